@@ -19,7 +19,7 @@ from fedkeep.reporting import run_folder
 from fedkeep.reporting.columns import columns_for, headline
 from fedkeep.reporting.differences import Difference, difference
 from fedkeep.reporting.figures import CurveMetric, curves, theme
-from fedkeep.reporting.run_folder import Run, method_of
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import show_value
 from fedkeep.reporting.trial import TrialResult
@@ -59,8 +59,10 @@ class TrainedTrial(TrialResult):
         assert self.run is not None  # set by `RunResult`
         architecture = self.architecture if network is None else architecture_of(network)
         label = method_of(self.label)
-        average = self.label != label
-        return trained_model(self.run, method=label, seed=self.seed, average=average, model=architecture).predictor
+        which = next(which for which, words in AVERAGE_SUFFIX.items() if label + words == self.label)
+        return trained_model(
+            self.run, method=label, seed=self.seed, evaluation_model=which, model=architecture
+        ).predictor
 
 
 @dataclass(frozen=True, repr=False)

@@ -414,9 +414,15 @@ def _add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", help="a run folder")
     command.add_argument("--method", metavar="LABEL", help="whose model, where a run has several methods")
     command.add_argument("--seed", type=natural, help="the trial's seed (default: the first)")
-    command.add_argument(
-        "--average", action="store_true", help="an average of models, if run.evaluation_models names one"
+    which = command.add_mutually_exclusive_group()
+    which.add_argument(
+        "--average",
+        dest="evaluation_model",
+        action="store_const",
+        const="moving",
+        help="the moving average of the models (the default, if run.evaluation_models names it)",
     )
+    which.add_argument("--last", dest="evaluation_model", action="store_const", const="last", help="the last model")
     command.add_argument("--out", metavar="DIR", help="where to write (default: in the run folder, under export/)")
     _add_code(command)
     command.set_defaults(command=_lazily("export", "export"))

@@ -38,7 +38,7 @@ def export(options: Namespace, console: Console) -> int:
         options.out,
         method=options.method,
         seed=options.seed,
-        average=options.average,
+        evaluation_model=options.evaluation_model,
         allow_code=options.allow_code,
     )
     for path in sorted(folder.iterdir()):

@@ -14,6 +14,7 @@ from fedkeep.experiment.model_config import describe_extractor, pretrained_model
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
+from fedkeep.simulation.model_averaging import distinct_models
 
 MAX_LISTED_CLIENTS = 100_000
 """The most clients whose examples by class are recorded; for a million it would be 30 MB in every trial."""
@@ -53,7 +54,7 @@ def describe_trial(
         "training": {**method.algorithm.training_options, **method.training},
         "seed": seed,
         "rounds": recipe.rounds,
-        "evaluation_models": list(recipe.run.evaluation_models),
+        "evaluation_models": list(distinct_models(recipe.run.evaluation_models, method.algorithm.sequential)),
         "sequential": method.algorithm.sequential,
         "paper": method.algorithm.paper,
         "num_clients": len(federation.clients),

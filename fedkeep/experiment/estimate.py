@@ -15,6 +15,7 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
+from fedkeep.simulation.model_averaging import distinct_models
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.context import pinned_threads
 
@@ -106,7 +107,8 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     training_time = result.timings["train"] * scale
     teachers = result.timings["teachers"] / measured * per_round
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
-    evaluations = len(recipe.run.evaluation_models) / recipe.run.evaluate_every
+    models = distinct_models(recipe.run.evaluation_models, method.algorithm.sequential)
+    evaluations = len(models) / recipe.run.evaluate_every
     if recipe.run.evaluate_local_models:
         evaluations += recipe.run.cohort_size / recipe.run.evaluate_every
     evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations

@@ -171,6 +171,7 @@ def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
     recipe = trial.experiment.recipe
     sections = {"training": recipe.training, "run": recipe.run, "partition": recipe.partition, "model": recipe.model}
     settings = {f"{section}.{name}": v for section, part in sections.items() for name, v in as_table(part).items()}
+    settings["run.evaluation_models"] = description["evaluation_models"]  # those of this method
     logged = LoggedTrial(
         run=trial.run,
         folder=trial.folder,
@@ -299,7 +300,7 @@ class ConfusionMatrix(Callback):
         classes = state.context.num_classes
         if state.finished < state.rounds or classes > self.MOST_CLASSES or self.path.is_file():
             return
-        model = state.evaluation_model(state.run_settings.evaluation_models[0])
+        model = state.evaluation_model(state.evaluation_models[0])
         counts = count_confusions(
             lambda inputs: state.algorithm.predict(state.server, model, inputs), state.federation.dataset.test, classes
         )

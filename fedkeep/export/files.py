@@ -22,6 +22,7 @@ from fedkeep.export.card import model_card
 from fedkeep.export.trained_model import TrainedModel, trained_model
 from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.simulation.model_averaging import EvaluationModel
 
 WEIGHTS, PROGRAM, ONNX, CONFIG, CARD = "model.safetensors", "model.pt2", "model.onnx", "config.json", "README.md"
 """The files of an exported model."""
@@ -35,7 +36,7 @@ def export_model(
     *,
     method: str | None = None,
     seed: int | None = None,
-    average: bool = False,
+    evaluation_model: EvaluationModel | None = None,
     onnx: bool | None = None,
     allow_code: bool = False,
 ) -> Path:
@@ -55,8 +56,9 @@ def export_model(
         The method's label or name; may be left out if the run has one method.
     seed : int, optional
         The trial's seed; default: the first.
-    average : bool
-        Export an average of models (``run.evaluation_models``) instead of the first evaluation model.
+    evaluation_model : {"last", "round", "moving"}, optional
+        Which model of the trial; default: the moving average if the run kept it, otherwise the mean of the round, or
+        the only one (``run.evaluation_models``).
     onnx : bool, optional
         Whether to write ``model.onnx``; default: if the packages for it are installed.
     allow_code : bool
@@ -73,7 +75,7 @@ def export_model(
         If there is no such model, the model alone does not predict, or PyTorch cannot export its network.
     """
     run = run if isinstance(run, Run) else read_run(run)
-    model = trained_model(run, method=method, seed=seed, average=average, allow_code=allow_code)
+    model = trained_model(run, method=method, seed=seed, evaluation_model=evaluation_model, allow_code=allow_code)
     with_onnx = onnx_available() if onnx is None else onnx
     if with_onnx and not onnx_available():
         raise ConfigError("ONNX needs packages that are not installed. Install the extra export: onnx, onnxscript.")
@@ -107,7 +109,7 @@ def onnx_available() -> bool:
 def _default_folder(model: TrainedModel) -> Path:
     path = model.trial.path
     assert path is not None  # it was read from there
-    return model.run.path / "export" / (path.name + model.average * "-average")
+    return model.run.path / "export" / (path.name if model.which == "last" else f"{path.name}-{model.which}")
 
 
 def _config(model: TrainedModel) -> dict[str, Any]:

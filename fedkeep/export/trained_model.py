@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -19,6 +19,7 @@ from fedkeep.models import Architecture, Weights
 from fedkeep.models.predictor import Predictor, build_predictor
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.simulation.model_averaging import EvaluationModel
 from fedkeep.simulation.trial import MANIFEST
 
 
@@ -38,8 +39,8 @@ class TrainedModel:
         The weights, as the trial wrote them.
     predictor : Predictor
         The network with these weights and the normalisation of its inputs.
-    average : bool
-        Whether it is the average that was asked for.
+    which : {"last", "round", "moving"}
+        Which model of the trial it is (see `EvaluationModel`).
     """
 
     run: Run
@@ -47,7 +48,7 @@ class TrainedModel:
     trial: TrialResult
     weights: Weights
     predictor: Predictor
-    average: bool = False
+    which: EvaluationModel = "last"
 
     @property
     def label_names(self) -> list[str]:
@@ -71,7 +72,7 @@ def trained_model(
     *,
     method: str | None = None,
     seed: int | None = None,
-    average: bool = False,
+    evaluation_model: EvaluationModel | None = None,
     allow_code: bool = False,
     model: Architecture | None = None,
 ) -> TrainedModel:
@@ -85,8 +86,9 @@ def trained_model(
         The method's label or name; may be left out if the run has one method.
     seed : int, optional
         The trial's seed; default: the first.
-    average : bool
-        Read an average of models (``run.evaluation_models``) instead of the first evaluation model.
+    evaluation_model : {"last", "round", "moving"}, optional
+        Which model of the trial; default: the moving average if the run kept it, otherwise the mean of the round, or
+        the only one (``run.evaluation_models``).
     allow_code : bool
         Let the recipe import its network.
     model : Architecture, optional
@@ -114,15 +116,15 @@ def trained_model(
             f"Finish it first: fedkeep resume {run.path}"
         )
     _check_predicts(trial)
-    served = [str(which) for which in trial.info.get("evaluation_models") or ["last"]]
-    which = _average(served, run) if average else served[0]
+    kept: list[EvaluationModel] = trial.info.get("evaluation_models") or ["last"]
+    which = _choose(evaluation_model, kept, run)
     trial = next(
         other
         for other in run.trials
         if (other.label, other.seed) == (method_of(label) + AVERAGE_SUFFIX[which], trial.seed)
     )
     recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code, model=model)
-    weights = _read_weights(trial, "model.safetensors" if which == served[0] else f"model-{which}.safetensors")
+    weights = _read_weights(trial, "model.safetensors" if which == kept[0] else f"model-{which}.safetensors")
     if "input" not in trial.info:
         raise RunError(
             f"{trial.path} does not say how its inputs were normalised: it was written by an older version of FedKeep. "
@@ -138,7 +140,7 @@ def trained_model(
         std=about["std"],
         rows_per_class=recipe.method(method_of(label)).algorithm.rows_per_class,
     )
-    return TrainedModel(run, recipe, trial, weights, predictor, average)
+    return TrainedModel(run, recipe, trial, weights, predictor, which)
 
 
 def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
@@ -160,14 +162,15 @@ def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
     raise RunError(f"{run.path} has no method {method!r}.{did_you_mean(method, by_method)}")
 
 
-def _average(served: Sequence[str], run: Run) -> str:
-    for which in ("moving", "round"):
-        if which in served:
-            return which
-    raise RunError(
-        f"{run.path} kept no average of models. Run its recipe again with: "
-        """--set 'run.evaluation_models=["last", "moving"]'"""
-    )
+def _choose(which: EvaluationModel | None, kept: Sequence[EvaluationModel], run: Run) -> EvaluationModel:
+    if which is None:
+        return max(kept, key=get_args(EvaluationModel).index)  # the last of them averages most
+    if which not in kept:
+        raise RunError(
+            f"{run.path} did not keep the model {which!r} of this method, but {', '.join(kept)}. Run its recipe again "
+            f"""with: --set 'run.evaluation_models=["last", "{which if which != "last" else "moving"}"]'"""
+        )
+    return which
 
 
 def _check_predicts(trial: TrialResult) -> None:

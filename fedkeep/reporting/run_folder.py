@@ -29,10 +29,12 @@ from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.checkpoint import manifests
+from fedkeep.simulation.model_averaging import EvaluationModel
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.simulation.trial import MANIFEST
 
-AVERAGE_SUFFIX = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
+AVERAGE_SUFFIX: dict[EvaluationModel, str] = {"last": "", "round": ", mean of the round", "moving": ", moving average"}
+"""What a label says of an evaluation model."""
 NUMBERS = {
     "task", "round", "loss", "examples", "down", "up", "test_loss", "train", "teachers", "evaluate", "round_seconds",
     "checkpoint", "server",

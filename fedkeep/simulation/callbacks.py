@@ -73,7 +73,7 @@ class Evaluation(Callback):
         began = time.perf_counter()
         _, round = state.run_settings.position(result.record["round"])
         if state.run_settings.is_due(round):
-            models = [(which, state.evaluation_model(which)) for which in state.run_settings.evaluation_models]
+            models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
             (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
             result.record |= first
             if others:
@@ -97,7 +97,7 @@ class Evaluation(Callback):
 
     def _backdoor(self, state: SimulationState) -> float:
         """Return how often the model that is exported takes an image with a backdoor's trigger for its target."""
-        model = state.evaluation_model(state.run_settings.evaluation_models[0])
+        model = state.evaluation_model(state.evaluation_models[0])
         return backdoor_success(
             lambda images: state.algorithm.predict(state.server, model, images), state.federation.dataset.test
         )

@@ -194,7 +194,7 @@ class Checkpoint:
         server = write(f"server-{state.finished}.safetensors", encode(state.server.state))
         model = write(f"model-{state.finished}.safetensors", encode(state.server.model))
         averages = None
-        if set(state.run_settings.evaluation_models) != {"last"} or state.server.eval_model:
+        if state.evaluation_models != ("last",) or state.server.eval_model:
             models = state.round_average, state.moving_average, state.server.eval_model
             averages = write(f"averages-{state.finished}.safetensors", encode(models))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them

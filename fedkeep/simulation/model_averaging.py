@@ -18,6 +18,25 @@ average of the ``round`` models.
 """
 
 
+def distinct_models(chosen: Sequence[EvaluationModel], sequential: bool) -> tuple[EvaluationModel, ...]:
+    """Return the evaluation models of a method, each model once.
+
+    Parameters
+    ----------
+    chosen : Sequence[EvaluationModel]
+        Those that the recipe names (``run.evaluation_models``).
+    sequential : bool
+        Whether the method is sequential. The global model of a parallel method is the mean of its round already, so
+        that ``round`` is left out where ``last`` is chosen too.
+
+    Returns
+    -------
+    tuple[EvaluationModel, ...]
+        The models, in the recipe's order.
+    """
+    return tuple(which for which in chosen if sequential or which != "round" or "last" not in chosen)
+
+
 def round_mean(model: Weights, fits: Sequence[tuple[str, Fit]]) -> Weights:
     """Compute the mean of the models that the clients of a sequential method returned, with equal weights.
 

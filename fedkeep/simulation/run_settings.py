@@ -27,7 +27,8 @@ class RunSettings(Options):
         False, "in evaluated rounds, also evaluate the model that each client returns (slow)"
     )
     evaluation_models: tuple[EvaluationModel, ...] = option(
-        ("last",), "models that are evaluated, each in its own row; the first is exported"
+        ("last", "round", "moving"),
+        "models that are evaluated, each in its own row; the first is the method's own, an average is exported",
     )
     ema_decay: float = option(
         0.8, "weight of the old value in the moving average of models, each round", low=0.0, high=1.0

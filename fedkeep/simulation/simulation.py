@@ -146,8 +146,8 @@ class Simulation(SimulationState):
 
     def _average(self, round: RoundState) -> None:
         """Add the model of a finished round to the averages that are evaluated."""
-        if set(self.run_settings.evaluation_models) != {"last"}:
+        if self.evaluation_models != ("last",):
             fits = round.ordered_fits() if self.averages_local_models else ()
             self.round_average = round_mean(self.server.model, fits)
-        if "moving" in self.run_settings.evaluation_models:
+        if "moving" in self.evaluation_models:
             self.moving_average = ema(self.moving_average, self.round_average, self.run_settings.ema_decay)

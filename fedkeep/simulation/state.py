@@ -19,7 +19,7 @@ from fedkeep.models.weights_file import WeightsFile
 from fedkeep.simulation.attacks import Attack, Attacker, poison
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
-from fedkeep.simulation.model_averaging import EvaluationModel
+from fedkeep.simulation.model_averaging import EvaluationModel, distinct_models
 from fedkeep.simulation.privacy_checks import check_central, check_private, check_secure
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.training.compiled_training import TorchCompiler
@@ -193,9 +193,14 @@ class SimulationState:
         return ModelCheck(self.context, self.federation.server_data, self.defense.loss_examples)
 
     @property
+    def evaluation_models(self) -> tuple[EvaluationModel, ...]:
+        """The models that are evaluated, each once."""
+        return distinct_models(self.run_settings.evaluation_models, self.algorithm.sequential)
+
+    @property
     def averages_local_models(self) -> bool:
         """Whether the mean of the models that a round's clients returned is wanted (see `EvaluationModel`)."""
-        return set(self.run_settings.evaluation_models) != {"last"} and self.algorithm.sequential
+        return self.evaluation_models != ("last",) and self.algorithm.sequential
 
     @property
     def rounds(self) -> int:

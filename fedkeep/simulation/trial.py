@@ -99,7 +99,7 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest])
         atomic_write(folder / name, content, sync=False)
         files[name] = digest_of(content)
 
-    first, *others = simulation.run_settings.evaluation_models
+    first, *others = simulation.evaluation_models
     for which in (first, *others):
         weights = simulation.evaluation_model(which)
         model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
