@@ -80,7 +80,7 @@ def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Simulation:
         Federation.from_stream(Tasks(num_tasks=TASKS).stream(data, IID(num_clients=CLIENTS), 0), 1),
         lambda: case.architecture.build(case.shape, CLASSES // TASKS),
         Training(epochs=case.epochs, batch_size=50, lr=0.01, momentum=0.9),
-        RunSettings(rounds=rounds, cohort_size=CLIENTS),
+        RunSettings(rounds=rounds, cohort_size=CLIENTS, evaluation_models=("last",)),
     )
 
 

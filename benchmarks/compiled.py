@@ -65,7 +65,7 @@ def simulation(method: type[Algorithm], architecture: Architecture, shape: Shape
     dataset = DataSet("random", train, test, tuple("abcdefghij"), (0.5,) * shape[0], (0.3,) * shape[0])
     parts = Partition("equal", {}, 0, 1, torch.arange(rows), torch.arange(0, rows + 1, STEPS * batch))
     training = Training(epochs=1, batch_size=batch, lr=0.05)
-    plan = RunSettings(rounds=10_000, cohort_size=CLIENTS, evaluate_every=10_000)
+    plan = RunSettings(rounds=10_000, cohort_size=CLIENTS, evaluate_every=10_000, evaluation_models=("last",))
     stack = CLIENTS if way.startswith("stacks") else 1
     factory = lambda: architecture.build(shape, 10)  # noqa: E731
     made = Simulation(method(), Federation(dataset, parts), factory, training, plan, stack=stack)

@@ -58,7 +58,7 @@ def engine(architecture: Architecture, shape: Shape, stack: int) -> Simulation:
     dataset = DataSet("random", train, test, tuple("abcdefghij"), (0.5,) * shape[0], (0.3,) * shape[0])
     parts = Partition("equal", {}, 0, 1, torch.arange(rows), torch.arange(0, rows + 1, EXAMPLES))
     training = Training(epochs=1, batch_size=10, lr=0.1)
-    plan = RunSettings(rounds=10_000, cohort_size=CLIENTS, evaluate_every=10_000)
+    plan = RunSettings(rounds=10_000, cohort_size=CLIENTS, evaluate_every=10_000, evaluation_models=("last",))
     federation = Federation(dataset, parts)
     return Simulation(FedAvg(), federation, lambda: architecture.build(shape, 10), training, plan, stack=stack)
 

@@ -92,6 +92,7 @@ lr = 0.05
 [run]
 rounds = 2
 cohort_size = 2
+evaluation_models = ["last"]
 
 [[methods]]
 algorithm = "fedavg"

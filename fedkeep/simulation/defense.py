@@ -66,7 +66,7 @@ class Defense(Options):
         "its own examples, or up to 3 other clients on theirs, of which the median counts",
     )
     loss_examples: int = option(
-        4, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
+        8, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
     )
     loss_slack: float = option(
         0.1, "by how much it may be raised, in nats; five times that where clients measure it on few examples", low=0.0
@@ -74,7 +74,8 @@ class Defense(Options):
     logit_deviations: float = option(
         4.0,
         "where the server measures: by how many median absolute deviations more than with the last 32 models the logit "
-        "of a class that a client holds may rise on images of other classes; 0: what was learned is not compared",
+        "of a class that a client holds may rise on images of other classes, in one training, or (less) in several;"
+        " 0: what was learned is not compared",
         low=0.0,
     )
 
@@ -97,6 +98,8 @@ class ReplyHistory:
         By client, its examples of each class in this task, as it once told; only if losses are checked.
     loss_falls, logit_excesses, losses : list[float]
         Of the last measured models, see `fedkeep.simulation.loss_check`.
+    deviations : dict[str, float]
+        By client, the cumulative sum of its models' deviations in this task, see there.
     refused_rounds : int
         Number of rounds in a row in which all replies were refused.
     best : float
@@ -115,6 +118,7 @@ class ReplyHistory:
     loss_falls: list[float] = field(default_factory=list)
     logit_excesses: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    deviations: dict[str, float] = field(default_factory=dict)
     refused_rounds: int = 0
     best: float = 0.0
     best_round: int = 0
@@ -134,6 +138,7 @@ class ReplyHistory:
         logit_excesses: Sequence[float] = (),
         similarities: Sequence[float] = (),
         losses: Sequence[float] = (),
+        deviations: Mapping[str, float] | None = None,
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
 
@@ -151,6 +156,8 @@ class ReplyHistory:
             Of measured models.
         similarities : Sequence[float]
             Of accepted updates.
+        deviations : Mapping[str, float], optional
+            By client, the cumulative sum after this round.
         """
         useful = set(answered) - set(refused)
         self.refused_rounds = self.refused_rounds + 1 if refused and not useful else 0
@@ -168,6 +175,7 @@ class ReplyHistory:
         self.logit_excesses = [*self.logit_excesses, *logit_excesses][-KNOWN_NORMS:]
         self.similarities = [*self.similarities, *similarities][-KNOWN_NORMS:]
         self.losses = [*self.losses, *losses][-KNOWN_NORMS:]
+        self.deviations |= (deviations or {}) if useful else {}
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
@@ -191,6 +199,7 @@ class ReplyHistory:
         """Forget what holds for one task only: accuracies, what is usual, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
         self.loss_falls, self.logit_excesses, self.similarities, self.losses = [], [], [], []
+        self.deviations = {}
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

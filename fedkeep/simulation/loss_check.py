@@ -30,8 +30,14 @@ MOST_LOSS = 2.0
 round, and says nothing of its images."""
 FEWEST_KNOWN = 8
 """How many models a model is compared with, at least."""
-SMALLEST_EXCESS = 0.2
-"""An excess that is never refused, since four images of a class say no more."""
+SMALLEST_EXCESS = 0.05
+"""An excess that is never refused, since a few images of a class say no more."""
+SMALLEST_DEVIATION = 0.05
+"""A median absolute deviation of excesses that is never undercut, for the same reason."""
+ALLOWANCE, DECISION = 1 / 3, 0.9
+"""Of the cumulative sum of a client's deviations, as shares of the deviation at which one model is refused: what is
+taken off for each model, and beyond which sum a model is refused. Where one model is refused at 4, half of those of
+label flips deviate by more than 3.5, and a fiftieth of the honest ones. So a few trainings tell what one cannot."""
 TAUGHT = 0.85
 """A fall of the loss after which an excess says nothing: a class that the model hardly knew, and answers now, was
 taught by its own images, whatever else happened. Of 200 models of label flips with too large an excess one had lowered
@@ -113,29 +119,51 @@ def smallest_fall(known: Sequence[float]) -> float:
     return median(last) / 10 if len(last) >= FEWEST_KNOWN else -inf
 
 
-def largest_excess(known: Sequence[float], deviations: float) -> float:
-    """Return the largest excess that is accepted.
+def deviation(excess: float, known: Sequence[float]) -> float:
+    """Return by how many median absolute deviations an excess lies above the median of the last models'.
 
-    It follows the last models, honest and other ones, since the excess of honest clients depends on the network: one
-    that forgets a class wholly takes its images for the client's classes.
+    What is usual follows the last models, honest and other ones, since the excess of honest clients depends on the
+    network: one that forgets a class wholly takes its images for the client's classes.
 
     Parameters
     ----------
+    excess : float
+        The model's excess.
     known : Sequence[float]
         Excesses of the last models, this one's too.
-    deviations : float
-        How many median absolute deviations it may lie above their median.
 
     Returns
     -------
     float
-        The limit; infinite as long as few are known.
+        The deviation; 0 at most as long as few are known, or if the excess says nothing.
     """
     last = known[-KNOWN_NORMS:]
-    if len(last) < FEWEST_KNOWN or not deviations:
-        return inf
+    if len(last) < FEWEST_KNOWN:
+        return 0.0
     middle = median(last)
-    return max(SMALLEST_EXCESS, middle + deviations * median(abs(one - middle) for one in last))
+    spread = max(SMALLEST_DEVIATION, median(abs(one - middle) for one in last))
+    return (excess - middle) / spread if excess > SMALLEST_EXCESS else min(0.0, (excess - middle) / spread)
+
+
+def add_deviation(total: float, deviation: float, limit: float) -> float:
+    """Add a model's deviation to the cumulative sum of its client's (the CUSUM of Page, 1954).
+
+    Parameters
+    ----------
+    total : float
+        The sum over the client's models so far.
+    deviation : float
+        The deviation of its next model.
+    limit : float
+        The deviation at which one model is refused. No model adds more than that.
+
+    Returns
+    -------
+    float
+        The new sum: never below 0, nor so large that a client which has become honest is refused for long.
+    """
+    added = total + min(deviation, limit) - ALLOWANCE * limit
+    return min(max(added, 0.0), (1 + DECISION) * limit)
 
 
 def largest_loss(known: Sequence[float]) -> float:

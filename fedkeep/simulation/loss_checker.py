@@ -15,10 +15,12 @@ from fedkeep.interface import Fit
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.simulation.loss_check import (
     CLIENTS_SLACK,
+    DECISION,
     TAUGHT,
+    add_deviation,
     choose_checkers,
+    deviation,
     fall_of_loss,
-    largest_excess,
     largest_loss,
     logit_excess,
     smallest_fall,
@@ -80,6 +82,8 @@ class LossChecker:
         Label counts that clients told in this round.
     loss_falls, logit_excesses, losses : list[float]
         Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
+    deviations : dict[str, float]
+        Cumulative sums of the clients whose models were measured in this round.
     """
 
     def __init__(self, round: CheckedRound) -> None:
@@ -88,6 +92,7 @@ class LossChecker:
         self.loss_falls: list[float] = []
         self.logit_excesses: list[float] = []
         self.losses: list[float] = []
+        self.deviations: dict[str, float] = {}
 
     def check(self, arrived: Sequence[ReturnedModel]) -> None:
         """Refuse models that their clients' own examples cannot have made, if the recipe lets somebody measure it.
@@ -150,20 +155,29 @@ class LossChecker:
         self.loss_falls += [fall for _, fall, _ in learned if fall is not None]
         self.logit_excesses += [excess for _, _, excess in learned if excess is not None]
         least = smallest_fall([*self.round.state.history.loss_falls, *self.loss_falls])
-        most = largest_excess(
-            [*self.round.state.history.logit_excesses, *self.logit_excesses], self.round.state.defense.logit_deviations
-        )
+        known = [*self.round.state.history.logit_excesses, *self.logit_excesses]
+        limit = self.round.state.defense.logit_deviations
         for one, fall, excess in learned:
+            taught = fall is not None and fall >= TAUGHT
+            deviates = 0.0 if excess is None or taught else deviation(excess, known)
+            total = self._add(one.request.client, deviates, limit) if excess is not None else 0.0
             if fall is not None and fall < least:
                 self.round.refuse(
                     one, f"a model that learned nothing: its loss fell by {fall:.1%}, others' by {10 * least:.0%}"
                 )
-            elif excess is not None and excess > most and not (fall is not None and fall >= TAUGHT):
+            elif deviates > limit or total > DECISION * limit:
                 self.round.refuse(
                     one,
                     f"a model that learned a class from images of another: its logit rose by {excess:.3g} more on "
-                    f"them, where at most {most:.3g} is usual",
+                    f"them, {deviates:.2g} deviations above the usual; {limit:.2g} are allowed in one training. The "
+                    f"client's sum over trainings is {total:.2g}, where {DECISION * limit:.2g} are allowed",
                 )
+
+    def _add(self, client: str, deviation: float, limit: float) -> float:
+        """Add to a client's cumulative sum, and return it."""
+        before = self.deviations.get(client, self.round.state.history.deviations.get(client, 0.0))
+        self.deviations[client] = add_deviation(before, deviation, limit)
+        return self.deviations[client]
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""

@@ -126,6 +126,7 @@ class Simulation(SimulationState):
             round.loss_checker.logit_excesses,
             similarities,
             round.loss_checker.losses,
+            round.loss_checker.deviations,
         )
         if "correct" in record:
             accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)

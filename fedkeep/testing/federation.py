@@ -119,7 +119,7 @@ def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: 
     **changes
         Other arguments of `fedkeep.simulation.simulation.Simulation`, or fields of its `RunSettings`.
     """
-    run_settings = RunSettings(rounds=rounds, cohort_size=cohort_size)
+    run_settings = RunSettings(rounds=rounds, cohort_size=cohort_size, evaluation_models=("last",))
     of_run = {field.name for field in fields(run_settings)}
     named = {name: changes.pop(name) for name in list(changes) if name in of_run}
     settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}

@@ -79,6 +79,10 @@ COLUMN_NAMES = [name for table in TABLES if table.name in COLUMNS for name in ta
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.toml"))
 
 
+paper_run = functools.partial(RunSettings, evaluation_models=("last",))
+"""Papers print the accuracy of the last model."""
+
+
 def labels(recipe: Recipe) -> list[str]:
     return [method.label for method in recipe.methods]
 
@@ -238,14 +242,14 @@ TRAINING = {
     **{f"fedcad/table4/epochs-{n}": replace(FEDCAD, epochs=n) for n in (1, 20, 50)},
 }
 RUN = {
-    **{f"sfedkd/figure5/cohort-{n}": RunSettings(rounds=1000, cohort_size=n, evaluate_every=5) for n in (5, 15, 20)},
-    **{f"fedcad/table3/cohort-{n}": RunSettings(rounds=100, cohort_size=n) for n in (10, 30, 50)},
-    "fedcad/table1/femnist": RunSettings(rounds=50),
-    "sfedkd/figure1": RunSettings(rounds=10, evaluate_local_models=True),
-    "fedcad/figure1": RunSettings(rounds=11, evaluate_local_models=True),
-    "fedcad/figure4": RunSettings(rounds=100, evaluate_local_models=True),
-    "fedadkd/figure6": RunSettings(rounds=200, evaluate_local_models=True),
-    "feddcl/table2": RunSettings(rounds=40, cohort_size=5, evaluate_every=10, evaluate_local_models=True),
+    **{f"sfedkd/figure5/cohort-{n}": paper_run(rounds=1000, cohort_size=n, evaluate_every=5) for n in (5, 15, 20)},
+    **{f"fedcad/table3/cohort-{n}": paper_run(rounds=100, cohort_size=n) for n in (10, 30, 50)},
+    "fedcad/table1/femnist": paper_run(rounds=50),
+    "sfedkd/figure1": paper_run(rounds=10, evaluate_local_models=True),
+    "fedcad/figure1": paper_run(rounds=11, evaluate_local_models=True),
+    "fedcad/figure4": paper_run(rounds=100, evaluate_local_models=True),
+    "fedadkd/figure6": paper_run(rounds=200, evaluate_local_models=True),
+    "feddcl/table2": paper_run(rounds=40, cohort_size=5, evaluate_every=10, evaluate_local_models=True),
 }
 
 
@@ -257,20 +261,20 @@ def test_training_rounds_and_seeds(name: str) -> None:
     recipe = load_recipe(name)
     paper, table, _ = name.split("/")
     training, run, seeds = {
-        "sfedkd": (SFEDKD, RunSettings(rounds=1000, evaluate_every=5), 5),
-        "fedcad": (FEDCAD, RunSettings(rounds=100), 3),
-        "fedadkd": (FEDADKD, RunSettings(rounds=200), 3),
-        "fedskf": (FEDSKF, RunSettings(rounds=100, cohort_size=5, evaluate_every=10), (2021, 2022, 2023)),
+        "sfedkd": (SFEDKD, paper_run(rounds=1000, evaluate_every=5), 5),
+        "fedcad": (FEDCAD, paper_run(rounds=100), 3),
+        "fedadkd": (FEDADKD, paper_run(rounds=200), 3),
+        "fedskf": (FEDSKF, paper_run(rounds=100, cohort_size=5, evaluate_every=10), (2021, 2022, 2023)),
         "feddcl": (
             replace(FEDSKF, lr=0.01),
-            RunSettings(rounds=40, cohort_size=5, evaluate_every=10),
+            paper_run(rounds=40, cohort_size=5, evaluate_every=10),
             (2023, 2024, 2025),
         ),
     }[paper]
     if name in TIMES:
         seeds = seeds[:1]
     if "grey" in name:
-        training, run = replace(training, epochs=1), RunSettings(rounds=5, cohort_size=5, evaluate_every=5)
+        training, run = replace(training, epochs=1), paper_run(rounds=5, cohort_size=5, evaluate_every=5)
     assert recipe.training == TRAINING.get(name, training)
     assert recipe.run == RUN.get(name, RUN.get(f"{paper}/{table}", run))
     assert recipe.seeds == (tuple(range(seeds)) if isinstance(seeds, int) else seeds)

@@ -27,7 +27,7 @@ def main() -> None:
         Federation(dataset, IID(num_clients=clients).split(dataset.train, dataset.num_classes, seed=0)),
         lambda: MLP().build(dataset.shape, dataset.num_classes),
         Training(epochs=1, batch_size=10, lr=0.1),
-        RunSettings(rounds=10**6, cohort_size=50, evaluate_every=10**6),
+        RunSettings(rounds=10**6, cohort_size=50, evaluate_every=10**6, evaluation_models=("last",)),
     )
     engine.stack = choose_stack_size(engine)  # as a run does
     going = turns.begin("fedkeep", "torch")
