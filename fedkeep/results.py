@@ -81,7 +81,8 @@ class RunResult(Run):
         """Return what was run, in one line."""
         seeds = len({trial.seed for trial in self.trials})
         unfinished = sum(not trial.finished for trial in self.trials)
-        words = f"{', '.join(self.labels) or 'no trial yet'}; {seeds} seed{'s' * (seeds != 1)}"
+        methods = ", ".join(dict.fromkeys(map(method_of, self.labels)))  # averages stand beside their method
+        words = f"{methods or 'no trial yet'}; {seeds} seed{'s' * (seeds != 1)}"
         return f"<Run {str(self.path)!r}: {words}{f'; {unfinished} trials unfinished' if unfinished else ''}>"
 
     def _repr_html_(self) -> str:

@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 
 def test_tensors_a_module_and_rows_become_a_run(run: RunResult) -> None:
-    assert run.labels == ("FedAvg", "MOON")
+    assert run.labels == ("FedAvg", "FedAvg, moving average", "MOON", "MOON, moving average")
     assert {trial.seed for trial in run.trials} == {0, 1}
     trial = run["fedavg", 1]
     assert trial.last > 0.5
@@ -59,7 +59,7 @@ def test_a_run_is_short_in_a_console_and_whole_in_a_notebook(run: RunResult) -> 
     assert repr(run) == f"<Run {str(run.path)!r}: FedAvg, MOON; 2 seeds>"
     assert repr(run["moon", 0]) == "<TrainedTrial MOON, seed 0: 4 rounds, finished>"
     page = run._repr_html_()
-    assert page.count("<tr>") == 3
+    assert page.count("<tr>") == 5
     assert page.count("<svg") == 2
     assert "Mine" in page
 
@@ -87,7 +87,7 @@ def test_a_run_that_is_read_again_needs_the_network_that_it_cannot_import(run: R
 
 def test_a_table_and_a_comparison(run: RunResult) -> None:
     table = run.table()
-    assert list(table.index) == ["FedAvg", "MOON"]
+    assert list(table.index) == ["FedAvg", "FedAvg, moving average", "MOON", "MOON, moving average"]
     assert table.loc["MOON", "last"] == pytest.approx(np.mean([run["MOON", seed].last for seed in (0, 1)]))
     gain = run.compare("moon", "FedAvg")
     assert gain.seeds == (0, 1)

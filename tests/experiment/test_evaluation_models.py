@@ -15,7 +15,7 @@ from torch import Tensor
 import fedkeep
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
 from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import Run
@@ -40,9 +40,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Run]
     folder = tmp_path_factory.mktemp("served")
     found = {}
     for served in [("last",), ("round",), ("moving",), ("last", "round", "moving"), ("moving", "last")]:
-        settings = [] if served == ("last",) else [serving(served)]  # last is what is served if nothing is said
-        found[served] = fedkeep.run(recipe(folder, *settings), out=folder / "-".join(served))
+        found[served] = fedkeep.run(recipe(folder, serving(served)), out=folder / "-".join(served))
     return found
+
+
+def rows_for(served: Sequence[str]) -> list[tuple[str, str]]:
+    """Return titles and models of all rows: the mean of a parallel round is the last model, with no second row."""
+    both = "last" in served and "round" in served
+    return [(title, what) for title in TITLES for what in served if not (both and (title, what) == ("FedAvg", "round"))]
 
 
 def rows_of(run: Run) -> dict[str, Row]:
@@ -75,7 +80,7 @@ def accuracy(model: Weights) -> float:
 
 def test_every_served_model_has_its_row(runs: dict[tuple[str, ...], Run]) -> None:
     for served, run in runs.items():
-        wanted = {LABELS[what].format(title) for what in served for title in TITLES}
+        wanted = {LABELS[what].format(title) for title, what in rows_for(served)}
         assert set(rows_of(run)) == wanted
         assert set(run.labels) == wanted
         table = (run.path / "table.md").read_text()
@@ -86,7 +91,15 @@ def test_every_served_model_has_its_row(runs: dict[tuple[str, ...], Run]) -> Non
 
 def test_rows_of_a_method_stand_together_in_the_order_served(runs: dict[tuple[str, ...], Run]) -> None:
     labels = [row.label for row in summary(runs["last", "round", "moving"])]
-    assert labels == [LABELS[what].format(title) for title in TITLES for what in ("last", "round", "moving")]
+    assert labels == [LABELS[what].format(title) for title, what in rows_for(("last", "round", "moving"))]
+    assert labels == ["FedAvg", "FedAvg, moving average", *(LABELS[what].format("FedSeq") for what in LABELS)]
+
+
+def test_a_run_serves_its_averages_unless_it_is_a_papers(tmp_path: Path) -> None:
+    assert load_recipe("demo").run.evaluation_models == ("last", "round", "moving")
+    for name in recipe_names():
+        if name.split("/")[0] in ("sfedkd", "fedcad", "fedadkd", "fedskf", "feddcl"):
+            assert load_recipe(name).run.evaluation_models == ("last",), name
 
 
 def test_last_is_what_a_run_without_averages_gives(runs: dict[tuple[str, ...], Run]) -> None:
@@ -100,10 +113,9 @@ def test_last_is_what_a_run_without_averages_gives(runs: dict[tuple[str, ...], R
 def test_a_row_does_not_depend_on_what_else_is_served(runs: dict[tuple[str, ...], Run]) -> None:
     alone = {what: rows_of(runs[what,]) for what in ("last", "round", "moving")}
     for served, run in runs.items():
-        for what in served:
-            for title in TITLES:
-                label = LABELS[what].format(title)
-                same(rows_of(run)[label], alone[what][label])
+        for title, what in rows_for(served):
+            label = LABELS[what].format(title)
+            same(rows_of(run)[label], alone[what][label])
     sequence = [alone[what][LABELS[what].format("FedSeq")].value("last").mean for what in alone]
     assert len(set(sequence)) == 3, "they can be told apart here"
 
@@ -162,7 +174,7 @@ def test_rows_of_runs_that_serve_different_things_merge(runs: dict[tuple[str, ..
     """What is served is no setting of the method: the same seed with the identical result counts once."""
     for others in (("last", "round", "moving"), ("moving", "last")):
         labels = {row.label for row in summary([runs["last",], runs[others]])}
-        assert labels == {LABELS[what].format(title) for what in others for title in TITLES}
+        assert labels == {LABELS[what].format(title) for title, what in rows_for(others)}
 
 
 def several(folder: Path) -> list[Row]:

@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(run: Path) -> Path:
-    return fedkeep.export_model(run, method="fedseq", seed=4, onnx=False)
+    return fedkeep.export_model(run, method="fedseq", seed=4, evaluation_model="last", onnx=False)
 
 
 def blocks(card: Path) -> list[str]:
@@ -106,8 +106,10 @@ def test_the_files_say_what_belongs_to_the_model_and_name_no_path(run: Path, exp
 
 
 def test_an_average_is_another_model_and_is_what_its_row_says(run: Path) -> None:
-    last = trained_model(read_run(run), method="FedAvg")
-    moving = trained_model(read_run(run), method="FedAvg", average=True)
+    last = trained_model(read_run(run), method="FedAvg", evaluation_model="last")
+    moving = trained_model(read_run(run), method="FedAvg")
+    same = trained_model(read_run(run), method="FedAvg", evaluation_model="moving")
+    assert tiny.equal(same.weights, moving.weights), "an average is what is exported, unless another model is named"
     assert (last.trial.label, moving.trial.label) == ("FedAvg", "FedAvg, moving average")
     assert last.trial.seed == moving.trial.seed == 3
     assert any(not torch.equal(last.weights[name], moving.weights[name]) for name in last.weights)
@@ -169,8 +171,10 @@ def test_models_that_do_not_predict_alone_are_refused(tmp_path: Path) -> None:
     run = fedkeep.run(recipe, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="beside the model"):
         fedkeep.export_model(run)
-    with pytest.raises(RunError, match="kept no average"):
-        trained_model(fedkeep.run(load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])), average=True)
+    plain = fedkeep.run(load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"]), out=tmp_path / "plain")
+    with pytest.raises(RunError, match=r"did not keep the model 'moving' of this method, but last\. Run its recipe"):
+        trained_model(plain, evaluation_model="moving")
+    assert trained_model(plain).which == "last"
     with pytest.raises(RunError, match="Export it first"):
         fedkeep.load_model(tmp_path / "run")
 

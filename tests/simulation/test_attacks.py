@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType, NoneType
@@ -22,11 +23,12 @@ from fedkeep.interface import Fit
 from fedkeep.interface.steps import rise_of_loss
 from fedkeep.simulation import loss_check
 from fedkeep.simulation.attacks import Attack, add_trigger
-from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.loss_check import (
+    add_deviation,
     choose_checkers,
+    deviation,
     fall_of_loss,
-    largest_excess,
     largest_loss,
     logit_excess,
     smallest_fall,
@@ -252,10 +254,48 @@ def test_who_alone_holds_a_class_is_believed() -> None:
     assert "learned a class from images of another" in round_state.refused["1"]
 
 
-def test_the_limit_follows_the_last_models() -> None:
-    assert largest_excess([0.0] * 7, 4.0) == largest_excess([0.0] * 8, 0.0) == float("inf")
-    assert largest_excess([-1.0] * 8, 4.0) == 0.2
-    assert largest_excess([99.0] * 9 + [1.0, 2.0, 3.0, 4.0] * 8, 4.0) == 2.5 + 4 * 1.0
+def test_what_is_usual_follows_the_last_models() -> None:
+    assert deviation(9.0, [0.0] * 7) == 0, "too few are known"
+    assert deviation(7.5, [99.0] * 9 + [1.0, 2.0, 3.0, 4.0] * 8) == (7.5 - 2.5) / 1.0, "only the last 32 count"
+    assert deviation(-1.5, [1.0, 2.0, 3.0, 4.0] * 8) == -4.0
+    assert deviation(0.3, [0.2] * 32) == pytest.approx(0.1 / 0.05), "a spread of nothing counts as 0.05"
+    assert deviation(0.05, [-0.5] * 32) == 0, "so small an excess says nothing against a client"
+    assert deviation(-0.6, [-0.5] * 32) == pytest.approx(-2.0), "but for it"
+
+
+def test_a_clients_deviations_add_up() -> None:
+    total, refused = 0.0, []
+    for one in (3.0, 3.0, 3.0, 99.0, -1.0, -1.0, -1.0):  # less 4/3 for each; one adds 4 at most
+        total = add_deviation(total, one, 4.0)
+        refused.append(total > 0.9 * 4.0)
+    assert refused == [False, False, True, True, True, False, False]
+    assert add_deviation(1.0, -9.0, 4.0) == 0.0
+    for _ in range(99):
+        total = add_deviation(total, 99.0, 4.0)
+    assert total == pytest.approx(1.9 * 4.0), "who has become honest is believed after some trainings"
+
+
+def test_deviations_of_several_rounds_refuse_a_client_where_one_does_not() -> None:
+    simulation = tiny.simulation(FedSeq(), **COMMON)
+    simulation.history.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
+    fit = Fit({}, 1, 1, 0.5)
+    refused = []
+    for number in (1, 2, 3):
+        round_state = RoundState(simulation, number, ["0", "1"])
+        arrived = [ReturnedModel(StepRequest(c, FedSeq.train, (), {}, 1, number), fit, LOST, None) for c in "01"]
+        round_state.loss_checker.compare_learning([(arrived[0], 0.5, 0.6), (arrived[1], 0.5, 0.25)])
+        assert round_state.loss_checker.deviations.keys() == {"0", "1"}
+        simulation.history.end_round(["1"], [], {}, {}, deviations=round_state.loss_checker.deviations)
+        refused.append(dict(round_state.refused))
+    assert [list(found) for found in refused] == [[], [], ["0"]]
+    assert "learned a class from images of another" in refused[-1]["0"]
+    assert "sum over trainings" in refused[-1]["0"]
+    kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
+    assert kept.deviations == simulation.history.deviations, "a resume goes on with them"
+    simulation.history.end_round([], ["0"], {}, {}, deviations={"0": 9.0})
+    assert simulation.history.deviations == kept.deviations, "where no reply could be used, no client is blamed"
+    simulation.history.begin_task()
+    assert not simulation.history.deviations
 
 
 def test_checkers_hold_some_of_the_same_classes() -> None:
