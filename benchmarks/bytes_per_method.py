@@ -25,7 +25,7 @@ from fedkeep.models.weights import state_dict_copy
 
 COHORT = 10
 IMAGES = {"lander", "target"}  # send images that the server makes, as many as an option says
-SETTINGS = (f"run.cohort_size={COHORT}", "training.epochs=1")
+SETTINGS = (f"run.cohort_size={COHORT}", 'run.evaluation_models=["last"]', "training.epochs=1")
 WAYS = ("down", "up")
 
 

@@ -41,7 +41,8 @@ def test_the_lines_of_python_run(
     assert "rounds=20" in demo
     exec(compile(demo.replace("rounds=20", "rounds=4"), "get-started.md", "exec"), {})  # noqa: S102 - the repository's own text
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in printed[:2]] == ["FedSeq", "SFedKD"]
+    averages = ("", ", mean of the round", ", moving average")
+    assert [line.split(":")[0] for line in printed[:6]] == [f"{m}{a}" for m in ("FedSeq", "SFedKD") for a in averages]
     assert Path(printed[-1]).is_file()
 
 
@@ -57,7 +58,11 @@ def test_the_examples_of_the_page_on_architecture_run(
         ["unsure", "1"], ["unsure", "2"], ["unsure", "asked"],
     ]  # fmt: skip
     assert "unsure asked clients 20 times" in printed
-    assert [line.split(" worst")[0] for line in printed if " worst class" in line] == ["FedAvg", "Unsure", "PassedOn"]
+    told = [line.split(" worst")[0] for line in printed if " worst class" in line]
+    assert [label for label in told if "," not in label] == ["FedAvg", "Unsure", "PassedOn"]
+    assert [label for label in told if label.startswith("PassedOn")][1:] == [
+        "PassedOn, mean of the round", "PassedOn, moving average",
+    ]  # fmt: skip
 
 
 def test_the_path_of_the_page_on_architecture_is_the_code() -> None:

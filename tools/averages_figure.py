@@ -1,6 +1,6 @@
 """Draw docs/pictures/averages.png from results/confirm-averages.zip: last models, averages, and pooled training.
 
-    python tools/averages_figure.py
+python tools/averages_figure.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE, PICTURE = ROOT / "results" / "confirm-averages.zip", ROOT / "docs" / "pictures" / "averages.png"
 LINES = {
     ("pooled-fashion-mnist", "pooled, lr 0.03"): ("pooled training", "#6b7280", (3, 2)),
-    ("confirm-averages", "FedSeq, lr 0.03, moving average"): ("moving average of FedSeq's models, lr 0.03", "#0f766e", ()),
+    ("confirm-averages", "FedSeq, lr 0.03, moving average"): (
+        "moving average of FedSeq's models, lr 0.03",
+        "#0f766e",
+        (),
+    ),
     ("confirm-averages", "FedSeq, lr 0.01, moving average"): ("the same, lr 0.01", "#5eb5ac", ()),
     ("confirm-averages", "FedSeq, lr 0.01"): ("FedSeq's last model, lr 0.01", "#c2410c", ()),
 }
@@ -38,7 +42,9 @@ def main() -> int:
             rounds, values = figures.history(trials, "accuracy", 1)
             rounds = rounds * 100 / trials[0].rounds_planned  # of as many training steps
             line = {"linestyle": (0, dashes)} if dashes else {}
-            axes.plot(rounds, values.mean(axis=0), color=colour, linewidth=1.6, label=f"{words} ({len(trials)} seeds)", **line)
+            axes.plot(
+                rounds, values.mean(axis=0), color=colour, linewidth=1.6, label=f"{words} ({len(trials)} seeds)", **line
+            )
             axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         axes.axhline(PAPER, color=figures.INK, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate("SFedKD in its paper, after 1,000 rounds", (1, PAPER + 0.6), fontsize=7, color=figures.INK)

@@ -44,8 +44,11 @@ def disjoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("generators") / "disjoint", "disjoint")
 
 
+LAST = 'run.evaluation_models=["last"]'
+
+
 def recipe(generator: Path, *methods: str, settings: tuple[str, ...] = ()) -> Recipe:
-    changes = (f"generator.name={generator}", "partition.num_clients=6", "run.cohort_size=2", *settings)
+    changes = (f"generator.name={generator}", "partition.num_clients=6", "run.cohort_size=2", LAST, *settings)
     return load_recipe("demo", settings=changes, methods=methods or ["feddcl", "fedavg"], rounds=1, seeds=[0])
 
 

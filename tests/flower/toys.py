@@ -51,6 +51,7 @@ lr = 0.05
 [run]
 rounds = 2
 cohort_size = 3
+evaluation_models = ["last"]
 
 [[methods]]
 algorithm = "feddcl"

@@ -51,6 +51,7 @@ def recipe(*folders: Path, settings: tuple[str, ...] = (), methods: tuple[str, .
         *TASKS,
         "partition.num_clients=3",
         "run.cohort_size=2",
+        'run.evaluation_models=["last"]',
         *few,
         *settings,
     )
