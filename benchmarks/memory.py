@@ -38,6 +38,9 @@ from fedkeep.simulation.workers import DONE, Handler, kill_workers, run_worker, 
 from fedkeep.testing.federation import CLASSES, SHAPE, federation, simulation
 
 METHODS: dict[str, Callable[[], Algorithm[Any, Any]]] = {"fedavg": FedAvg, "fedseq": FedSeq}
+AVERAGED = "+averages"
+"""Ends the name of a method whose averages are evaluated too, as runs do unless they say otherwise."""
+METHODS |= {f"{name}{AVERAGED}": method for name, method in METHODS.items()}
 WIDTH = 1_600
 """Units of a hidden layer: ten megabytes between two of them, about as much as ResNet-18's largest layers have."""
 
@@ -52,6 +55,8 @@ def build(method: str, cohort: int, layers: int) -> Simulation:
     settings: dict[str, Any] = {"rounds": 2, "callbacks": [], "training": Training(epochs=1, batch_size=2, lr=0.01)}
     simulation(METHODS[method](), federation=federation((2,) * 4), cohort_size=4, **settings).run_round()
     settings |= {"federation": federation((2,) * cohort), "factory": partial(network, layers)}
+    if method.endswith(AVERAGED):
+        settings["evaluation_models"] = ("last", "round", "moving")
     return simulation(METHODS[method](), cohort_size=cohort, **settings)
 
 
@@ -132,8 +137,9 @@ def main() -> None:
         found = json.loads(said.stdout.splitlines()[-1])
         model, (server, *others) = found["model"], found["more"]
         total = sum(found["more"])
+        label = METHODS[method].__name__ + AVERAGED * method.endswith(AVERAGED)
         rows.append(
-            f"| {METHODS[method].__name__} | {workers} | {cohort} | {found['before']:.0f} | {server:.0f} | "
+            f"| {label} | {workers} | {cohort} | {found['before']:.0f} | {server:.0f} | "
             f"{', '.join(f'{one:.0f}' for one in others) or '-'} | {total:.0f} | {total / model:.1f} | {workers + 2} | "
             f"{found['file']:.0f} | {found['seconds']:.1f} |"
         )

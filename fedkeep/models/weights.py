@@ -230,36 +230,80 @@ def mean(models: Iterable[Weights], weights: Sequence[float] | None = None) -> d
         If there are no models, or the weights are invalid.
     """
     shares = None if weights is None else _shares(weights)
-    names: list[str] = []
-    kept: dict[str, Tensor] = {}  # of the first model: what is not averaged
-    first: Weights = {}
-    running: list[Tensor] | None = None
-    total, number = 0.0, 0
-    for number, model in enumerate(models, start=1):
-        if number == 1:
-            form = form_of(model)
-            first = {name: tensor.to("meta") for name, tensor in form.items()}
-            names = _floating(form)
-            kept = {name: model[name].detach().clone() for name in form if not form[name].is_floating_point()}
-        else:
-            _require_same_form(model, first, f"cannot average: model {number} is of another form than model 1")
-        share = 1.0 if shares is None else shares[number - 1] if number <= len(shares) else 0.0
-        if share == 0:
-            continue
-        total += share
-        if running is None:
-            running = [model[name].detach().clone() for name in names]
-        elif isinstance(model, StoredWeights):  # one tensor after another is read
-            for tensor, name in zip(running, names, strict=True):
-                torch._foreach_lerp_([tensor], [model[name]], share / total)
-        elif names:
-            torch._foreach_lerp_(running, [model[name] for name in names], share / total)
-    if not number:
+    running = RunningMean()
+    for number, model in enumerate(models):
+        running.add(model, 1.0 if shares is None else shares[number] if number < len(shares) else 0.0)
+    if not running.number:
         raise ValueError("There is no model to average: give at least one.")
-    if shares is not None and number != len(shares):
-        raise ValueError(f"{number} models cannot be averaged with {len(shares)} weights: give one for each.")
-    means = dict(zip(names, running or (), strict=True))
-    return {name: means[name] if name in means else kept[name] for name in first}
+    if shares is not None and running.number != len(shares):
+        raise ValueError(f"{running.number} models cannot be averaged with {len(shares)} weights: give one for each.")
+    return running.value()
+
+
+class RunningMean:
+    """The mean of models that come one after another, of which none is kept.
+
+    Attributes
+    ----------
+    number : int
+        How many models were added.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._total = 0.0
+        self._names: list[str] = []
+        self._first: Weights = {}
+        self._running: list[Tensor] | None = None
+        self._kept: dict[str, Tensor] = {}  # of the first model: what is not averaged
+
+    @torch.no_grad()
+    def add(self, model: Weights, weight: float = 1.0) -> None:
+        """Add a model.
+
+        Parameters
+        ----------
+        model : Weights
+            The model, of the form of the first.
+        weight : float
+            Its weight. One of weight 0 is left out, except that integer buffers are always those of the first.
+
+        Raises
+        ------
+        ValueRefused
+            If the model's form differs from that of the first.
+        """
+        self.number += 1
+        if self.number == 1:
+            form = form_of(model)
+            self._first = {name: tensor.to("meta") for name, tensor in form.items()}
+            self._names = _floating(form)
+            self._kept = {name: model[name].detach().clone() for name in form if not form[name].is_floating_point()}
+        else:
+            words = f"cannot average: model {self.number} is of another form than model 1"
+            _require_same_form(model, self._first, words)
+        if weight == 0:
+            return
+        self._total += weight
+        share = weight / self._total
+        if self._running is None:
+            self._running = [model[name].detach().clone() for name in self._names]
+        elif isinstance(model, StoredWeights):  # one tensor after another is read
+            for tensor, name in zip(self._running, self._names, strict=True):
+                torch._foreach_lerp_([tensor], [model[name]], share)
+        elif self._names:
+            torch._foreach_lerp_(self._running, [model[name] for name in self._names], share)
+
+    def value(self) -> dict[str, Tensor]:
+        """Return the mean so far; it changes with the next model.
+
+        Returns
+        -------
+        dict[str, Tensor]
+            The mean; empty without models.
+        """
+        means = dict(zip(self._names, self._running or (), strict=True))
+        return {name: means[name] if name in means else self._kept[name] for name in self._first}
 
 
 def tensor_hash(tensor: Tensor) -> str:

@@ -26,6 +26,7 @@ from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.privacy import spent
 from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.models import Weights
+from fedkeep.models.weights import RunningMean
 from fedkeep.options import as_table
 from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
@@ -104,7 +105,9 @@ class RoundState:
     down, up : int
         Bytes sent to clients, and bytes of their replies.
     fits : list[tuple[str, Fit]]
-        Results of local training, in the order of arrival; without models, unless the round's mean needs them.
+        Results of local training, in the order of arrival, without models.
+    mean : RunningMean
+        Of the models that clients returned, if it is evaluated.
     local_models : list[dict[str, object]]
         Evaluations of the clients' models.
     evaluation_seconds : float
@@ -141,7 +144,7 @@ class RoundState:
         self.under_way: dict[str, tuple[StepRequest, Future | ClientFailure]] = {}
         self.down = self.up = 0
         self.fits: list[tuple[str, Fit]] = []
-        self._fit_store = ReplyStore(state.weights_file)
+        self.mean = RunningMean()
         self.local_models: list[dict[str, Any]] = []
         self.evaluation_seconds = 0.0
         self.waiting_seconds = 0.0
@@ -475,8 +478,11 @@ class RoundState:
 
     def _add_fit(self, client: str, fit: Fit) -> None:
         """Keep what the record and the mean of the round need of a training."""
-        model = fit.model if self.state.averages_local_models else {}
-        self.fits.append((client, self._fit_store.keep(Fit(model, fit.num_examples, fit.num_steps, fit.loss))))
+        if self.state.averages_local_models and fit.num_steps:
+            self.mean.add(fit.model)
+        if self.state.algorithm.sequential:  # the model takes the place of the one before
+            self.state.weights_file.trimmer.dropped(num_bytes(fit.model))
+        self.fits.append((client, Fit({}, fit.num_examples, fit.num_steps, fit.loss)))
 
     def ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
         """Ask clients for a step that every method has.

@@ -13,7 +13,6 @@ from fedkeep.interface.algorithm import handles_tasks, state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.callbacks import Callback, Evaluation
 from fedkeep.simulation.cohort import LocalCohort
-from fedkeep.simulation.model_averaging import round_mean
 from fedkeep.simulation.reply_store import load
 from fedkeep.simulation.rounds import RoundState, TooFewClients
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -148,7 +147,6 @@ class Simulation(SimulationState):
     def _average(self, round: RoundState) -> None:
         """Add the model of a finished round to the averages that are evaluated."""
         if self.evaluation_models != ("last",):
-            fits = round.ordered_fits() if self.averages_local_models else ()
-            self.round_average = round_mean(self.server.model, fits)
+            self.round_average = round.mean.value() or self.server.model
         if "moving" in self.evaluation_models:
             self.moving_average = ema(self.moving_average, self.round_average, self.run_settings.ema_decay)

@@ -172,23 +172,27 @@ def _tensors(values: Any) -> list[Tensor]:
     return [values] if isinstance(values, Tensor) else []
 
 
+@pytest.mark.parametrize("averages", [False, True], ids=["last", "averages"])
 @pytest.mark.parametrize("method", [FedAvg(), FedSeq()], ids=["FedAvg", "FedSeq"])
 def test_a_round_takes_three_models_of_memory_whatever_its_cohort(
-    method: Algorithm[Any, Any], monkeypatch: pytest.MonkeyPatch
+    method: Algorithm[Any, Any], averages: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And two more where the mean of the round and the moving average are evaluated too."""
     monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
     monkeypatch.setattr(replies, "AT_ONCE", 0)
     wide = partial(get_architecture("mlp")(hidden=(100,) * 6).build, tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]
     largest = []
     for cohort in (3, 9):
-        settings = {"federation": tiny.federation((4,) * 9), "factory": wide, "training": tiny.SHORT}
+        settings: dict[str, Any] = {"federation": tiny.federation((4,) * 9), "factory": wide, "training": tiny.SHORT}
+        if averages:
+            settings["evaluation_models"] = ("last", "round", "moving")
         simulation = tiny.simulation(method, cohort_size=cohort, callbacks=[], **settings)
         size = sum(tensor.nbytes for tensor in simulation.server.model.values())
         simulation.run_round()  # the first model is the initial one, which is kept
         with LargestSum() as sum_of_round:
             simulation.run_round()
         largest.append(sum_of_round.largest / size)
-    assert largest[1] < 3.1  # the images take some too
+    assert largest[1] < 3.1 + 2 * averages  # the images take some too
     assert largest[1] == pytest.approx(largest[0], rel=0.1)
 
 
