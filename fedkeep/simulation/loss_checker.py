@@ -17,12 +17,13 @@ from fedkeep.simulation.loss_check import (
     CLIENTS_SLACK,
     DECISION,
     TAUGHT,
+    LogitRise,
     add_deviation,
     choose_checkers,
     deviation,
     fall_of_loss,
     largest_loss,
-    logit_excess,
+    logit_rise,
     smallest_fall,
 )
 from fedkeep.simulation.messages import StepRequest, sent_model
@@ -82,6 +83,8 @@ class LossChecker:
         Label counts that clients told in this round.
     loss_falls, logit_excesses, losses : list[float]
         Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
+    class_excesses : list[tuple[int, str, float]]
+        Classes, the clients whose models were measured, and the excesses.
     deviations : dict[str, float]
         Cumulative sums of the clients whose models were measured in this round.
     """
@@ -92,6 +95,7 @@ class LossChecker:
         self.loss_falls: list[float] = []
         self.logit_excesses: list[float] = []
         self.losses: list[float] = []
+        self.class_excesses: list[tuple[int, str, float]] = []
         self.deviations: dict[str, float] = {}
 
     def check(self, arrived: Sequence[ReturnedModel]) -> None:
@@ -108,7 +112,7 @@ class LossChecker:
             return
         slack = defense.loss_slack * (1.0 if check else CLIENTS_SLACK)
         counts = self._ask_label_counts(clients if check else [*clients, *round.cohort])
-        learned: list[tuple[ReturnedModel, float | None, float | None]] = []
+        learned: list[tuple[ReturnedModel, float | None, LogitRise | None]] = []
         for one in arrived:
             client, sent = one.request.client, sent_model(one.request, one.reply)
             if client in round.lost or sent is None or one.update is None:
@@ -123,7 +127,7 @@ class LossChecker:
                     continue
                 if change <= slack and defense.logit_deviations:
                     scores = before, after, counts[client]
-                    learned.append((one, fall_of_loss(*scores), logit_excess(*scores)))
+                    learned.append((one, fall_of_loss(*scores), logit_rise(*scores)))
             else:
                 checkers = choose_checkers(client, round.cohort, counts)
                 told = round.ask_builtin(rise_of_loss, checkers, sent, model, counts[client])
@@ -144,31 +148,41 @@ class LossChecker:
         self.losses.append(loss)
         return False
 
-    def compare_learning(self, learned: Sequence[tuple[ReturnedModel, float | None, float | None]]) -> None:
+    def compare_learning(self, learned: Sequence[tuple[ReturnedModel, float | None, LogitRise | None]]) -> None:
         """Refuse models that learned less, or more from images of other classes, than the last models did.
 
         Parameters
         ----------
-        learned : Sequence[tuple[ReturnedModel, float or None, float or None]]
-            Models, with their falls of the loss and their logit excesses.
+        learned : Sequence[tuple[ReturnedModel, float or None, LogitRise or None]]
+            Models, with the falls of their loss and the rises of their logits.
         """
         self.loss_falls += [fall for _, fall, _ in learned if fall is not None]
-        self.logit_excesses += [excess for _, _, excess in learned if excess is not None]
+        self.logit_excesses += [rise.excess for _, _, rise in learned if rise is not None]
         least = smallest_fall([*self.round.state.history.loss_falls, *self.loss_falls])
-        known = [*self.round.state.history.logit_excesses, *self.logit_excesses]
+        history = self.round.state.history
+        known = [*history.logit_excesses, *self.logit_excesses]
+        self.class_excesses += [
+            (label, one.request.client, excess)
+            for one, _, rise in learned
+            if rise is not None
+            for label, excess in rise.excesses.items()
+        ]
         limit = self.round.state.defense.logit_deviations
-        for one, fall, excess in learned:
+        for one, fall, rise in learned:
             taught = fall is not None and fall >= TAUGHT
-            deviates = 0.0 if excess is None or taught else deviation(excess, known)
-            total = self._add(one.request.client, deviates, limit) if excess is not None else 0.0
+            deviates = 0.0
+            if rise is not None and not taught:
+                others = history.excesses_of(rise.label, one.request.client, self.class_excesses)
+                deviates = deviation(rise, known, others)
+            total = self._add(one.request.client, deviates, limit) if rise is not None else 0.0
             if fall is not None and fall < least:
                 self.round.refuse(
                     one, f"a model that learned nothing: its loss fell by {fall:.1%}, others' by {10 * least:.0%}"
                 )
-            elif deviates > limit or total > DECISION * limit:
+            elif rise is not None and (deviates > limit or total > DECISION * limit):
                 self.round.refuse(
                     one,
-                    f"a model that learned a class from images of another: its logit rose by {excess:.3g} more on "
+                    f"a model that learned a class from images of another: its logit rose by {rise.excess:.3g} more on "
                     f"them, {deviates:.2g} deviations above the usual; {limit:.2g} are allowed in one training. The "
                     f"client's sum over trainings is {total:.2g}, where {DECISION * limit:.2g} are allowed",
                 )
