@@ -25,12 +25,13 @@ from fedkeep.simulation import loss_check
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.loss_check import (
+    LogitRise,
     add_deviation,
     choose_checkers,
     deviation,
     fall_of_loss,
     largest_loss,
-    logit_excess,
+    logit_rise,
     smallest_fall,
 )
 from fedkeep.simulation.loss_checker import ReturnedModel
@@ -41,6 +42,10 @@ from fedkeep.training.model_check import ClassScores, mean_of_labels
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
 COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
+
+
+def excess(value: float, margin: float = 0.0) -> LogitRise:
+    return LogitRise(0, value, margin, {0: value})
 
 
 @functools.cache
@@ -221,11 +226,26 @@ def test_who_trained_on_images_of_another_class_raised_its_logit_on_them() -> No
     honest[0, 0] = 2.0
     forgetful[:, 0] = 2.0
     flipped[3, 0], flipped[2, 0] = 9.0, 4.0  # class 3 is held, if by two examples only
-    excess = [logit_excess(before, scores(logits), counts) for logits in (honest, forgetful, flipped)]
-    assert excess == pytest.approx([-1.5, 0.0, 3.0])
-    assert logit_excess(before, scores(flipped + torch.arange(4.0)[:, None]), counts) == pytest.approx(3.0)
-    assert logit_excess(before, scores(flipped), torch.ones(4)) is None, "nothing is lacking"
-    assert logit_excess(scores(-99 * torch.eye(4)), scores(flipped), counts) is None, "the model was ruined before"
+    found = [logit_rise(before, scores(logits), counts) for logits in (honest, forgetful, flipped)]
+    assert [rise.excess for rise in found if rise] == pytest.approx([-1.5, 0.0, 3.0])
+    assert [rise.margin for rise in found if rise] == pytest.approx([1.5 / 1.5, 0.0, -3.0 / 0.05])
+    assert [(rise.label, *rise.excesses) for rise in found if rise] == [(0, 0)] * 3
+    shifted = logit_rise(before, scores(flipped + torch.arange(4.0)[:, None]), counts)
+    assert shifted
+    assert shifted.excess == pytest.approx(3.0), "what is added to all logits of an image changes nothing"
+    assert logit_rise(before, scores(flipped), torch.ones(4)) is None, "nothing is lacking"
+    assert logit_rise(scores(-99 * torch.eye(4)), scores(flipped), counts) is None, "the model was ruined before"
+
+
+def test_of_the_classes_that_a_client_holds_the_one_with_the_largest_excess_counts() -> None:
+    scores = lambda logits: ClassScores(logits, torch.arange(4), torch.eye(4))  # noqa: E731
+    after = torch.tensor([[8.0, 0, 0, 0], [0, 4.0, 0, 0], [1.0, 8.0, 0, 0], [0, 6.0, 0, 0]])
+    rise = logit_rise(scores(torch.zeros(4, 4)), scores(after), torch.tensor([20.0, 20, 0, 0]))
+    assert rise
+    # Less the means 2, 1, 2.25 and 1.5 of the rows: class 0 has 6, -1, -1.25, -1.5; class 1 has -2, 3, 5.75, 4.5.
+    assert rise.excesses == pytest.approx({0: -1.25 - 6.0, 1: 5.75 - 3.0})
+    assert (rise.label, rise.excess) == (1, pytest.approx(2.75))
+    assert rise.margin == pytest.approx((3.0 - 5.75) / 0.05), "its own are below the median, 4.5"
 
 
 def test_who_teaches_a_model_nothing_stands_out() -> None:
@@ -248,19 +268,34 @@ def test_who_alone_holds_a_class_is_believed() -> None:
         for client in "012"
     ]
     simulation.history.logit_excesses = [0.1] * 32
-    learned = zip(arrived, (0.93, 0.5, None), (0.4, 0.4, 0.4), strict=True)
+    learned = zip(arrived, (0.93, 0.5, None), (excess(0.4),) * 3, strict=True)
     round_state.loss_checker.compare_learning(list(learned))
     assert list(round_state.refused) == ["1", "2"]
     assert "learned a class from images of another" in round_state.refused["1"]
 
 
 def test_what_is_usual_follows_the_last_models() -> None:
-    assert deviation(9.0, [0.0] * 7) == 0, "too few are known"
-    assert deviation(7.5, [99.0] * 9 + [1.0, 2.0, 3.0, 4.0] * 8) == (7.5 - 2.5) / 1.0, "only the last 32 count"
-    assert deviation(-1.5, [1.0, 2.0, 3.0, 4.0] * 8) == -4.0
-    assert deviation(0.3, [0.2] * 32) == pytest.approx(0.1 / 0.05), "a spread of nothing counts as 0.05"
-    assert deviation(0.05, [-0.5] * 32) == 0, "so small an excess says nothing against a client"
-    assert deviation(-0.6, [-0.5] * 32) == pytest.approx(-2.0), "but for it"
+    assert deviation(excess(9.0), [0.0] * 7) == 0, "too few are known"
+    assert deviation(excess(7.5), [99.0] * 9 + [1.0, 2.0, 3.0, 4.0] * 8) == (7.5 - 2.5) / 1.0, "only the last 32 count"
+    assert deviation(excess(-1.5), [1.0, 2.0, 3.0, 4.0] * 8) == -4.0
+    assert deviation(excess(0.3), [0.2] * 32) == pytest.approx(0.1 / 0.05), "a spread of nothing counts as 0.05"
+    assert deviation(excess(0.05), [-0.5] * 32) == 0, "so small an excess says nothing against a client"
+    assert deviation(excess(-0.6), [-0.5] * 32) == pytest.approx(-2.0), "but for it"
+    assert deviation(excess(7.5, margin=0.75), [1.0, 2.0, 3.0, 4.0] * 8) == 0, "its own images keep the larger logit"
+    assert deviation(excess(-1.5, margin=0.75), [1.0, 2.0, 3.0, 4.0] * 8) == -4.0
+
+
+def test_an_excess_that_is_usual_for_its_class_says_nothing() -> None:
+    known = [1.0, 2.0, 3.0, 4.0] * 8
+    assert deviation(excess(7.5), known, [9.0] * 4) == 5.0, "too few others held the class"
+    assert deviation(excess(7.5), known, [4.0, 5.0, 6.0, 7.0, 8.0]) == 1.5 / 1.0
+    assert deviation(excess(7.5), known, [9.0] * 5) == 0
+    assert deviation(excess(7.5), known, [0.0] * 5) == 5.0
+    history = ReplyHistory()
+    history.end_round(["a"], [], {}, {}, class_excesses=[(3, "a", 0.1), (3, "b", 0.2), (4, "b", 0.3)])
+    assert history.excesses_of(3, "a", [(3, "c", 0.5), (3, "a", 0.6), (4, "c", 0.7)]) == [0.2, 0.5]
+    history.end_round(["a"], [], {}, {}, class_excesses=[(3, str(client), 1.0) for client in range(40)])
+    assert history.excesses_of(3, "x", []) == [1.0] * 32
 
 
 def test_a_clients_deviations_add_up() -> None:
@@ -283,13 +318,14 @@ def test_deviations_of_several_rounds_refuse_a_client_where_one_does_not() -> No
     for number in (1, 2, 3):
         round_state = RoundState(simulation, number, ["0", "1"])
         arrived = [ReturnedModel(StepRequest(c, FedSeq.train, (), {}, 1, number), fit, LOST, None) for c in "01"]
-        round_state.loss_checker.compare_learning([(arrived[0], 0.5, 0.6), (arrived[1], 0.5, 0.25)])
+        round_state.loss_checker.compare_learning([(arrived[0], 0.5, excess(0.6)), (arrived[1], 0.5, excess(0.25))])
         assert round_state.loss_checker.deviations.keys() == {"0", "1"}
         simulation.history.end_round(["1"], [], {}, {}, deviations=round_state.loss_checker.deviations)
         refused.append(dict(round_state.refused))
     assert [list(found) for found in refused] == [[], [], ["0"]]
     assert "learned a class from images of another" in refused[-1]["0"]
     assert "sum over trainings" in refused[-1]["0"]
+    assert not simulation.history.class_excesses, "none was handed over here"
     kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
     assert kept.deviations == simulation.history.deviations, "a resume goes on with them"
     simulation.history.end_round([], ["0"], {}, {}, deviations={"0": 9.0})
