@@ -165,7 +165,7 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
         for line in table.splitlines()
         if len(trial_folders := line.split("|")) > 4
     }
-    assert [method.label for method in load_recipe("demo").methods] == list(rows)[2:]
+    assert [method.label for method in load_recipe("demo").methods] == [row for row in list(rows)[2:] if "," not in row]
     printed = float(rows["FedSeq"][3].split("±")[0].strip(" *"))
     (row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
     assert 100 * row.value("window_mean").mean == pytest.approx(printed, abs=1.0)
