@@ -77,5 +77,8 @@ def test_archives_that_pages_name_are_there() -> None:
 def test_the_kept_table_of_attacks_goes_on_with_the_recipe_as_it_is(tmp_path: Path) -> None:
     table = tmp_path / "attacks.csv"
     table.write_bytes((RESULTS / "attacks.csv").read_bytes())
-    trials = run_attacks("fedkeep/attacks", table, kinds=["silent"], shares=[0.1], defenses=["none"], seeds=[0])
-    assert len(trials) == 833, "nothing was lacking, and the recipe is the one that they were run with"
+    seeds, methods = [0, 1, 2], ["fedavg", "fedseq", "sfedkd"]
+    trials = run_attacks(
+        "fedkeep/attacks", table, shares=[0.1, 0.2, 0.3], defenses=["none", "default"], seeds=seeds, methods=methods
+    )
+    assert len(trials) == 1144, "nothing was lacking, and the recipe is the one that they were run with"
