@@ -38,7 +38,8 @@ SMALLEST_DEVIATION = 0.05
 ALLOWANCE, DECISION = 1 / 3, 0.9
 """Of the cumulative sum of a client's deviations, as shares of the deviation at which one model is refused: what is
 taken off for each model, and beyond which sum a model is refused. Where one model is refused at 4, half of those of
-label flips deviate by more than 3.5, and a fiftieth of the honest ones. So a few trainings tell what one cannot."""
+label flips in sequences of digits deviate by more than 3.3, and a fiftieth of the honest ones. So a few trainings tell
+what one cannot."""
 LARGE_MARGIN = 0.75
 """A margin (see `LogitRise`) from which an excess says nothing. What a client lacks is forgotten as it trains, and then
 looks like what it holds: similar clothes most of all. But in the end its own images have by far the larger logit. Of
