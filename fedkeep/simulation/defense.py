@@ -98,8 +98,6 @@ class ReplyHistory:
         By client, its examples of each class in this task, as it once told; only if losses are checked.
     loss_falls, logit_excesses, losses : list[float]
         Of the last measured models, see `fedkeep.simulation.loss_check`.
-    class_excesses : dict[str, list[tuple[str, float]]]
-        By class, the last clients that held it, and the excesses of their models.
     deviations : dict[str, float]
         By client, the cumulative sum of its models' deviations in this task, see there.
     refused_rounds : int
@@ -120,7 +118,6 @@ class ReplyHistory:
     loss_falls: list[float] = field(default_factory=list)
     logit_excesses: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    class_excesses: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     deviations: dict[str, float] = field(default_factory=dict)
     refused_rounds: int = 0
     best: float = 0.0
@@ -141,7 +138,6 @@ class ReplyHistory:
         logit_excesses: Sequence[float] = (),
         similarities: Sequence[float] = (),
         losses: Sequence[float] = (),
-        class_excesses: Iterable[tuple[int, str, float]] = (),
         deviations: Mapping[str, float] | None = None,
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
@@ -160,8 +156,6 @@ class ReplyHistory:
             Of measured models.
         similarities : Sequence[float]
             Of accepted updates.
-        class_excesses : Iterable[tuple[int, str, float]]
-            Classes, clients, and the excesses of their models.
         deviations : Mapping[str, float], optional
             By client, the cumulative sum after this round.
         """
@@ -181,30 +175,7 @@ class ReplyHistory:
         self.logit_excesses = [*self.logit_excesses, *logit_excesses][-KNOWN_NORMS:]
         self.similarities = [*self.similarities, *similarities][-KNOWN_NORMS:]
         self.losses = [*self.losses, *losses][-KNOWN_NORMS:]
-        for label, client, excess in class_excesses:
-            last = [*self.class_excesses.get(str(label), ()), (client, excess)]
-            self.class_excesses[str(label)] = last[-KNOWN_NORMS:]
         self.deviations |= (deviations or {}) if useful else {}
-
-    def excesses_of(self, label: int, client: str, new: Iterable[tuple[int, str, float]]) -> list[float]:
-        """Return the excesses of a class with the last models of other clients.
-
-        Parameters
-        ----------
-        label : int
-            The class.
-        client : str
-            The client whose own models do not count.
-        new : Iterable[tuple[int, str, float]]
-            Classes, clients and excesses of the round that is not finished.
-
-        Returns
-        -------
-        list[float]
-            The excesses.
-        """
-        found = [*self.class_excesses.get(str(label), ()), *((one, excess) for at, one, excess in new if at == label)]
-        return [excess for one, excess in found[-KNOWN_NORMS:] if one != client]
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
@@ -228,7 +199,7 @@ class ReplyHistory:
         """Forget what holds for one task only: accuracies, what is usual, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
         self.loss_falls, self.logit_excesses, self.similarities, self.losses = [], [], [], []
-        self.class_excesses, self.deviations = {}, {}
+        self.deviations = {}
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

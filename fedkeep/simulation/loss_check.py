@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
-from statistics import median
+from statistics import fmean, median, pstdev
 
 from torch import Tensor
 
@@ -25,7 +25,8 @@ CLIENTS_SLACK = 5.0
 """How much more of a rise clients allow than the server: they measure on few examples, on which they have trained."""
 
 FEWEST, SMALLEST_SHARE = 5, 0.15
-"""A class of fewer examples, or of a smaller share of the client's, says too little about what it was taught."""
+"""A class of fewer examples, or of a smaller share of the client's, says too little about what it was taught. One of
+fewer examples and of a smaller share counts as one that the client lacks: who exchanges labels may have a few of both."""
 MOST_LOSS = 2.0
 """Mean loss of the model before, over that of a guess, beyond which it is ruined: every training turns such a model
 round, and says nothing of its images."""
@@ -40,18 +41,19 @@ ALLOWANCE, DECISION = 1 / 3, 0.9
 taken off for each model, and beyond which sum a model is refused. Where one model is refused at 4, half of those of
 label flips in sequences of digits deviate by more than 3.3, and a fiftieth of the honest ones. So a few trainings tell
 what one cannot."""
-LARGE_MARGIN = 0.75
-"""A margin (see `LogitRise`) from which an excess says nothing. What a client lacks is forgotten as it trains, and then
-looks like what it holds: similar clothes most of all. But in the end its own images have by far the larger logit. Of
-honest excesses that deviate by 2.5 or more half have a smaller margin on Fashion-MNIST (SFedKD), and a fifth on digits;
-of those of label flips five of six."""
-FEWEST_HOLDERS = 5
-"""Models of other clients that held the same class, with which an excess is compared too: some classes are harder to
-tell from others. As long as there are fewer, it is compared with those of all classes only."""
-TAUGHT = 0.85
-"""A fall of the loss after which an excess says nothing: a class that the model hardly knew, and answers now, was
-taught by its own images, whatever else happened. Of 200 models of label flips with too large an excess one had lowered
-the loss so much. So had those of an honest client that alone held a class, and was refused three times for them."""
+STANDS_OUT = 1.0
+"""By how many of the other rises' standard deviations a class's logit may rise more on images of another class than a
+replay of the training explains (see `unexplained_rise`)."""
+LARGE_MARGIN, MARGIN_FACTOR = 0.75, 2.0
+"""A margin (see `LogitRise`) from which a rise may stand out by this factor more. What a client lacks is forgotten as
+it trains, and then looks like what it holds: similar clothes most of all. But in the end its own images have by far the
+larger logit. Of honest excesses that deviate by 2.5 or more half have a smaller margin on Fashion-MNIST (SFedKD), and a
+fifth on digits; of those of label flips five of six."""
+FEWEST_OTHERS = 3
+"""Further classes that the client lacks, at least, from which a line between a replay's rises and the client's is
+fitted. With fewer the replay's own rise is what is expected."""
+SMALLEST_SPREAD = 0.05
+"""A standard deviation of rises that is never undercut, since a few images of a class say no more."""
 FREE_LOSS, FIRST_LOSS, LOSS_FACTOR = 10.0, 50.0, 10.0
 """Mean loss over all classes, in nats, that is never too large; that is, as long as few models are known; and how many
 times the usual one is. Honest training left 14 at most, and 2.5 times the usual one (2,720 hops; the most in sequences
@@ -67,20 +69,19 @@ class LogitRise:
     ----------
     label : int
         The class, of those that the client holds, with the largest excess.
+    other : int
+        The class, of those that the client lacks, on whose images its logit rose most.
     excess : float
-        By how much more its logit rose on images of another class, which the client lacks, than on its own: the largest
-        difference.
+        By how much more it rose there than on images of the class itself.
     margin : float
-        By how much larger this logit is afterwards on images of the class than on those of this other class, as a share
+        By how much larger this logit is afterwards on images of the class than on those of the other one, as a share
         of how much larger it is than on those of the median class that the client lacks.
-    excesses : Mapping[int, float]
-        The excesses of all classes that the client holds.
     """
 
     label: int
+    other: int
     excess: float
     margin: float
-    excesses: Mapping[int, float]
 
 
 def logit_rise(before: ClassScores, after: ClassScores, counts: Tensor) -> LogitRise | None:
@@ -105,8 +106,7 @@ def logit_rise(before: ClassScores, after: ClassScores, counts: Tensor) -> Logit
         return None
     rise = after.mean_logits - before.mean_logits
     measured = rise.isfinite().all(1)
-    held = (counts >= FEWEST) & (counts >= SMALLEST_SHARE * counts.sum())
-    held, lacking = held.to(rise.device) & measured, (counts == 0).to(rise.device) & measured
+    held, lacking = (classes.to(rise.device) & measured for classes in _held_and_lacking(counts))
     if not held.any() or not lacking.any():
         return None
     classes, others = held.nonzero().flatten(), lacking.nonzero().flatten()
@@ -116,8 +116,73 @@ def logit_rise(before: ClassScores, after: ClassScores, counts: Tensor) -> Logit
     logits = after.mean_logits[:, one]
     usual = float(logits[one] - logits[others].median())
     margin = float(logits[one] - logits[other]) / max(usual, SMALLEST_DEVIATION)
-    by_class = dict(zip(classes.tolist(), excesses.tolist(), strict=True))
-    return LogitRise(one, by_class[one], margin, by_class)
+    return LogitRise(one, other, float(excesses.max()), margin)
+
+
+def _held_and_lacking(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which classes a client holds enough of, and which it lacks, [classes] each."""
+    many, large = counts >= FEWEST, counts >= SMALLEST_SHARE * counts.sum()
+    return many & large, ~(many | large)
+
+
+def unexplained_rise(
+    rise: LogitRise, before: ClassScores, after: ClassScores, replayed: ClassScores, counts: Tensor
+) -> float:
+    """Return how much more a class's logit rose on images of another class than a replay of the training explains.
+
+    A model that forgets takes some images for the client's classes, whoever trains it: those of similar clothes, or of
+    a class that it has just learned badly. The server's own images of the client's classes, trained on in the same way,
+    show which. What false labels taught, they do not show.
+
+    Parameters
+    ----------
+    rise : LogitRise
+        The class, and the other one.
+    before, after : ClassScores
+        Of the model that the client was sent, and of the one that it returned.
+    replayed : ClassScores
+        Of the model that the server's replay returned.
+    counts : Tensor
+        The client's label counts, [classes].
+
+    Returns
+    -------
+    float
+        The rise on images of the other class, less the one that is expected there, in standard deviations of the rises
+        on images of all further classes that the client lacks. Expected is what a straight line through these says,
+        from the replay's rises to the client's; a line that falls counts as level.
+    """
+    usable = before.mean_logits.isfinite().all(1) & _held_and_lacking(counts)[1].to(before.mean_logits.device)
+    usable[rise.other] = False
+    start = before.mean_logits[:, rise.label]
+    found, expected = after.mean_logits[:, rise.label] - start, replayed.mean_logits[:, rise.label] - start
+    x, y = list[float](expected[usable].tolist()), list[float](found[usable].tolist())
+    x_other, y_other = float(expected[rise.other]), float(found[rise.other])
+    if len(x) < FEWEST_OTHERS:
+        return (y_other - x_other) / SMALLEST_SPREAD
+    x_mean, y_mean = fmean(x), fmean(y)
+    variance = sum((one - x_mean) ** 2 for one in x)
+    covariance = sum((one - x_mean) * (two - y_mean) for one, two in zip(x, y, strict=True))
+    slope = max(0.0, covariance / variance) if variance else 0.0
+    return (y_other - y_mean - slope * (x_other - x_mean)) / max(SMALLEST_SPREAD, pstdev(y))
+
+
+def is_explained(rise: LogitRise, unexplained: float) -> bool:
+    """Tell whether a replay explains how a class's logit rose.
+
+    Parameters
+    ----------
+    rise : LogitRise
+        The model's.
+    unexplained : float
+        From `unexplained_rise`.
+
+    Returns
+    -------
+    bool
+        Whether what is left is too little to refuse the model.
+    """
+    return unexplained <= STANDS_OUT * (MARGIN_FACTOR if rise.margin >= LARGE_MARGIN else 1.0)
 
 
 def fall_of_loss(before: ClassScores, after: ClassScores, counts: Tensor) -> float | None:
@@ -160,7 +225,7 @@ def smallest_fall(known: Sequence[float]) -> float:
     return median(last) / 10 if len(last) >= FEWEST_KNOWN else -inf
 
 
-def deviation(rise: LogitRise, known: Sequence[float], same_class: Sequence[float] = ()) -> float:
+def deviation(excess: float, known: Sequence[float]) -> float:
     """Return by how many median absolute deviations an excess lies above the median of the last models'.
 
     What is usual follows the last models, honest and other ones, since the excess of honest clients depends on the
@@ -168,32 +233,22 @@ def deviation(rise: LogitRise, known: Sequence[float], same_class: Sequence[floa
 
     Parameters
     ----------
-    rise : LogitRise
-        The model's.
+    excess : float
+        The model's (see `LogitRise`).
     known : Sequence[float]
         Excesses of the last models, this one's too.
-    same_class : Sequence[float]
-        Excesses of the same class with the last models of other clients that held it.
 
     Returns
     -------
     float
-        The smaller of the deviations from both; 0 at most as long as few are known, if the excess is small, or if the
-        margin is large.
+        The deviation; 0 as long as few are known, and 0 at most if the excess is small.
     """
     if len(known) < FEWEST_KNOWN:
         return 0.0
-    found = _deviation(rise.excess, known[-KNOWN_NORMS:])
-    if rise.excess <= SMALLEST_EXCESS or rise.margin >= LARGE_MARGIN:
-        return min(0.0, found)
-    if found > 0 and len(same_class) >= FEWEST_HOLDERS:
-        return min(found, max(0.0, _deviation(rise.excess, same_class)))
-    return found
-
-
-def _deviation(excess: float, known: Sequence[float]) -> float:
-    middle = median(known)
-    return (excess - middle) / max(SMALLEST_DEVIATION, median(abs(one - middle) for one in known))
+    last = known[-KNOWN_NORMS:]
+    middle = median(last)
+    found = (excess - middle) / max(SMALLEST_DEVIATION, median(abs(one - middle) for one in last))
+    return min(0.0, found) if excess <= SMALLEST_EXCESS else found
 
 
 def add_deviation(total: float, deviation: float, limit: float) -> float:

@@ -434,6 +434,7 @@ class RoundState:
         before = self.client_states.get(client, LOST)
         self.client_states[client], self.uses[client] = result.state, result.uses
         self.up += checked.size
+        self.loss_checker.asked(request)
         if isinstance(result.reply, Fit):
             arrived.append(ReturnedModel(request, result.reply, before, checked.update))
         self.answered.add(client)

@@ -125,7 +125,6 @@ class Simulation(SimulationState):
             round.loss_checker.logit_excesses,
             similarities,
             round.loss_checker.losses,
-            round.loss_checker.class_excesses,
             round.loss_checker.deviations,
         )
         if "correct" in record:

@@ -74,6 +74,11 @@ class ModelCheck:
         The server's examples, with labels.
     per_class : int
         Most examples of each class that are used: the first ones.
+
+    Attributes
+    ----------
+    data : Data
+        The examples that are used.
     """
 
     def __init__(self, context: ClientContext, data: Data, per_class: int) -> None:
@@ -83,6 +88,7 @@ class ModelCheck:
         sizes = torch.bincount(labels, minlength=context.num_classes)
         place = torch.arange(len(labels), device=labels.device) - (sizes.cumsum(0) - sizes)[labels[order]]
         chosen = order[place < per_class]
+        self.data: Data = {name: column[chosen] for name, column in data.items()}
         self._labels = labels[chosen]
         self._images = context.normalise(data["input"][chosen])
         member = one_hot(self._labels, context.num_classes).T.float()
@@ -116,6 +122,27 @@ class ModelCheck:
         if len(self._known) > KEPT:
             self._known.pop(next(iter(self._known)))
         return scores
+
+    def examples_like(self, counts: Tensor) -> Data:
+        """Return the server's examples as a client's that has so many of each class.
+
+        Parameters
+        ----------
+        counts : Tensor
+            The client's label counts, [classes].
+
+        Returns
+        -------
+        Data
+            Examples, each repeated until its class has the client's number; classes without an example are left out.
+        """
+        places = []
+        for label, count in enumerate(counts.long().tolist()):
+            own = (self._labels == label).nonzero().flatten()
+            if count > 0 and len(own):
+                places.append(own.repeat(-(-count // len(own)))[:count])
+        chosen = torch.cat(places) if places else self._labels[:0]
+        return {name: column[chosen] for name, column in self.data.items()}
 
     def _measure(self, model: Weights) -> ClassScores:
         with self.context.inference_time():
