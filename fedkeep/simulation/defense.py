@@ -69,7 +69,7 @@ class Defense(Options):
         8, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
     )
     loss_slack: float = option(
-        0.1, "by how much it may be raised, in nats; five times that where clients measure it on few examples", low=0.0
+        0.15, "by how much it may be raised, in nats; five times that where clients measure it on few examples", low=0.0
     )
     logit_deviations: float = option(
         4.0,

@@ -25,8 +25,8 @@ CLIENTS_SLACK = 5.0
 """How much more of a rise clients allow than the server: they measure on few examples, on which they have trained."""
 
 FEWEST, SMALLEST_SHARE = 5, 0.15
-"""A class of fewer examples, or of a smaller share of the client's, says too little about what it was taught. One of
-fewer examples and of a smaller share counts as one that the client lacks: who exchanges labels may have a few of both."""
+"""A class of fewer examples, or of a smaller share of the client's, says too little about what it was taught. One
+of fewer and of a smaller share is a class that the client lacks: who exchanges labels may have a few examples of it."""
 MOST_LOSS = 2.0
 """Mean loss of the model before, over that of a guess, beyond which it is ruined: every training turns such a model
 round, and says nothing of its images."""
@@ -36,16 +36,16 @@ SMALLEST_EXCESS = 0.05
 """An excess that is never refused, since a few images of a class say no more."""
 SMALLEST_DEVIATION = 0.05
 """A median absolute deviation of excesses that is never undercut, for the same reason."""
-ALLOWANCE, DECISION = 1 / 3, 0.9
+ALLOWANCE, DECISION = 1 / 4, 0.9
 """Of the cumulative sum of a client's deviations, as shares of the deviation at which one model is refused: what is
 taken off for each model, and beyond which sum a model is refused. Where one model is refused at 4, half of those of
 label flips in sequences of digits deviate by more than 3.3, and a fiftieth of the honest ones. So a few trainings tell
 what one cannot."""
-STANDS_OUT = 1.0
-"""By how many of the other rises' standard deviations a class's logit may rise more on images of another class than a
-replay of the training explains (see `unexplained_rise`)."""
+EXPLAINED, SURELY = 1.3, 2.0
+"""How conspicuous a rise may be that a replay explains, and how conspicuous it must be for a single training to be
+refused (see `conspicuousness`)."""
 LARGE_MARGIN, MARGIN_FACTOR = 0.75, 2.0
-"""A margin (see `LogitRise`) from which a rise may stand out by this factor more. What a client lacks is forgotten as
+"""A margin (see `LogitRise`) from which a rise deviates, and stands out, by this factor less. What a client lacks is forgotten as
 it trains, and then looks like what it holds: similar clothes most of all. But in the end its own images have by far the
 larger logit. Of honest excesses that deviate by 2.5 or more half have a smaller margin on Fashion-MNIST (SFedKD), and a
 fifth on digits; of those of label flips five of six."""
@@ -125,7 +125,7 @@ def _held_and_lacking(counts: Tensor) -> tuple[Tensor, Tensor]:
     return many & large, ~(many | large)
 
 
-def unexplained_rise(
+def conspicuousness(
     rise: LogitRise, before: ClassScores, after: ClassScores, replayed: ClassScores, counts: Tensor
 ) -> float:
     """Return how much more a class's logit rose on images of another class than a replay of the training explains.
@@ -150,7 +150,7 @@ def unexplained_rise(
     float
         The rise on images of the other class, less the one that is expected there, in standard deviations of the rises
         on images of all further classes that the client lacks. Expected is what a straight line through these says,
-        from the replay's rises to the client's; a line that falls counts as level.
+        from the replay's rises to the client's; a line that falls counts as level. With a large margin it is half that.
     """
     usable = before.mean_logits.isfinite().all(1) & _held_and_lacking(counts)[1].to(before.mean_logits.device)
     usable[rise.other] = False
@@ -159,30 +159,12 @@ def unexplained_rise(
     x, y = list[float](expected[usable].tolist()), list[float](found[usable].tolist())
     x_other, y_other = float(expected[rise.other]), float(found[rise.other])
     if len(x) < FEWEST_OTHERS:
-        return (y_other - x_other) / SMALLEST_SPREAD
+        return (y_other - x_other) / (SMALLEST_SPREAD * _doubt(rise))
     x_mean, y_mean = fmean(x), fmean(y)
     variance = sum((one - x_mean) ** 2 for one in x)
     covariance = sum((one - x_mean) * (two - y_mean) for one, two in zip(x, y, strict=True))
     slope = max(0.0, covariance / variance) if variance else 0.0
-    return (y_other - y_mean - slope * (x_other - x_mean)) / max(SMALLEST_SPREAD, pstdev(y))
-
-
-def is_explained(rise: LogitRise, unexplained: float) -> bool:
-    """Tell whether a replay explains how a class's logit rose.
-
-    Parameters
-    ----------
-    rise : LogitRise
-        The model's.
-    unexplained : float
-        From `unexplained_rise`.
-
-    Returns
-    -------
-    bool
-        Whether what is left is too little to refuse the model.
-    """
-    return unexplained <= STANDS_OUT * (MARGIN_FACTOR if rise.margin >= LARGE_MARGIN else 1.0)
+    return (y_other - y_mean - slope * (x_other - x_mean)) / (max(SMALLEST_SPREAD, pstdev(y)) * _doubt(rise))
 
 
 def fall_of_loss(before: ClassScores, after: ClassScores, counts: Tensor) -> float | None:
@@ -225,7 +207,7 @@ def smallest_fall(known: Sequence[float]) -> float:
     return median(last) / 10 if len(last) >= FEWEST_KNOWN else -inf
 
 
-def deviation(excess: float, known: Sequence[float]) -> float:
+def deviation(rise: LogitRise, known: Sequence[float]) -> float:
     """Return by how many median absolute deviations an excess lies above the median of the last models'.
 
     What is usual follows the last models, honest and other ones, since the excess of honest clients depends on the
@@ -233,22 +215,27 @@ def deviation(excess: float, known: Sequence[float]) -> float:
 
     Parameters
     ----------
-    excess : float
-        The model's (see `LogitRise`).
+    rise : LogitRise
+        The model's.
     known : Sequence[float]
         Excesses of the last models, this one's too.
 
     Returns
     -------
     float
-        The deviation; 0 as long as few are known, and 0 at most if the excess is small.
+        The deviation, half of it with a large margin; 0 as long as few are known, and 0 at most if the excess is small.
     """
     if len(known) < FEWEST_KNOWN:
         return 0.0
     last = known[-KNOWN_NORMS:]
     middle = median(last)
-    found = (excess - middle) / max(SMALLEST_DEVIATION, median(abs(one - middle) for one in last))
-    return min(0.0, found) if excess <= SMALLEST_EXCESS else found
+    spread = max(SMALLEST_DEVIATION, median(abs(one - middle) for one in last))
+    found = (rise.excess - middle) / (spread * _doubt(rise))
+    return min(0.0, found) if rise.excess <= SMALLEST_EXCESS else found
+
+
+def _doubt(rise: LogitRise) -> float:
+    return MARGIN_FACTOR if rise.margin >= LARGE_MARGIN else 1.0
 
 
 def add_deviation(total: float, deviation: float, limit: float) -> float:

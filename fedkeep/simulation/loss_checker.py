@@ -19,16 +19,17 @@ from fedkeep.models import Weights
 from fedkeep.simulation.loss_check import (
     CLIENTS_SLACK,
     DECISION,
+    EXPLAINED,
+    SURELY,
     LogitRise,
     add_deviation,
     choose_checkers,
+    conspicuousness,
     deviation,
     fall_of_loss,
-    is_explained,
     largest_loss,
     logit_rise,
     smallest_fall,
-    unexplained_rise,
 )
 from fedkeep.simulation.messages import StepRequest, sent_model
 from fedkeep.simulation.replies import UpdateSummary
@@ -209,22 +210,23 @@ class LossChecker:
             if one.rise is None:
                 continue
             client = one.returned.request.client
-            deviates = deviation(one.rise.excess, known)
+            deviates = deviation(one.rise, known)
             before = self.deviations.get(client, history.deviations.get(client, 0.0))
             self.deviations[client] = total = add_deviation(before, deviates, limit)
             if client in self.round.lost or deviates <= 0 or max(deviates, total / DECISION) <= limit:
                 continue
-            unexplained = self._unexplained(one, one.rise)
-            if is_explained(one.rise, unexplained):
+            found = self._conspicuousness(one, one.rise)
+            if found <= EXPLAINED:
                 self.deviations[client] = 0.0
-                continue
-            self.round.refuse(
-                one.returned,
-                f"a model that learned a class from images of another: its logit rose by {one.rise.excess:.3g} more on "
-                f"them, {deviates:.2g} deviations above the usual, where {limit:.2g} are allowed in one training; the "
-                f"client's sum over trainings is {total:.2g}, where {DECISION * limit:.2g} are allowed; and the same "
-                f"training on the server's images leaves {unexplained:.2g} standard deviations of it unexplained",
-            )
+            elif found > SURELY or total > DECISION * limit:
+                self.round.refuse(
+                    one.returned,
+                    f"a model that learned a class from images of another: its logit rose by {one.rise.excess:.3g} "
+                    f"more on them, {deviates:.2g} deviations above the usual, where {limit:.2g} are allowed in one "
+                    f"training; the client's sum over trainings is {total:.2g}, where {DECISION * limit:.2g} are "
+                    "allowed; and the same training on the server's images does not explain the rise "
+                    f"({found:.2g}, where {SURELY:.2g} is too much in one training, and {EXPLAINED:.2g} in several)",
+                )
 
     def asked(self, request: StepRequest) -> None:
         """Remember what a client was asked, and answered, so that the server can do the same on its own images.
@@ -272,13 +274,13 @@ class LossChecker:
             return None
         return reply.model if isinstance(reply, Fit) else None
 
-    def _unexplained(self, one: MeasuredModel, rise: LogitRise) -> float:
-        """Return how much of a rise a replay leaves unexplained: all of it if there can be no replay."""
+    def _conspicuousness(self, one: MeasuredModel, rise: LogitRise) -> float:
+        """Return how conspicuous a rise is beside a replay's; infinite if there can be no replay."""
         check = self.round.state.server.check
         model = self.replay(one.asked, one.counts)
         if check is None or model is None:
             return inf
-        return unexplained_rise(rise, one.before, one.after, check.scores(model), one.counts)
+        return conspicuousness(rise, one.before, one.after, check.scores(model), one.counts)
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""
