@@ -12,8 +12,16 @@ from torch import nn
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.models.mlp import MLP
+from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.loss_checker import LossChecker
+from fedkeep.simulation.simulation import Simulation
 
 WITHOUT_TOY_TASKS = ("fedgems",)  # its public images are of all classes from the start
+TRAIN_WHAT_THE_SERVER_HAS_NOT = (  # models of other networks, parts of them, or prototypes
+    *("feddcl", "fedgems", "fedmd", "fedweit", "ft-kd", "ewc-kd", "lwf-kd"),
+    *("ft-kd-on-generated-images", "ewc-kd-on-generated-images", "lwf-kd-on-generated-images"),
+)
+WITHOUT_REPLAY = ("dddr",)  # a client trains on images that it generated in an earlier round
 QUICK = (*tiny.FAMILIES, "seqkeep", "scaffold")
 
 
@@ -22,10 +30,12 @@ def wide(classes: int = tiny.CLASSES) -> nn.Module:
     return MLP(hidden=(300, 8)).build(tiny.SHAPE, classes)
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [pytest.param(cls, id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name, cls in algorithms().items()],
-)
+METHODS = [
+    pytest.param(cls, id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name, cls in algorithms().items()
+]
+
+
+@pytest.mark.parametrize("cls", METHODS)
 def test_honest_models_are_similar_to_those_that_were_sent(cls: type[Algorithm[Any, Any]]) -> None:
     algorithm, training = tiny.configured(cls), replace(tiny.TRAINING, lr=0.01)
     simulation = tiny.simulation(algorithm, rounds=3, factory=wide, training=training)
@@ -33,3 +43,25 @@ def test_honest_models_are_similar_to_those_that_were_sent(cls: type[Algorithm[A
     if handles_tasks(cls) and cls.name() not in WITHOUT_TOY_TASKS:
         simulation = tiny.simulation_with_tasks(algorithm, factory=lambda: wide(1), training=training)
         assert not any(record["lost"] for record in tiny.run_rounds(simulation))
+
+
+@pytest.mark.parametrize("cls", METHODS)
+def test_trainings_can_be_replayed(cls: type[Algorithm[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a replay changes neither the server's model nor what clients draw later."""
+    compare, replays = LossChecker.compare_learning, list[Any]()
+
+    def run() -> Simulation:
+        check = Defense(loss_check="server", loss_slack=99.0)
+        simulation = tiny.simulation(tiny.configured(cls), rounds=2, defense=check)
+        tiny.run_rounds(simulation)
+        return simulation
+
+    def replay_all(checker: LossChecker, measured: Any) -> None:
+        replays.extend(checker.replay(one.asked, one.counts) for one in measured)
+        compare(checker, measured)
+
+    plain = run()
+    monkeypatch.setattr(LossChecker, "compare_learning", replay_all)
+    assert tiny.equal(plain.server.model, run().server.model)
+    assert all(model is not None and tiny.finite(model) for model in replays) or cls.name() in WITHOUT_REPLAY
+    assert replays or cls.name() in TRAIN_WHAT_THE_SERVER_HAS_NOT

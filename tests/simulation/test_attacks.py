@@ -21,31 +21,49 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.steps import rise_of_loss
-from fedkeep.simulation import loss_check
+from fedkeep.simulation import loss_check, loss_checker
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.loss_check import (
     LogitRise,
     add_deviation,
     choose_checkers,
+    conspicuousness,
     deviation,
     fall_of_loss,
     largest_loss,
     logit_rise,
     smallest_fall,
 )
-from fedkeep.simulation.loss_checker import ReturnedModel
+from fedkeep.simulation.loss_checker import LossChecker, MeasuredModel, ReturnedModel
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
 from fedkeep.simulation.rounds import LOST, RoundState
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.model_check import ClassScores, mean_of_labels
+from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
+ZEROS = torch.zeros(10, 10)
 COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
 
 
 def excess(value: float, margin: float = 0.0) -> LogitRise:
-    return LogitRise(0, value, margin, {0: value})
+    return LogitRise(0, 1, value, margin)
+
+
+def answers(logits: torch.Tensor) -> ClassScores:
+    """How a model answers one image of each class."""
+    return ClassScores(logits, torch.arange(len(logits)), torch.eye(len(logits)))
+
+
+def measured(
+    client: str, rise: LogitRise | None, fall: float | None = 0.5, *, number: int = 1, logits: torch.Tensor = ZEROS
+) -> MeasuredModel:
+    """A model whose logits rose from 0 to some others, if that matters."""
+    request = StepRequest(client, FedSeq.train, (), {}, 1, number)
+    returned = ReturnedModel(request, Fit({}, 1, 1, 0.5), LOST, None)
+    one = MeasuredModel(returned, [request], answers(ZEROS), answers(logits), torch.tensor([20.0] + [0.0] * 9))
+    vars(one).update(rise=rise, fall=fall)
+    return one
 
 
 @functools.cache
@@ -141,9 +159,9 @@ def test_other_clients_find_attackers_too() -> None:
     assert any(record.get("refused") for record in records)
 
 
-@pytest.mark.parametrize(("rise", "refused"), [(0.4, False), (0.6, True)])
+@pytest.mark.parametrize(("rise", "refused"), [(0.7, False), (0.8, True)])
 def test_clients_may_measure_five_times_the_rise_that_a_server_may(rise: float, refused: bool) -> None:
-    """A server refuses a model whose loss rose by more than 0.1; clients measure on few examples."""
+    """A server refuses a model whose loss rose by more than 0.15; clients measure on few examples."""
     recipe = load_recipe("fedkeep/attacks", methods=["fedseq"], settings=[*SETTINGS, "defense.loss_check=clients"])
     simulation = Experiment(recipe).simulation(recipe.methods[0], 0)
     tiny.change_replies(simulation, "rise_of_loss", lambda client, reply: rise)
@@ -219,32 +237,29 @@ def test_losses_count_as_the_clients_own_labels() -> None:
 
 
 def test_who_trained_on_images_of_another_class_raised_its_logit_on_them() -> None:
-    labels = torch.arange(4)
-    scores = lambda logits: ClassScores(logits, labels, torch.eye(4))  # noqa: E731
-    before, counts = scores(torch.zeros(4, 4)), torch.tensor([30.0, 0, 0, 2])
+    before, counts = answers(torch.zeros(4, 4)), torch.tensor([60.0, 0, 0, 7])
     honest, forgetful, flipped = torch.zeros(3, 4, 4)
     honest[0, 0] = 2.0
     forgetful[:, 0] = 2.0
-    flipped[3, 0], flipped[2, 0] = 9.0, 4.0  # class 3 is held, if by two examples only
-    found = [logit_rise(before, scores(logits), counts) for logits in (honest, forgetful, flipped)]
+    flipped[3, 0], flipped[2, 0] = 9.0, 4.0  # class 3 says nothing: it is held, if by few examples
+    found = [logit_rise(before, answers(logits), counts) for logits in (honest, forgetful, flipped)]
     assert [rise.excess for rise in found if rise] == pytest.approx([-1.5, 0.0, 3.0])
     assert [rise.margin for rise in found if rise] == pytest.approx([1.5 / 1.5, 0.0, -3.0 / 0.05])
-    assert [(rise.label, *rise.excesses) for rise in found if rise] == [(0, 0)] * 3
-    shifted = logit_rise(before, scores(flipped + torch.arange(4.0)[:, None]), counts)
+    assert [rise.label for rise in found if rise] == [0] * 3
+    assert [rise.other for rise in found if rise][1:] == [1, 2]
+    shifted = logit_rise(before, answers(flipped + torch.arange(4.0)[:, None]), counts)
     assert shifted
     assert shifted.excess == pytest.approx(3.0), "what is added to all logits of an image changes nothing"
-    assert logit_rise(before, scores(flipped), torch.ones(4)) is None, "nothing is lacking"
-    assert logit_rise(scores(-99 * torch.eye(4)), scores(flipped), counts) is None, "the model was ruined before"
+    assert logit_rise(before, answers(flipped), torch.tensor([5.0, 5, 5, 5])) is None, "nothing is lacking"
+    assert logit_rise(answers(-99 * torch.eye(4)), answers(flipped), counts) is None, "the model was ruined before"
 
 
 def test_of_the_classes_that_a_client_holds_the_one_with_the_largest_excess_counts() -> None:
-    scores = lambda logits: ClassScores(logits, torch.arange(4), torch.eye(4))  # noqa: E731
     after = torch.tensor([[8.0, 0, 0, 0], [0, 4.0, 0, 0], [1.0, 8.0, 0, 0], [0, 6.0, 0, 0]])
-    rise = logit_rise(scores(torch.zeros(4, 4)), scores(after), torch.tensor([20.0, 20, 0, 0]))
+    rise = logit_rise(answers(torch.zeros(4, 4)), answers(after), torch.tensor([20.0, 20, 0, 0]))
     assert rise
     # Less the means 2, 1, 2.25 and 1.5 of the rows: class 0 has 6, -1, -1.25, -1.5; class 1 has -2, 3, 5.75, 4.5.
-    assert rise.excesses == pytest.approx({0: -1.25 - 6.0, 1: 5.75 - 3.0})
-    assert (rise.label, rise.excess) == (1, pytest.approx(2.75))
+    assert (rise.label, rise.other, rise.excess) == (1, 2, pytest.approx(5.75 - 3.0))
     assert rise.margin == pytest.approx((3.0 - 5.75) / 0.05), "its own are below the median, 4.5"
 
 
@@ -259,48 +274,65 @@ def test_who_teaches_a_model_nothing_stands_out() -> None:
     assert smallest_fall([9.0] * 30 + [0.5] * 32) == pytest.approx(0.05)
 
 
-def test_who_alone_holds_a_class_is_believed() -> None:
-    """The model forgets the class in between, so that all its outputs move when it is taught again."""
-    simulation = tiny.simulation(FedSeq(), **COMMON)
-    round_state = RoundState(simulation, 1, ["0", "1", "2"])
-    arrived = [
-        ReturnedModel(StepRequest(client, FedSeq.train, (), {}, 1, 1), Fit({}, 1, 1, 0.5), LOST, None)
-        for client in "012"
-    ]
-    simulation.history.logit_excesses = [0.1] * 32
-    learned = zip(arrived, (0.93, 0.5, None), (excess(0.4),) * 3, strict=True)
-    round_state.loss_checker.compare_learning(list(learned))
-    assert list(round_state.refused) == ["1", "2"]
-    assert "learned a class from images of another" in round_state.refused["1"]
-
-
 def test_what_is_usual_follows_the_last_models() -> None:
+    known = [1.0, 2.0, 3.0, 4.0] * 8
     assert deviation(excess(9.0), [0.0] * 7) == 0, "too few are known"
-    assert deviation(excess(7.5), [99.0] * 9 + [1.0, 2.0, 3.0, 4.0] * 8) == (7.5 - 2.5) / 1.0, "only the last 32 count"
-    assert deviation(excess(-1.5), [1.0, 2.0, 3.0, 4.0] * 8) == -4.0
+    assert deviation(excess(7.5), [99.0] * 9 + known) == (7.5 - 2.5) / 1.0, "only the last 32 count"
+    assert deviation(excess(-1.5), known) == -4.0
     assert deviation(excess(0.3), [0.2] * 32) == pytest.approx(0.1 / 0.05), "a spread of nothing counts as 0.05"
     assert deviation(excess(0.05), [-0.5] * 32) == 0, "so small an excess says nothing against a client"
     assert deviation(excess(-0.6), [-0.5] * 32) == pytest.approx(-2.0), "but for it"
-    assert deviation(excess(7.5, margin=0.75), [1.0, 2.0, 3.0, 4.0] * 8) == 0, "its own images keep the larger logit"
-    assert deviation(excess(-1.5, margin=0.75), [1.0, 2.0, 3.0, 4.0] * 8) == -4.0
+    assert deviation(excess(7.5, margin=0.75), known) == 2.5, "its own images keep the larger logit"
 
 
-def test_an_excess_that_is_usual_for_its_class_says_nothing() -> None:
-    known = [1.0, 2.0, 3.0, 4.0] * 8
-    assert deviation(excess(7.5), known, [9.0] * 4) == 5.0, "too few others held the class"
-    assert deviation(excess(7.5), known, [4.0, 5.0, 6.0, 7.0, 8.0]) == 1.5 / 1.0
-    assert deviation(excess(7.5), known, [9.0] * 5) == 0
-    assert deviation(excess(7.5), known, [0.0] * 5) == 5.0
-    history = ReplyHistory()
-    history.end_round(["a"], [], {}, {}, class_excesses=[(3, "a", 0.1), (3, "b", 0.2), (4, "b", 0.3)])
-    assert history.excesses_of(3, "a", [(3, "c", 0.5), (3, "a", 0.6), (4, "c", 0.7)]) == [0.2, 0.5]
-    history.end_round(["a"], [], {}, {}, class_excesses=[(3, str(client), 1.0) for client in range(40)])
-    assert history.excesses_of(3, "x", []) == [1.0] * 32
+def test_a_rise_stands_out_beside_the_replays() -> None:
+    """Logits of class 0, which the client holds; class 1 is the other, and 2 to 5 are those that show the line."""
+
+    def raised(rises: list[float]) -> ClassScores:
+        logits = torch.zeros(len(rises), len(rises))
+        logits[:, 0] = torch.tensor(rises)
+        # What is added to an image's other logits keeps their mean at 0.
+        logits[:, 1:] -= logits[:, :1] / (len(rises) - 1)
+        return answers(logits)
+
+    before, replayed = raised([0.0] * 6), raised([9.0, 2.5, 1.0, 2.0, 3.0, 4.0])
+    counts = torch.tensor([20.0, 0, 0, 0, 0, 0])
+
+    def found(rises: list[float], margin: float = 0.0) -> float:
+        return conspicuousness(excess(1.0, margin), before, raised(rises), replayed, counts)
+
+    spread = 2 * 1.25**0.5  # of the rises 2, 4, 6 and 8
+    assert found([9.0, 5.0, 2.0, 4.0, 6.0, 8.0]) == pytest.approx(0.0, abs=1e-5), "twice the replay's, on every class"
+    assert found([9.0, 8.0, 2.0, 4.0, 6.0, 8.0]) == pytest.approx(3 / spread, rel=1e-5)
+    assert found([9.0, 8.0, 2.0, 4.0, 6.0, 8.0], 0.75) == pytest.approx(1.5 / spread, rel=1e-5), "a large margin"
+    assert found([9.0, 8.0, 8.0, 6.0, 4.0, 2.0]) == pytest.approx(3 / spread, rel=1e-5), "a falling line is level"
+    assert found([9.0, 1.5, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(0.5 / 0.05, rel=1e-5), "a spread of nothing is 0.05"
+    shows = raised([1.5, 1.75, 0.0, 0.0, 0.0, 0.0])  # an excess of 0.25
+    flipped = raised([8.0, 9.0, 1.0, 2.0, 3.0, 4.0])
+    assert conspicuousness(excess(1.0), before, flipped, shows, counts) == 0.0, "the replay shows a quarter of it"
+    assert conspicuousness(excess(1.01), before, flipped, shows, counts) > 1
+    two = torch.tensor([20.0, 0, 0, 0, 9, 9])  # 4 and 5 are held too
+    few = conspicuousness(excess(1.0), before, raised([9.0, 3.0, 2.0, 4.0, 6.0, 8.0]), replayed, two)
+    assert few == pytest.approx((3.0 - 2.5) / 0.05, rel=1e-4), "two classes show no line"
+
+
+def test_the_server_has_examples_like_a_clients() -> None:
+    simulation, _ = digits("fedseq", "defense.loss_check=server")
+    check = simulation.server.check
+    assert check is not None
+    counts = torch.tensor([9.0, 0, 2, 0, 0, 0, 0, 0, 0, 0])
+    data = check.examples_like(counts)
+    assert data["label"].tolist() == [0] * 9 + [2] * 2
+    own = simulation.federation.server_data
+    zeros = own["input"][own["label"] == 0][:4]
+    assert data["input"][:9].equal(torch.cat([zeros, zeros, zeros])[:9]), "four, repeated"
+    assert data.keys() == own.keys()
+    assert not len(check.examples_like(torch.zeros(10))["label"])
 
 
 def test_a_clients_deviations_add_up() -> None:
     total, refused = 0.0, []
-    for one in (3.0, 3.0, 3.0, 99.0, -1.0, -1.0, -1.0):  # less 4/3 for each; one adds 4 at most
+    for one in (2.5, 2.5, 2.5, 99.0, -1.0, -1.0, -1.0):  # less 1 for each; one adds 4 at most
         total = add_deviation(total, one, 4.0)
         refused.append(total > 0.9 * 4.0)
     assert refused == [False, False, True, True, True, False, False]
@@ -310,28 +342,64 @@ def test_a_clients_deviations_add_up() -> None:
     assert total == pytest.approx(1.9 * 4.0), "who has become honest is believed after some trainings"
 
 
-def test_deviations_of_several_rounds_refuse_a_client_where_one_does_not() -> None:
+def simulation_with_usual_rises(found: float, monkeypatch: pytest.MonkeyPatch) -> Simulation:
+    """One in which the usual excess is 0.25 with a deviation of 0.1, and no replay explains a rise."""
+    monkeypatch.setattr(loss_checker, "conspicuousness", lambda *args: found)
     simulation = tiny.simulation(FedSeq(), **COMMON)
     simulation.history.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
-    fit = Fit({}, 1, 1, 0.5)
-    refused = []
+    monkeypatch.setattr(LossChecker, "replay", lambda *args: simulation.server.model)
+    simulation.server.check = ModelCheck(simulation.context, simulation.federation.server_data, 4)
+    return simulation
+
+
+def compare(simulation: Simulation, number: int, *models: MeasuredModel) -> RoundState:
+    round_state = RoundState(simulation, number, ["0", "1"])
+    round_state.loss_checker.compare_learning(models)
+    return round_state
+
+
+@pytest.mark.parametrize(("found", "rounds"), [(0.9, []), (1.5, [3]), (2.5, [3])])
+def test_deviations_of_several_rounds_refuse_a_client_where_one_does_not(
+    found: float, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation, refused = simulation_with_usual_rises(found, monkeypatch), []
     for number in (1, 2, 3):
-        round_state = RoundState(simulation, number, ["0", "1"])
-        arrived = [ReturnedModel(StepRequest(c, FedSeq.train, (), {}, 1, number), fit, LOST, None) for c in "01"]
-        round_state.loss_checker.compare_learning([(arrived[0], 0.5, excess(0.6)), (arrived[1], 0.5, excess(0.25))])
+        round_state = compare(simulation, number, measured("0", excess(0.55)), measured("1", excess(0.25)))
         assert round_state.loss_checker.deviations.keys() == {"0", "1"}
         simulation.history.end_round(["1"], [], {}, {}, deviations=round_state.loss_checker.deviations)
-        refused.append(dict(round_state.refused))
-    assert [list(found) for found in refused] == [[], [], ["0"]]
-    assert "learned a class from images of another" in refused[-1]["0"]
-    assert "sum over trainings" in refused[-1]["0"]
-    assert not simulation.history.class_excesses, "none was handed over here"
+        refused += [number] if round_state.refused else []
+        assert round_state.refused.keys() <= {"0"}
+        if round_state.refused:
+            assert "learned a class from images of another" in round_state.refused["0"]
+            assert "sum over trainings" in round_state.refused["0"]
+    assert refused == rounds
+    assert simulation.history.deviations["1"] == 0.0
+    assert (simulation.history.deviations["0"] == 0.0) == (not rounds), "who is explained begins anew"
     kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
     assert kept.deviations == simulation.history.deviations, "a resume goes on with them"
     simulation.history.end_round([], ["0"], {}, {}, deviations={"0": 9.0})
     assert simulation.history.deviations == kept.deviations, "where no reply could be used, no client is blamed"
     simulation.history.begin_task()
     assert not simulation.history.deviations
+
+
+@pytest.mark.parametrize(("found", "refused"), [(0.9, False), (1.5, False), (2.5, True)])
+def test_one_training_is_refused_only_where_it_is_sure(
+    found: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = simulation_with_usual_rises(found, monkeypatch)
+    round_state = compare(simulation, 1, measured("0", excess(0.9)))
+    assert bool(round_state.refused) == refused
+    assert (round_state.loss_checker.deviations["0"] > 0) == (found > 1)
+
+
+def test_a_training_that_cannot_be_replayed_is_judged_by_its_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulation_with_usual_rises(0.0, monkeypatch)
+    monkeypatch.undo()
+    broken = measured("0", excess(0.9))
+    assert RoundState(simulation, 1, ["0"]).loss_checker.replay(broken.asked, broken.counts) is None, "no arguments"
+    assert list(compare(simulation, 1, broken).refused) == ["0"]
+    assert not compare(simulation, 1, measured("0", None), measured("1", excess(0.3))).refused
 
 
 def test_checkers_hold_some_of_the_same_classes() -> None:
