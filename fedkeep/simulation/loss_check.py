@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
-from statistics import fmean, median, pstdev
+from statistics import fmean, linear_regression, median, pstdev
 
 from torch import Tensor
 
@@ -42,15 +42,15 @@ taken off for each model, and beyond which sum a model is refused. Where one mod
 label flips in sequences of digits deviate by more than 3.3, and a fiftieth of the honest ones. So a few trainings tell
 what one cannot."""
 EXPLAINED, SURELY = 1.0, 2.0
-"""How conspicuous a rise may be that a replay explains, and how conspicuous it must be for a single training to be
-refused (see `conspicuousness`)."""
-REPLAYED_SHARE = 0.25
+"""The residual of a rise (see `standardised_residual`) up to which a replay explains it, and the one beyond which a
+single training is refused."""
+SAME_EXCESS = 0.25
 """A replay whose own excess is this share of the client's explains it: the model takes images of the one class for the
 other, whoever trains it. Of 50 trainings of honest clients that were replayed on Fashion-MNIST (SFedKD) it explains 23;
 of 425 of label flips on digits 3."""
 LARGE_MARGIN, MARGIN_FACTOR = 0.75, 2.0
-"""A margin (see `LogitRise`) from which a rise deviates, and stands out, by this factor less. What a client lacks is
-forgotten as it trains, and then looks like what it holds: similar clothes most of all. But in the end its own images
+"""A margin (see `LogitRise`) from which deviations and residuals are divided by the second number. What a client lacks
+is forgotten as it trains, and then looks like what it holds: similar clothes most of all. But in the end its own images
 have by far the larger logit. Of honest excesses that deviate by 2.5 or more half have a smaller margin on Fashion-MNIST
 (SFedKD), and a fifth on digits; of those of label flips five of six."""
 FEWEST_OTHERS = 3
@@ -129,7 +129,7 @@ def _held_and_lacking(counts: Tensor) -> tuple[Tensor, Tensor]:
     return many & large, ~(many | large)
 
 
-def conspicuousness(
+def standardised_residual(
     rise: LogitRise, before: ClassScores, after: ClassScores, replayed: ClassScores, counts: Tensor
 ) -> float:
     """Return how much more a class's logit rose on images of another class than a replay of the training explains.
@@ -161,17 +161,15 @@ def conspicuousness(
     usable[rise.other] = False
     start = before.mean_logits[:, rise.label]
     found, expected = after.mean_logits[:, rise.label] - start, replayed.mean_logits[:, rise.label] - start
-    if float(expected[rise.other] - expected[rise.label]) >= REPLAYED_SHARE * rise.excess:
+    if float(expected[rise.other] - expected[rise.label]) >= SAME_EXCESS * rise.excess:
         return 0.0
     x, y = list[float](expected[usable].tolist()), list[float](found[usable].tolist())
     x_other, y_other = float(expected[rise.other]), float(found[rise.other])
     if len(x) < FEWEST_OTHERS:
         return (y_other - x_other) / (SMALLEST_SPREAD * _doubt(rise))
-    x_mean, y_mean = fmean(x), fmean(y)
-    variance = sum((one - x_mean) ** 2 for one in x)
-    covariance = sum((one - x_mean) * (two - y_mean) for one, two in zip(x, y, strict=True))
-    slope = max(0.0, covariance / variance) if variance else 0.0
-    return (y_other - y_mean - slope * (x_other - x_mean)) / (max(SMALLEST_SPREAD, pstdev(y)) * _doubt(rise))
+    slope = max(0.0, linear_regression(x, y).slope) if max(x) > min(x) else 0.0
+    residual = y_other - fmean(y) - slope * (x_other - fmean(x))
+    return residual / (max(SMALLEST_SPREAD, pstdev(y)) * _doubt(rise))
 
 
 def fall_of_loss(before: ClassScores, after: ClassScores, counts: Tensor) -> float | None:

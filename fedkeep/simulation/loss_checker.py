@@ -24,12 +24,12 @@ from fedkeep.simulation.loss_check import (
     LogitRise,
     add_deviation,
     choose_checkers,
-    conspicuousness,
     deviation,
     fall_of_loss,
     largest_loss,
     logit_rise,
     smallest_fall,
+    standardised_residual,
 )
 from fedkeep.simulation.messages import StepRequest, sent_model
 from fedkeep.simulation.replies import UpdateSummary
@@ -41,7 +41,7 @@ from fedkeep.training.party import LocalClient
 
 logger = logging.getLogger(__name__)
 
-REPLAYED = 0.5
+REPLAYED_EXAMPLES = 0.5
 """Number of examples on which a replay trains, as a share of the client's: the server has few images, and repeats them.
 On digits and Fashion-MNIST half of them tell the same as all."""
 
@@ -219,7 +219,7 @@ class LossChecker:
             self.deviations[client] = total = add_deviation(before, deviates, limit)
             if client in self.round.lost or deviates <= 0 or max(deviates, total / DECISION) <= limit:
                 continue
-            found = self._conspicuousness(one, one.rise)
+            found = self._residual(one, one.rise)
             if found <= EXPLAINED:
                 self.deviations[client] = 0.0
             elif found > SURELY or total > DECISION * limit:
@@ -228,8 +228,9 @@ class LossChecker:
                     f"a model that learned a class from images of another: its logit rose by {one.rise.excess:.3g} "
                     f"more on them, {deviates:.2g} deviations above the usual, where {limit:.2g} are allowed in one "
                     f"training; the client's sum over trainings is {total:.2g}, where {DECISION * limit:.2g} are "
-                    "allowed; and the same training on the server's images does not explain the rise "
-                    f"({found:.2g}, where {SURELY:.2g} is too much in one training, and {EXPLAINED:.2g} in several)",
+                    "allowed; and the same training on the server's images leaves a residual of "
+                    f"{found:.2g} standard deviations, where {SURELY:.2g} is too much in one training, and "
+                    f"{EXPLAINED:.2g} in several",
                 )
 
     def asked(self, request: StepRequest) -> None:
@@ -266,7 +267,7 @@ class LossChecker:
             return None
         context = replace(state.context_of(requests[-1].client), timer=Timer())  # no client has trained
         client_state, uses = state.client_state(), dict[str, int]()
-        data = check.examples_like((counts * REPLAYED).ceil())
+        data = check.examples_like((counts * REPLAYED_EXAMPLES).ceil())
         try:
             for request in requests:
                 task, number = request.task, request.round
@@ -278,13 +279,13 @@ class LossChecker:
             return None
         return reply.model if isinstance(reply, Fit) else None
 
-    def _conspicuousness(self, one: MeasuredModel, rise: LogitRise) -> float:
-        """Return how conspicuous a rise is beside a replay's; infinite if there can be no replay."""
+    def _residual(self, one: MeasuredModel, rise: LogitRise) -> float:
+        """Return what a replay leaves of a rise, in standard deviations; infinite if there can be no replay."""
         check = self.round.state.server.check
         model = self.replay(one.asked, one.counts)
         if check is None or model is None:
             return inf
-        return conspicuousness(rise, one.before, one.after, check.scores(model), one.counts)
+        return standardised_residual(rise, one.before, one.after, check.scores(model), one.counts)
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""

@@ -28,12 +28,12 @@ from fedkeep.simulation.loss_check import (
     LogitRise,
     add_deviation,
     choose_checkers,
-    conspicuousness,
     deviation,
     fall_of_loss,
     largest_loss,
     logit_rise,
     smallest_fall,
+    standardised_residual,
 )
 from fedkeep.simulation.loss_checker import LossChecker, MeasuredModel, ReturnedModel
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
@@ -299,7 +299,7 @@ def test_a_rise_stands_out_beside_the_replays() -> None:
     counts = torch.tensor([20.0, 0, 0, 0, 0, 0])
 
     def found(rises: list[float], margin: float = 0.0) -> float:
-        return conspicuousness(excess(1.0, margin), before, raised(rises), replayed, counts)
+        return standardised_residual(excess(1.0, margin), before, raised(rises), replayed, counts)
 
     spread = 2 * 1.25**0.5  # of the rises 2, 4, 6 and 8
     assert found([9.0, 5.0, 2.0, 4.0, 6.0, 8.0]) == pytest.approx(0.0, abs=1e-5), "twice the replay's, on every class"
@@ -309,10 +309,10 @@ def test_a_rise_stands_out_beside_the_replays() -> None:
     assert found([9.0, 1.5, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(0.5 / 0.05, rel=1e-5), "a spread of nothing is 0.05"
     shows = raised([1.5, 1.75, 0.0, 0.0, 0.0, 0.0])  # an excess of 0.25
     flipped = raised([8.0, 9.0, 1.0, 2.0, 3.0, 4.0])
-    assert conspicuousness(excess(1.0), before, flipped, shows, counts) == 0.0, "the replay shows a quarter of it"
-    assert conspicuousness(excess(1.01), before, flipped, shows, counts) > 1
+    assert standardised_residual(excess(1.0), before, flipped, shows, counts) == 0.0, "the replay shows a quarter of it"
+    assert standardised_residual(excess(1.01), before, flipped, shows, counts) > 1
     two = torch.tensor([20.0, 0, 0, 0, 9, 9])  # 4 and 5 are held too
-    few = conspicuousness(excess(1.0), before, raised([9.0, 3.0, 2.0, 4.0, 6.0, 8.0]), replayed, two)
+    few = standardised_residual(excess(1.0), before, raised([9.0, 3.0, 2.0, 4.0, 6.0, 8.0]), replayed, two)
     assert few == pytest.approx((3.0 - 2.5) / 0.05, rel=1e-4), "two classes show no line"
 
 
@@ -344,7 +344,7 @@ def test_a_clients_deviations_add_up() -> None:
 
 def simulation_with_usual_rises(found: float, monkeypatch: pytest.MonkeyPatch) -> Simulation:
     """One in which the usual excess is 0.25 with a deviation of 0.1, and no replay explains a rise."""
-    monkeypatch.setattr(loss_checker, "conspicuousness", lambda *args: found)
+    monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: found)
     simulation = tiny.simulation(FedSeq(), **COMMON)
     simulation.history.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
     monkeypatch.setattr(LossChecker, "replay", lambda *args: simulation.server.model)
