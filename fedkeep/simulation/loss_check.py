@@ -73,17 +73,15 @@ class LogitRise:
     ----------
     label : int
         The class, of those that the client holds, with the largest excess.
-    other : int
-        The class, of those that the client lacks, on whose images its logit rose most.
     excess : float
-        By how much more it rose there than on images of the class itself.
+        By how much more its logit rose on images of another class, which the client lacks, than on its own: the largest
+        difference.
     margin : float
-        By how much larger this logit is afterwards on images of the class than on those of the other one, as a share
+        By how much larger this logit is afterwards on images of the class than on those of this other one, as a share
         of how much larger it is than on those of the median class that the client lacks.
     """
 
     label: int
-    other: int
     excess: float
     margin: float
 
@@ -117,10 +115,8 @@ def logit_rise(before: ClassScores, after: ClassScores, counts: Tensor) -> Logit
     excesses = rise[others][:, classes].amax(0) - rise[classes, classes]
     one = int(classes[excesses.argmax()])
     other = int(others[rise[others, one].argmax()])
-    logits = after.mean_logits[:, one]
-    usual = float(logits[one] - logits[others].median())
-    margin = float(logits[one] - logits[other]) / max(usual, SMALLEST_DEVIATION)
-    return LogitRise(one, other, float(excesses.max()), margin)
+    margin = _margin(after.mean_logits[:, one].tolist(), one, other, others.tolist())
+    return LogitRise(one, float(excesses.max()), margin)
 
 
 def _held_and_lacking(counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +126,7 @@ def _held_and_lacking(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardised_residual(
-    rise: LogitRise, before: ClassScores, after: ClassScores, replayed: ClassScores, counts: Tensor
+    label: int, before: ClassScores, after: ClassScores, replayed: ClassScores, counts: Tensor
 ) -> float:
     """Return how much more a class's logit rose on images of another class than a replay of the training explains.
 
@@ -140,8 +136,8 @@ def standardised_residual(
 
     Parameters
     ----------
-    rise : LogitRise
-        The class, and the other one.
+    label : int
+        The class, one that the client holds.
     before, after : ClassScores
         Of the model that the client was sent, and of the one that it returned.
     replayed : ClassScores
@@ -152,24 +148,41 @@ def standardised_residual(
     Returns
     -------
     float
-        The rise on images of the other class, less the one that is expected there, in standard deviations of the rises
-        on images of all further classes that the client lacks. Expected is what a straight line through these says,
-        from the replay's rises to the client's; a line that falls counts as level. With a large margin it is half that;
-        and 0 where the replay shows the same excess.
+        The rise on images of another class, less the one that is expected there, in standard deviations of the rises on
+        images of all further classes that the client lacks. Expected is what a straight line through these says, from
+        the replay's rises to the client's; a line that falls counts as level. The largest over the other classes with
+        an excess that the replay does not show; half of it for one with a large margin.
     """
     usable = before.mean_logits.isfinite().all(1) & _held_and_lacking(counts)[1].to(before.mean_logits.device)
-    usable[rise.other] = False
-    start = before.mean_logits[:, rise.label]
-    found, expected = after.mean_logits[:, rise.label] - start, replayed.mean_logits[:, rise.label] - start
-    if float(expected[rise.other] - expected[rise.label]) >= SAME_EXCESS * rise.excess:
-        return 0.0
-    x, y = list[float](expected[usable].tolist()), list[float](found[usable].tolist())
-    x_other, y_other = float(expected[rise.other]), float(found[rise.other])
-    if len(x) < FEWEST_OTHERS:
-        return (y_other - x_other) / (SMALLEST_SPREAD * _doubt(rise))
-    slope = max(0.0, linear_regression(x, y).slope) if max(x) > min(x) else 0.0
-    residual = y_other - fmean(y) - slope * (x_other - fmean(x))
-    return residual / (max(SMALLEST_SPREAD, pstdev(y)) * _doubt(rise))
+    lacking = list[int](usable.nonzero().flatten().tolist())
+    start, end, other_end = (scores.mean_logits[:, label].tolist() for scores in (before, after, replayed))
+    found = [late - early for late, early in zip(end, start, strict=True)]
+    expected = [late - early for late, early in zip(other_end, start, strict=True)]
+    residuals = [0.0]
+    for other in lacking:
+        excess = found[other] - found[label]
+        if excess <= SMALLEST_EXCESS or expected[other] - expected[label] >= SAME_EXCESS * excess:
+            continue
+        x, y = ([rises[one] for one in lacking if one != other] for rises in (expected, found))
+        doubt = _doubt(_margin(end, label, other, lacking))
+        if len(x) < FEWEST_OTHERS:
+            residuals.append((found[other] - expected[other]) / (SMALLEST_SPREAD * doubt))
+            continue
+        slope = max(0.0, linear_regression(x, y).slope) if max(x) > min(x) else 0.0
+        residual = found[other] - fmean(y) - slope * (expected[other] - fmean(x))
+        residuals.append(residual / (max(SMALLEST_SPREAD, pstdev(y)) * doubt))
+    return max(residuals)
+
+
+def _margin(logits: Sequence[float], label: int, other: int, lacking: Sequence[int]) -> float:
+    """Return a margin (see `LogitRise`) from a class's logit on images of each class."""
+    usual = logits[label] - median(logits[one] for one in lacking)
+    return (logits[label] - logits[other]) / max(usual, SMALLEST_DEVIATION)
+
+
+def _doubt(margin: float) -> float:
+    """Return by what a deviation or a residual is divided."""
+    return MARGIN_FACTOR if margin >= LARGE_MARGIN else 1.0
 
 
 def fall_of_loss(before: ClassScores, after: ClassScores, counts: Tensor) -> float | None:
@@ -235,12 +248,8 @@ def deviation(rise: LogitRise, known: Sequence[float]) -> float:
     last = known[-KNOWN_NORMS:]
     middle = median(last)
     spread = max(SMALLEST_DEVIATION, median(abs(one - middle) for one in last))
-    found = (rise.excess - middle) / (spread * _doubt(rise))
+    found = (rise.excess - middle) / (spread * _doubt(rise.margin))
     return min(0.0, found) if rise.excess <= SMALLEST_EXCESS else found
-
-
-def _doubt(rise: LogitRise) -> float:
-    return MARGIN_FACTOR if rise.margin >= LARGE_MARGIN else 1.0
 
 
 def add_deviation(total: float, deviation: float, limit: float) -> float:

@@ -285,7 +285,7 @@ class LossChecker:
         model = self.replay(one.asked, one.counts)
         if check is None or model is None:
             return inf
-        return standardised_residual(rise, one.before, one.after, check.scores(model), one.counts)
+        return standardised_residual(rise.label, one.before, one.after, check.scores(model), one.counts)
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""

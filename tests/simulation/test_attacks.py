@@ -47,7 +47,7 @@ COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
 
 
 def excess(value: float, margin: float = 0.0) -> LogitRise:
-    return LogitRise(0, 1, value, margin)
+    return LogitRise(0, value, margin)
 
 
 def answers(logits: torch.Tensor) -> ClassScores:
@@ -246,7 +246,6 @@ def test_who_trained_on_images_of_another_class_raised_its_logit_on_them() -> No
     assert [rise.excess for rise in found if rise] == pytest.approx([-1.5, 0.0, 3.0])
     assert [rise.margin for rise in found if rise] == pytest.approx([1.5 / 1.5, 0.0, -3.0 / 0.05])
     assert [rise.label for rise in found if rise] == [0] * 3
-    assert [rise.other for rise in found if rise][1:] == [1, 2]
     shifted = logit_rise(before, answers(flipped + torch.arange(4.0)[:, None]), counts)
     assert shifted
     assert shifted.excess == pytest.approx(3.0), "what is added to all logits of an image changes nothing"
@@ -259,7 +258,7 @@ def test_of_the_classes_that_a_client_holds_the_one_with_the_largest_excess_coun
     rise = logit_rise(answers(torch.zeros(4, 4)), answers(after), torch.tensor([20.0, 20, 0, 0]))
     assert rise
     # Less the means 2, 1, 2.25 and 1.5 of the rows: class 0 has 6, -1, -1.25, -1.5; class 1 has -2, 3, 5.75, 4.5.
-    assert (rise.label, rise.other, rise.excess) == (1, 2, pytest.approx(5.75 - 3.0))
+    assert (rise.label, rise.excess) == (1, pytest.approx(5.75 - 3.0))
     assert rise.margin == pytest.approx((3.0 - 5.75) / 0.05), "its own are below the median, 4.5"
 
 
@@ -285,35 +284,53 @@ def test_what_is_usual_follows_the_last_models() -> None:
     assert deviation(excess(7.5, margin=0.75), known) == 2.5, "its own images keep the larger logit"
 
 
+def raised(*rises: float) -> ClassScores:
+    """How a model answers whose logit of class 0 rose by so much on the image of each class, from 0."""
+    logits = torch.zeros(len(rises), len(rises))
+    logits[:, 0] = torch.tensor(rises)
+    logits[:, 1:] -= logits[:, :1] / (len(rises) - 1)  # so that their mean stays 0
+    return answers(logits)
+
+
+def residual(after: ClassScores, replayed: ClassScores, held: int = 1) -> float:
+    counts = torch.tensor([20.0] * held + [0.0] * (6 - held))
+    return standardised_residual(0, raised(*[0.0] * 6), after, replayed, counts)
+
+
 def test_a_rise_stands_out_beside_the_replays() -> None:
-    """Logits of class 0, which the client holds; class 1 is the other, and 2 to 5 are those that show the line."""
+    """The client holds class 0. Its logit rose on images of class 5, and the replay's on all but these."""
+    replayed, spread = raised(9.0, 1.0, 2.0, 3.0, 4.0, 2.5), 2 * 1.25**0.5  # that of the rises 2, 4, 6 and 8
+    # Twice the replay's rise on each of four classes, so that 5 is expected on the fifth.
+    assert residual(raised(8.0, 2.0, 4.0, 6.0, 8.0, 11.0), replayed) == pytest.approx(6 / spread, rel=1e-5)
+    assert residual(raised(10.9, 2.0, 4.0, 6.0, 8.0, 11.0), replayed) == pytest.approx(6 / spread, rel=1e-5)
+    assert residual(raised(10.96, 2.0, 4.0, 6.0, 8.0, 11.0), replayed) == 0, "an excess of less than 0.05"
+    assert residual(raised(8.0, 8.0, 6.0, 4.0, 2.0, 11.0), replayed) == pytest.approx(6 / spread, rel=1e-5), "level"
+    assert residual(raised(0.5, 1.0, 1.0, 1.0, 1.0, 1.5), replayed) == pytest.approx(0.5 / 0.05, rel=1e-5)
+    # On a class with the second excess, where the first is expected.
+    shows = raised(9.0, 1.0, 2.0, 3.0, 9.5, 2.5)
+    assert residual(raised(1.0, 2.0, 4.0, 6.0, 19.0, 11.0), shows) > 0
 
-    def raised(rises: list[float]) -> ClassScores:
-        logits = torch.zeros(len(rises), len(rises))
-        logits[:, 0] = torch.tensor(rises)
-        # What is added to an image's other logits keeps their mean at 0.
-        logits[:, 1:] -= logits[:, :1] / (len(rises) - 1)
-        return answers(logits)
 
-    before, replayed = raised([0.0] * 6), raised([9.0, 2.5, 1.0, 2.0, 3.0, 4.0])
+def test_what_a_replay_shows_is_explained() -> None:
+    flipped = raised(8.0, 2.0, 4.0, 6.0, 8.0, 9.0)
+    assert residual(flipped, raised(1.5, 0.0, 0.0, 0.0, 0.0, 1.75)) == 0.0, "a quarter of the excess of 1"
+    assert residual(flipped, raised(1.51, 0.0, 0.0, 0.0, 0.0, 1.75)) > 1
+    assert residual(raised(8.0, 2.0, 4.0, 6.0, 8.0, 7.0), raised(9.0, 0.0, 0.0, 0.0, 0.0, 0.0)) == 0.0, "no excess"
+
+
+def test_few_classes_show_no_line() -> None:
+    """What is expected on the images of class 5 is the replay's own rise; 4 is the only further class that lacks."""
+    replayed = raised(9.0, 0.0, 0.0, 0.0, 0.0, 2.5)
+    assert residual(raised(2.0, 9.0, 9.0, 9.0, 0.0, 3.0), replayed, held=4) == pytest.approx(0.5 / 0.05, rel=1e-4)
+
+
+def test_a_residual_counts_half_where_its_own_images_keep_the_larger_logit() -> None:
+    before = answers(torch.eye(6) * 30 - 5)  # the client's class is known well, and images of others are not like it
+    rises = (torch.tensor([8.0, 2.0, 4.0, 6.0, 8.0, 11.0]), torch.tensor([9.0, 1.0, 2.0, 3.0, 4.0, 2.5]))
+    after, replayed = (answers(before.logits + (raised(*one.tolist()).logits)) for one in rises)
     counts = torch.tensor([20.0, 0, 0, 0, 0, 0])
-
-    def found(rises: list[float], margin: float = 0.0) -> float:
-        return standardised_residual(excess(1.0, margin), before, raised(rises), replayed, counts)
-
-    spread = 2 * 1.25**0.5  # of the rises 2, 4, 6 and 8
-    assert found([9.0, 5.0, 2.0, 4.0, 6.0, 8.0]) == pytest.approx(0.0, abs=1e-5), "twice the replay's, on every class"
-    assert found([9.0, 8.0, 2.0, 4.0, 6.0, 8.0]) == pytest.approx(3 / spread, rel=1e-5)
-    assert found([9.0, 8.0, 2.0, 4.0, 6.0, 8.0], 0.75) == pytest.approx(1.5 / spread, rel=1e-5), "a large margin"
-    assert found([9.0, 8.0, 8.0, 6.0, 4.0, 2.0]) == pytest.approx(3 / spread, rel=1e-5), "a falling line is level"
-    assert found([9.0, 1.5, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(0.5 / 0.05, rel=1e-5), "a spread of nothing is 0.05"
-    shows = raised([1.5, 1.75, 0.0, 0.0, 0.0, 0.0])  # an excess of 0.25
-    flipped = raised([8.0, 9.0, 1.0, 2.0, 3.0, 4.0])
-    assert standardised_residual(excess(1.0), before, flipped, shows, counts) == 0.0, "the replay shows a quarter of it"
-    assert standardised_residual(excess(1.01), before, flipped, shows, counts) > 1
-    two = torch.tensor([20.0, 0, 0, 0, 9, 9])  # 4 and 5 are held too
-    few = standardised_residual(excess(1.0), before, raised([9.0, 3.0, 2.0, 4.0, 6.0, 8.0]), replayed, two)
-    assert few == pytest.approx((3.0 - 2.5) / 0.05, rel=1e-4), "two classes show no line"
+    found = standardised_residual(0, before, after, replayed, counts)
+    assert found == pytest.approx(6 / (2 * 1.25**0.5) / 2, rel=1e-4)
 
 
 def test_the_server_has_examples_like_a_clients() -> None:
