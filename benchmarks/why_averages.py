@@ -50,6 +50,7 @@ SETTINGS = (
     "run.evaluate_every=1000",  # this script evaluates
 )
 FEDSEQ = "1 chain of 10 (FedSeq)"
+BUDGETS = (40, 100, 240, 500)
 WHY_ROUNDS, VARIANT_ROUNDS = 60, 50
 SEEDS = (100, 101)
 WINDOWS = (20, 40, 60)
@@ -263,9 +264,9 @@ def variant_tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         "## Variants",
         "",
-        f"Accuracy in %, mean over rounds {VARIANT_ROUNDS // 2 + 1} to {VARIANT_ROUNDS} (every second one), seeds",
-        f"{' and '.join(map(str, seeds))}: mean (by seed). In a row: trainings one after another in a round.",
-        "Difference: of the moving average to FedSeq's, paired by seed.",
+        f"Accuracy in %, mean over rounds {VARIANT_ROUNDS // 2 + 1} to {VARIANT_ROUNDS} (every second one); seeds",
+        f"run: {', '.join(map(str, seeds))}. With more than one: mean (by seed). Difference: of the moving average to",
+        "FedSeq's, paired by seed. In a row: trainings one after another in a round.",
         "The moving average is of the means of all models that clients sent, the last column's of the server's models.",
         "",
     ]
@@ -287,7 +288,17 @@ def variant_tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "difference",
         "moving average of the server's models",
     ]
-    return lines + table(head, cells)
+    lines += table(head, cells)
+    lines += ["Moving average in % after so many trainings in a row, which is what a round's duration is made of:", ""]
+    cells = []
+    for name in names:
+        found = [row for row in rows if row["name"] == name]
+        cells.append([name])
+        for budget in BUDGETS:
+            key = str(budget // found[0]["in_a_row"])  # the round
+            reached = [row["curves"]["moving"][key] for row in found if key in row["curves"]["moving"]]
+            cells[-1].append(several(reached) if reached else "")
+    return lines + table(["variant", *map(str, BUDGETS)], cells)
 
 
 def late_means(curves: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -297,8 +308,9 @@ def late_means(curves: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def several(values: Sequence[float], sign: str = "") -> str:
-    """Return the mean of numbers, and the numbers."""
-    return f"{average(values):{sign}.1f} ({', '.join(f'{value:{sign}.1f}' for value in values)})"
+    """Return the mean of numbers, and the numbers if there are several."""
+    each_one = f" ({', '.join(f'{value:{sign}.1f}' for value in values)})" if len(values) > 1 else ""
+    return f"{average(values):{sign}.1f}{each_one}"
 
 
 def write(rows: Sequence[Mapping[str, Any]], date: str) -> None:
