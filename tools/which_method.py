@@ -28,6 +28,7 @@ BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and end
 SETTINGS = {
     "sfedkd-table1.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
     "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client",
+    "confirm-averages.zip": "Fashion-MNIST, two classes a client, 100 rounds",
     "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1)",
     "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client",
     "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1)",
@@ -92,7 +93,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
     drawn = {name: rows for name, rows in found.items() if not rows[0].trials[0].task_sizes}
     looks = figures.styles(sorted({row.label for rows in drawn.values() for row in rows if not is_round_mean(row)}))
     with figures.theme():
-        figure = Figure(figsize=(7.0, 9.4), facecolor=figures.PAPER)
+        figure = Figure(figsize=(7.0, 10.2), facecolor=figures.PAPER)
         axes = figure.subplots(-(-len(drawn) // 2), 2).flatten()
         for panel, (name, rows) in zip(axes, drawn.items(), strict=False):
             for row in rows:
@@ -114,8 +115,17 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
         for panel in axes[len(drawn) :]:
             panel.set_visible(False)
         samples = [Line2D([], [], color=s.colour, linestyle=(0, s.dashes) if s.dashes else "-") for s in looks.values()]
-        figure.legend(samples, list(looks), loc="lower center", ncols=3, frameon=False, fontsize=7, handlelength=3)
-        figure.subplots_adjust(left=0.07, right=0.98, top=0.97, bottom=0.15, hspace=0.45, wspace=0.16)
+        figure.legend(
+            samples,
+            list(looks),
+            loc="lower center",
+            ncols=3,
+            frameon=False,
+            fontsize=6.5,
+            handlelength=3,
+            columnspacing=1,
+        )
+        figure.subplots_adjust(left=0.07, right=0.98, top=0.97, bottom=0.17, hspace=0.45, wspace=0.16)
         figures.save_figure(figure, path, dpi=150)
 
 

@@ -274,6 +274,8 @@ class LossChecker:
                 client = LocalClient(context, request.client, data, client_state, task=task, round=number, uses=uses)
                 reply = request.step(client, *request.args, **request.kwargs)
                 client_state = client.state
+        except torch.cuda.OutOfMemoryError:  # says nothing of the client
+            raise
         except Exception as error:  # steps of any method, with data and a state that it does not expect
             logger.info("client %s: its training cannot be replayed: %s", requests[-1].client, error)
             return None

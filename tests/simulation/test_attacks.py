@@ -419,6 +419,20 @@ def test_a_training_that_cannot_be_replayed_is_judged_by_its_deviation(monkeypat
     assert not compare(simulation, 1, measured("0", None), measured("1", excess(0.3))).refused
 
 
+def test_a_replay_without_memory_is_not_held_against_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulation_with_usual_rises(0.0, monkeypatch)
+    monkeypatch.undo()
+
+    def exhausted(*args: Any, **kwargs: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory is left")
+
+    one = measured("0", excess(0.9))
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        RoundState(simulation, 1, ["0"]).loss_checker.replay(
+            [replace(request, step=exhausted) for request in one.asked], one.counts
+        )
+
+
 def test_checkers_hold_some_of_the_same_classes() -> None:
     counts = {"a": torch.tensor([1.0, 0]), "b": torch.tensor([0, 1.0]), "c": torch.tensor([2.0, 2])}
     assert choose_checkers("a", ["b", "a", "c"], counts) == ["c"]
