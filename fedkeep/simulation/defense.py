@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, TypeAlias
 
 from fedkeep.options import Options, option
@@ -20,6 +21,8 @@ KNOWN_MODELS = 8
 """Number of each client's replies that are recognised when they are sent again."""
 MIN_NORMS = 3
 """Fewest norms whose median says what is usual."""
+FORGIVEN = 0.25
+"""What an accepted reply takes off a client's number of refused ones."""
 AT_CHANCE, FAR_ABOVE = 0.05, 0.3
 """Accuracies that count as chance, and as far above it, as shares of the way from chance to 100 %."""
 
@@ -44,7 +47,15 @@ class Defense(Options):
         100.0, "largest norm of a client's update, in norms of the model that it was sent; 0: no limit", low=0.0
     )
     refusals: int = option(
-        3, "rounds in a row with a refused reply after which a client is asked no more; 0: it is always asked", low=0
+        3,
+        "refused replies after which a client is asked no more; four accepted ones make up for one; 0: always asked",
+        low=0,
+    )
+    backoff: int = option(
+        8,
+        "rounds for which a client is not drawn after a reply that the loss check refused; doubled the next time",
+        low=0,
+        high=1000,
     )
     refused_rounds: int = option(
         0,
@@ -74,8 +85,8 @@ class Defense(Options):
     logit_deviations: float = option(
         4.0,
         "where the server measures: by how many median absolute deviations more than with the last 32 models the logit "
-        "of a class that a client holds may rise on images of other classes, in one training, or (less) in several;"
-        " 0: what was learned is not compared",
+        "of a class that a client holds may rise on images of other classes; beyond half of them the training is "
+        "replayed, which decides; 0: what was learned is not compared",
         low=0.0,
     )
 
@@ -86,8 +97,10 @@ class ReplyHistory:
 
     Attributes
     ----------
-    refused : dict[str, int]
-        Number of rounds in a row in which a reply was refused, by client.
+    refused : dict[str, float]
+        Number of rounds in which a reply was refused, less `FORGIVEN` for each in which one was accepted, by client.
+    backoffs : dict[str, int]
+        Number of rounds for which a client is not drawn, after a reply that the loss check refused.
     norms : list[float]
         Norms of the last accepted updates of clients that were asked one at a time.
     similarities : list[float]
@@ -98,8 +111,8 @@ class ReplyHistory:
         By client, its examples of each class in this task, as it once told; only if losses are checked.
     loss_falls, logit_excesses, losses : list[float]
         Of the last measured models, see `fedkeep.simulation.loss_check`.
-    deviations : dict[str, float]
-        By client, the cumulative sum of its models' deviations in this task, see there.
+    explained : dict[str, int]
+        By client, the number of its trainings in this task that a replay explained, see there.
     refused_rounds : int
         Number of rounds in a row in which all replies were refused.
     best : float
@@ -110,7 +123,8 @@ class ReplyHistory:
         Number of evaluations in a row at chance.
     """
 
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, float] = field(default_factory=dict)
+    backoffs: dict[str, int] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     similarities: list[float] = field(default_factory=list)
     models: dict[str, list[list[str]]] = field(default_factory=dict)
@@ -118,15 +132,20 @@ class ReplyHistory:
     loss_falls: list[float] = field(default_factory=list)
     logit_excesses: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    deviations: dict[str, float] = field(default_factory=dict)
+    explained: dict[str, int] = field(default_factory=dict)
     refused_rounds: int = 0
     best: float = 0.0
     best_round: int = 0
     collapsed: int = 0
 
     def is_set_aside(self, client: str, defense: Defense) -> bool:
-        """Tell whether a client is asked no more, since too many of its replies were refused in a row."""
-        return 0 < defense.refusals <= self.refused.get(client, 0)
+        """Tell whether a client is not asked, since its replies were refused."""
+        return self.rounds_aside(client, defense) > 0
+
+    def rounds_aside(self, client: str, defense: Defense) -> float:
+        """Return for how many more rounds a client is not asked; infinity if it is set aside for good."""
+        for_good = 0 < defense.refusals <= self.refused.get(client, 0)
+        return inf if for_good else self.backoffs.get(client, 0)
 
     def end_round(
         self,
@@ -138,7 +157,8 @@ class ReplyHistory:
         logit_excesses: Sequence[float] = (),
         similarities: Sequence[float] = (),
         losses: Sequence[float] = (),
-        deviations: Mapping[str, float] | None = None,
+        explained: Mapping[str, int] | None = None,
+        backoffs: Mapping[str, int] | None = None,
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
 
@@ -156,15 +176,22 @@ class ReplyHistory:
             Of measured models.
         similarities : Sequence[float]
             Of accepted updates.
-        deviations : Mapping[str, float], optional
-            By client, the cumulative sum after this round.
+        explained : Mapping[str, int], optional
+            By client, the number of its trainings that a replay explained, after this round.
+        backoffs : Mapping[str, int], optional
+            By client whose reply the loss check refused, for how many rounds it is not drawn the first time.
         """
         useful = set(answered) - set(refused)
         self.refused_rounds = self.refused_rounds + 1 if refused and not useful else 0
-        for client in useful:
-            self.refused.pop(client, None)
+        self.backoffs = {client: rounds - 1 for client, rounds in self.backoffs.items() if rounds > 1}
+        for client in useful & self.refused.keys():
+            self.refused[client] -= FORGIVEN
+            if self.refused[client] <= 0:
+                del self.refused[client]
         for client in refused if useful else ():
-            self.refused[client] = self.refused.get(client, 0) + 1
+            self.refused[client] = times = self.refused.get(client, 0.0) + 1
+            if rounds := (backoffs or {}).get(client):
+                self.backoffs[client] = rounds * 2 ** int(times - 1)
         for client, sent in updates.items():
             known = [*self.models.get(client, ()), *([before, after] for _, before, after in sent)]
             self.models[client] = known[-KNOWN_MODELS:]
@@ -175,7 +202,7 @@ class ReplyHistory:
         self.logit_excesses = [*self.logit_excesses, *logit_excesses][-KNOWN_NORMS:]
         self.similarities = [*self.similarities, *similarities][-KNOWN_NORMS:]
         self.losses = [*self.losses, *losses][-KNOWN_NORMS:]
-        self.deviations |= (deviations or {}) if useful else {}
+        self.explained |= explained or {}
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
@@ -199,7 +226,7 @@ class ReplyHistory:
         """Forget what holds for one task only: accuracies, what is usual, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
         self.loss_falls, self.logit_excesses, self.similarities, self.losses = [], [], [], []
-        self.deviations = {}
+        self.explained, self.backoffs = {}, {}
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

@@ -36,14 +36,14 @@ SMALLEST_EXCESS = 0.05
 """An excess that is never refused, since a few images of a class say no more."""
 SMALLEST_DEVIATION = 0.05
 """A median absolute deviation of excesses that is never undercut, for the same reason."""
-ALLOWANCE, DECISION = 1 / 4, 0.9
-"""Of the cumulative sum of a client's deviations, as shares of the deviation at which one model is refused: what is
-taken off for each model, and beyond which sum a model is refused. Where one model is refused at 4, half of those of
-label flips in sequences of digits deviate by more than 3.3, and a fiftieth of the honest ones. So a few trainings tell
-what one cannot."""
-EXPLAINED, SURELY = 1.0, 2.0
-"""The residual of a rise (see `standardised_residual`) up to which a replay explains it, and the one beyond which a
-single training is refused."""
+SUSPECTED, CALMER = 0.5, 0.25
+"""Shares of `Defense.logit_deviations`, beyond which a single training cannot be right unless a replay explains it:
+the deviation from which trainings are replayed, and by how much more a client's must deviate for each earlier training
+that a replay explained. Where the former are 2 and 1, five of six trainings on flipped labels of digits are replayed,
+and 3 % of the honest ones; one in fifteen of the honest ones of Fashion-MNIST, most of them in the first rounds."""
+EXPLAINED, CLEARED = 1.25, 0.75
+"""The residual of a rise (see `standardised_residual`) up to which a replay explains it; the second for a client with
+refused replies that it has not made up for, whose trainings are all replayed."""
 SAME_EXCESS = 0.25
 """A replay whose own excess is this share of the client's explains it: the model takes images of the one class for the
 other, whoever trains it. Of 50 trainings of honest clients that were replayed on Fashion-MNIST (SFedKD) it explains 23;
@@ -252,25 +252,25 @@ def deviation(rise: LogitRise, known: Sequence[float]) -> float:
     return min(0.0, found) if rise.excess <= SMALLEST_EXCESS else found
 
 
-def add_deviation(total: float, deviation: float, limit: float) -> float:
-    """Add a model's deviation to the cumulative sum of its client's (the CUSUM of Page, 1954).
+def suspected_deviation(explained: int, limit: float) -> float:
+    """Return the deviation from which a client's training is replayed.
+
+    Some honest clients stand out every time: those whose classes look like others. So it is the larger, the more of a
+    client's trainings a replay has explained.
 
     Parameters
     ----------
-    total : float
-        The sum over the client's models so far.
-    deviation : float
-        The deviation of its next model.
+    explained : int
+        Number of the client's trainings that a replay explained, in this task.
     limit : float
-        The deviation at which one model is refused. No model adds more than that.
+        The deviation at which a training is refused if it cannot be replayed.
 
     Returns
     -------
     float
-        The new sum: never below 0, nor so large that a client which has become honest is refused for long.
+        The deviation; the limit at most.
     """
-    added = total + min(deviation, limit) - ALLOWANCE * limit
-    return min(max(added, 0.0), (1 + DECISION) * limit)
+    return min(SUSPECTED + CALMER * explained, 1.0) * limit
 
 
 def largest_loss(known: Sequence[float]) -> float:

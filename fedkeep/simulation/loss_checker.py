@@ -17,12 +17,11 @@ from fedkeep.interface import Fit
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.simulation.loss_check import (
+    CLEARED,
     CLIENTS_SLACK,
-    DECISION,
     EXPLAINED,
-    SURELY,
+    FEWEST_KNOWN,
     LogitRise,
-    add_deviation,
     choose_checkers,
     deviation,
     fall_of_loss,
@@ -30,6 +29,7 @@ from fedkeep.simulation.loss_check import (
     logit_rise,
     smallest_fall,
     standardised_residual,
+    suspected_deviation,
 )
 from fedkeep.simulation.messages import StepRequest, sent_model
 from fedkeep.simulation.replies import UpdateSummary
@@ -41,9 +41,9 @@ from fedkeep.training.party import LocalClient
 
 logger = logging.getLogger(__name__)
 
-REPLAYED_EXAMPLES = 0.5
+REPLAYED_EXAMPLES = 0.25
 """Number of examples on which a replay trains, as a share of the client's: the server has few images, and repeats them.
-On digits and Fashion-MNIST half of them tell the same as all."""
+On digits and Fashion-MNIST a quarter of them tells the same as half of them or all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,10 @@ class LossChecker:
         Label counts that clients told in this round.
     loss_falls, logit_excesses, losses : list[float]
         Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
-    deviations : dict[str, float]
-        Cumulative sums of the clients whose models were measured in this round.
+    explained : dict[str, int]
+        Number of trainings in this task that a replay explained, of the clients of whom it explained one in this round.
+    refused : set[str]
+        Clients whose models were refused.
     """
 
     def __init__(self, round: CheckedRound) -> None:
@@ -139,7 +141,8 @@ class LossChecker:
         self.loss_falls: list[float] = []
         self.logit_excesses: list[float] = []
         self.losses: list[float] = []
-        self.deviations: dict[str, float] = {}
+        self.explained: dict[str, int] = {}
+        self.refused: set[str] = set()
         self._asked: dict[str, list[StepRequest]] = {}
 
     def check(self, arrived: Sequence[ReturnedModel]) -> None:
@@ -177,7 +180,7 @@ class LossChecker:
                 told = round.ask_builtin(rise_of_loss, checkers, sent, model, counts[client])
                 change = median_low(told.values()) if told else 0.0
             if not change <= slack:
-                self.round.refuse(one, f"a model whose loss on the classes that it holds rose by {change:.3g}")
+                self._refuse(one, f"a model whose loss on the classes that it holds rose by {change:.3g}")
         self.compare_learning(measured)
 
     def _ruins(self, one: ReturnedModel, before: ClassScores, after: ClassScores) -> bool:
@@ -185,9 +188,7 @@ class LossChecker:
         loss, known = float(after.loss.nanmean()), [*self.round.state.history.losses, *self.losses]
         limit = largest_loss(known)
         if loss > max(limit, float(before.loss.nanmean())):
-            self.round.refuse(
-                one, f"a model that is ruined: its mean loss over all classes is {loss:.3g}, not {limit:.3g}"
-            )
+            self._refuse(one, f"a model that is ruined: its mean loss over all classes is {loss:.3g}, not {limit:.3g}")
             return True
         self.losses.append(loss)
         return False
@@ -207,7 +208,7 @@ class LossChecker:
         known = [*history.logit_excesses, *self.logit_excesses]
         for one in measured:
             if one.fall is not None and one.fall < least:
-                self.round.refuse(
+                self._refuse(
                     one.returned,
                     f"a model that learned nothing: its loss fell by {one.fall:.1%}, others' by {10 * least:.0%}",
                 )
@@ -215,23 +216,31 @@ class LossChecker:
                 continue
             client = one.returned.request.client
             deviates = deviation(one.rise, known)
-            before = self.deviations.get(client, history.deviations.get(client, 0.0))
-            self.deviations[client] = total = add_deviation(before, deviates, limit)
-            if client in self.round.lost or deviates <= 0 or max(deviates, total / DECISION) <= limit:
+            explained = self.explained.get(client, history.explained.get(client, 0))
+            refused = client in history.refused
+            limits = suspected_deviation(explained, limit), CLEARED if refused else EXPLAINED
+            replayed = refused or deviates > limits[0] or len(known) < FEWEST_KNOWN
+            if client in self.round.lost or not replayed:
                 continue
             found = self._residual(one, one.rise)
-            if found <= EXPLAINED:
-                self.deviations[client] = 0.0
-            elif found > SURELY or total > DECISION * limit:
-                self.round.refuse(
+            if found is not None and found <= limits[1]:
+                self.explained[client] = explained + 1
+            elif found is not None or deviates > limit:
+                by_replay = (
+                    f"the same training on the server's images leaves a residual of {found:.2g} standard deviations, "
+                    f"where {limits[1]:.3g} are allowed"
+                    if found is not None
+                    else f"it cannot be replayed, so that {limit:.2g} deviations are allowed"
+                )
+                self._refuse(
                     one.returned,
                     f"a model that learned a class from images of another: its logit rose by {one.rise.excess:.3g} "
-                    f"more on them, {deviates:.2g} deviations above the usual, where {limit:.2g} are allowed in one "
-                    f"training; the client's sum over trainings is {total:.2g}, where {DECISION * limit:.2g} are "
-                    "allowed; and the same training on the server's images leaves a residual of "
-                    f"{found:.2g} standard deviations, where {SURELY:.2g} is too much in one training, and "
-                    f"{EXPLAINED:.2g} in several",
+                    f"more on them, {deviates:.2g} deviations above the usual; {by_replay}",
                 )
+
+    def _refuse(self, one: ReturnedModel, fault: str) -> None:
+        self.refused.add(one.request.client)
+        self.round.refuse(one, fault)
 
     def asked(self, request: StepRequest) -> None:
         """Remember what a client was asked, and answered, so that the server can do the same on its own images.
@@ -281,12 +290,12 @@ class LossChecker:
             return None
         return reply.model if isinstance(reply, Fit) else None
 
-    def _residual(self, one: MeasuredModel, rise: LogitRise) -> float:
-        """Return what a replay leaves of a rise, in standard deviations; infinite if there can be no replay."""
+    def _residual(self, one: MeasuredModel, rise: LogitRise) -> float | None:
+        """Return what a replay leaves of a rise, in standard deviations; None if there can be no replay."""
         check = self.round.state.server.check
         model = self.replay(one.asked, one.counts)
         if check is None or model is None:
-            return inf
+            return None
         return standardised_residual(rise.label, one.before, one.after, check.scores(model), one.counts)
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:

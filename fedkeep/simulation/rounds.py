@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import ceil
+from math import ceil, inf
 from types import MethodType
 from typing import Any, Final
 
@@ -344,9 +344,10 @@ class RoundState:
 
     def _queue(self, requests: Sequence[StepRequest]) -> None:
         for request in requests:
-            if self.state.history.is_set_aside(request.client, self.state.defense) and request.client not in self.lost:
-                rounds = self.state.history.refused[request.client]
-                self._lose(request.client, f"is set aside: its replies were refused in {rounds} rounds in a row")
+            rounds = self.state.history.rounds_aside(request.client, self.state.defense)
+            if rounds and request.client not in self.lost:
+                how_long = "" if rounds == inf else f" for {rounds:g} more {'round' if rounds == 1 else 'rounds'}"
+                self._lose(request.client, f"is set aside{how_long}, since replies of it were refused")
             if request.client not in self.lost:
                 self.down += num_bytes([request.args, request.kwargs])
                 self.waiting.setdefault(request.client, []).append(self._delivered(request))

@@ -125,7 +125,8 @@ class Simulation(SimulationState):
             round.loss_checker.logit_excesses,
             similarities,
             round.loss_checker.losses,
-            round.loss_checker.deviations,
+            round.loss_checker.explained,
+            dict.fromkeys(round.loss_checker.refused, self.defense.backoff),
         )
         if "correct" in record:
             accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)

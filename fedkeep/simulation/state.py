@@ -279,14 +279,15 @@ class SimulationState:
         return [client for client in order if client not in aside][:size]
 
     def clients_set_aside(self) -> list[str]:
-        """Return the clients that are asked no more, since too many of their replies were refused in a row.
+        """Return the clients that are not asked, for some rounds or for good, since their replies were refused.
 
         Returns
         -------
         list[str]
             Their ids.
         """
-        return [client for client in self.history.refused if self.history.is_set_aside(client, self.defense)]
+        known = {**self.history.refused, **self.history.backoffs}
+        return [client for client in known if self.history.is_set_aside(client, self.defense)]
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.

@@ -61,7 +61,13 @@ def test_what_was_run_once_counts_once(rolled_back_run: Run) -> None:
 
 
 def test_the_report_names_clients_that_are_set_aside(tmp_path: Path) -> None:
-    settings = ["attack.kind=false_counts", "attack.share=0.2", "run.cohort_size=8", "defense.refusals=2"]
+    settings = [
+        "attack.kind=false_counts",
+        "attack.share=0.2",
+        "run.cohort_size=8",
+        "defense.refusals=2",
+        "defense.backoff=0",
+    ]
     recipe = tiny.write_recipe(tmp_path)
     run = fedkeep.run(recipe, methods=[fedkeep.FedAvg()], settings=settings, out=tmp_path / "run", rounds=3)
     (trial,) = run.trials

@@ -26,7 +26,6 @@ from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.loss_check import (
     LogitRise,
-    add_deviation,
     choose_checkers,
     deviation,
     fall_of_loss,
@@ -34,6 +33,7 @@ from fedkeep.simulation.loss_check import (
     logit_rise,
     smallest_fall,
     standardised_residual,
+    suspected_deviation,
 )
 from fedkeep.simulation.loss_checker import LossChecker, MeasuredModel, ReturnedModel
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
@@ -347,16 +347,8 @@ def test_the_server_has_examples_like_a_clients() -> None:
     assert not len(check.examples_like(torch.zeros(10))["label"])
 
 
-def test_a_clients_deviations_add_up() -> None:
-    total, refused = 0.0, []
-    for one in (2.5, 2.5, 2.5, 99.0, -1.0, -1.0, -1.0):  # less 1 for each; one adds 4 at most
-        total = add_deviation(total, one, 4.0)
-        refused.append(total > 0.9 * 4.0)
-    assert refused == [False, False, True, True, True, False, False]
-    assert add_deviation(1.0, -9.0, 4.0) == 0.0
-    for _ in range(99):
-        total = add_deviation(total, 99.0, 4.0)
-    assert total == pytest.approx(1.9 * 4.0), "who has become honest is believed after some trainings"
+def test_who_was_explained_must_stand_out_more() -> None:
+    assert [suspected_deviation(explained, 4.0) for explained in range(4)] == [2.0, 3.0, 4.0, 4.0]
 
 
 def simulation_with_usual_rises(found: float, monkeypatch: pytest.MonkeyPatch) -> Simulation:
@@ -375,39 +367,44 @@ def compare(simulation: Simulation, number: int, *models: MeasuredModel) -> Roun
     return round_state
 
 
-@pytest.mark.parametrize(("found", "rounds"), [(0.9, []), (1.5, [3]), (2.5, [3])])
-def test_deviations_of_several_rounds_refuse_a_client_where_one_does_not(
-    found: float, rounds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulation, refused = simulation_with_usual_rises(found, monkeypatch), []
-    for number in (1, 2, 3):
-        round_state = compare(simulation, number, measured("0", excess(0.55)), measured("1", excess(0.25)))
-        assert round_state.loss_checker.deviations.keys() == {"0", "1"}
-        simulation.history.end_round(["1"], [], {}, {}, deviations=round_state.loss_checker.deviations)
-        refused += [number] if round_state.refused else []
-        assert round_state.refused.keys() <= {"0"}
-        if round_state.refused:
-            assert "learned a class from images of another" in round_state.refused["0"]
-            assert "sum over trainings" in round_state.refused["0"]
-    assert refused == rounds
-    assert simulation.history.deviations["1"] == 0.0
-    assert (simulation.history.deviations["0"] == 0.0) == (not rounds), "who is explained begins anew"
-    kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
-    assert kept.deviations == simulation.history.deviations, "a resume goes on with them"
-    simulation.history.end_round([], ["0"], {}, {}, deviations={"0": 9.0})
-    assert simulation.history.deviations == kept.deviations, "where no reply could be used, no client is blamed"
-    simulation.history.begin_task()
-    assert not simulation.history.deviations
-
-
-@pytest.mark.parametrize(("found", "refused"), [(0.9, False), (1.5, False), (2.5, True)])
-def test_one_training_is_refused_only_where_it_is_sure(
+@pytest.mark.parametrize(("found", "refused"), [(1.25, False), (1.26, True)])
+def test_a_training_is_refused_where_a_replay_does_not_explain_it(
     found: float, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulation = simulation_with_usual_rises(found, monkeypatch)
-    round_state = compare(simulation, 1, measured("0", excess(0.9)))
-    assert bool(round_state.refused) == refused
-    assert (round_state.loss_checker.deviations["0"] > 0) == (found > 1)
+    round_state = compare(simulation, 1, measured("0", excess(0.51)), measured("1", excess(0.49)))  # 2.1 and 1.9
+    assert list(round_state.refused) == (["0"] if refused else [])
+    assert round_state.loss_checker.explained == ({} if refused else {"0": 1})
+    if refused:
+        assert "learned a class from images of another" in round_state.refused["0"]
+        assert "leaves a residual of 1.3 standard deviations, where 1.25 are allowed" in round_state.refused["0"]
+
+
+def test_an_explained_client_is_replayed_later_only_where_it_stands_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulation_with_usual_rises(0.0, monkeypatch)
+    first = compare(simulation, 1, measured("0", excess(0.51))).loss_checker
+    assert first.explained == {"0": 1}
+    simulation.history.end_round(["0"], [], {}, {}, explained=first.explained)
+    assert not compare(simulation, 2, measured("0", excess(0.59))).loss_checker.explained, "2.9 deviations"
+    assert compare(simulation, 2, measured("0", excess(0.61))).loss_checker.explained == {"0": 2}
+    kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
+    assert kept.explained == {"0": 1}, "a resume goes on with them"
+    simulation.history.begin_task()
+    assert not simulation.history.explained
+
+
+def test_the_first_trainings_are_replayed_before_it_is_known_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulation_with_usual_rises(1.5, monkeypatch)
+    simulation.history.logit_excesses = [0.25] * 6
+    assert list(compare(simulation, 1, measured("0", excess(0.1))).refused) == ["0"]
+    simulation.history.logit_excesses = [0.25] * 7
+    assert not compare(simulation, 1, measured("0", excess(0.1))).refused
+
+
+def test_who_was_refused_lately_is_always_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulation_with_usual_rises(0.76, monkeypatch)
+    simulation.history.refused = {"0": 0.25}
+    assert list(compare(simulation, 1, measured("0", excess(0.1)), measured("1", excess(0.51))).refused) == ["0"]
 
 
 def test_a_training_that_cannot_be_replayed_is_judged_by_its_deviation(monkeypatch: pytest.MonkeyPatch) -> None:

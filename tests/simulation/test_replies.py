@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,9 +26,12 @@ from fedkeep.models import Weights
 from fedkeep.models.mlp import MLP
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.defense import Defense, ReplyHistory
+from fedkeep.simulation.messages import StepRequest
+from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.trial import run_trial
 from fedkeep.testing.interception import wrap_steps
+from fedkeep.training.model_check import ModelCheck
 
 Lie = Callable[[Fit, Weights], Fit]
 
@@ -130,7 +134,8 @@ def test_a_replayed_model_is_refused_and_an_idle_client_is_not() -> None:
     def lie(fit: Fit, sent: Weights) -> Fit:
         return old.setdefault(0, fit)
 
-    simulation = tiny.simulation(FedSeq(), cohort_size=len(tiny.SIZES), rounds=3)
+    settings = {"cohort_size": len(tiny.SIZES), "rounds": 3}
+    simulation = tiny.simulation(FedSeq(), **settings)
     let_lie(simulation, lie, "1", range(1, 4))
     records = tiny.run_rounds(simulation)
     assert [list(record["lost"]) for record in records] == [[], ["1"], ["1"]]
@@ -138,13 +143,52 @@ def test_a_replayed_model_is_refused_and_an_idle_client_is_not() -> None:
 
 
 def test_a_client_refused_again_and_again_is_set_aside() -> None:
-    simulation = tiny.simulation(FedAvg(), cohort_size=len(tiny.SIZES), rounds=4, defense=Defense(refusals=2))
+    defense = Defense(refusals=2)
+    simulation = tiny.simulation(FedAvg(), cohort_size=len(tiny.SIZES), rounds=4, defense=defense)
     let_lie(simulation, scaled(1e30), "2", range(1, 5))
     records = tiny.run_rounds(simulation)
     assert [list(record["lost"]) for record in records] == [["2"], ["2"], [], []]
     assert ["2" in record["cohort"] for record in records] == [True, True, False, False]
     assert [record.get("set_aside") for record in records] == [None, None, ["2"], ["2"]]
     assert simulation.history.refused == {"2": 2}
+
+
+def test_after_a_reply_that_the_loss_check_refused_a_client_is_not_drawn_for_a_while() -> None:
+    defense = Defense(loss_check="server", backoff=1)
+    simulation = tiny.simulation(FedAvg(), cohort_size=len(tiny.SIZES), rounds=8, defense=defense)
+    simulation.server.check = ModelCheck(simulation.context, simulation.federation.server_data, 4)
+    let_lie(simulation, scaled(-3.0), "2", range(1, 9))
+    records = tiny.run_rounds(simulation)
+    assert [number for number, record in enumerate(records, 1) if "2" in record["cohort"]] == [1, 3, 6], "twice as long"
+    assert [number for number, record in enumerate(records, 1) if "set_aside" in record] == [2, 4, 5, 7, 8]
+    assert simulation.history.refused == {"2": 3}
+
+
+def test_a_client_that_is_not_drawn_for_a_while_is_not_asked_either() -> None:
+    simulation = tiny.simulation(FedAvg(), cohort_size=2)
+    simulation.history.end_round(["0"], ["1"], {}, {}, backoffs={"1": 2})
+    state = RoundState(simulation, 1, ["0", "1"])
+    state.queue([StepRequest("1", FedAvg.train, (), {}, 1, 1)])
+    assert "is set aside for 2 more rounds" in state.lost["1"]
+    kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
+    assert kept.backoffs == {"1": 2}, "a resume goes on with them"
+    kept.end_round(["0"], [], {}, {})
+    kept.end_round(["0"], [], {}, {})
+    assert not kept.is_set_aside("1", simulation.defense)
+    simulation.history.begin_task()
+    assert not simulation.history.is_set_aside("1", simulation.defense), "a task has begun"
+
+
+def test_accepted_replies_make_up_for_refused_ones() -> None:
+    history, defense = ReplyHistory(), Defense(refusals=2)
+    for refused in ([True, False, False, False, False], [True, False, True, False, True]):
+        for one in refused:
+            history.end_round(["a"] if one else ["a", "b"], ["b"] if one else [], {}, {})
+        assert history.is_set_aside("b", defense) == (sum(refused) > 1)
+        assert history.refused == ({"b": 2.5} if sum(refused) > 1 else {})
+    history.end_round([], ["a"], {}, {}, backoffs={"a": 2})
+    assert history.refused == {"b": 2.5}, "if no reply could be used, no client is blamed"
+    assert not history.backoffs
 
 
 def test_who_is_not_set_aside_takes_the_place() -> None:
