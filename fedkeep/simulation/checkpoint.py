@@ -29,7 +29,7 @@ from fedkeep.simulation.defense import ReplyHistory
 from fedkeep.simulation.state import SimulationState
 
 log = logging.getLogger(__name__)
-FORMAT = 4
+FORMAT = 5
 MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
 KEPT = 2  # checkpoints that are kept: the last one, and the one before
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
