@@ -31,7 +31,7 @@ def largest_weight(clipping_range: float) -> int:
     -------
     int
     """
-    return (2**63 - 1) // max(round(clipping_range * 2**FRACTION_BITS), 1)
+    return int((2**63 - 1) // max(round(clipping_range * 2**FRACTION_BITS), 1))
 
 
 def vector_length(form: Weights) -> int:
