@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from trial import Killed, config, embedded, model, records
 pytest.importorskip("flwr")
 
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -229,3 +232,13 @@ def test_masks_are_uniform_and_depend_on_all_of_the_seed() -> None:
     bits = np.unpackbits(masks[1].numpy().view(np.uint8))
     assert abs(bits.mean() - 0.5) < 0.01
     assert [threshold(members) for members in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
+
+
+def test_flowers_own_generator_takes_few_of_a_keys_bits() -> None:
+    """Why masks are not Flower's: it adds the words of a key up by XOR, and characters of base64 have 7 bits."""
+    key = base64.urlsafe_b64encode(os.urandom(32))
+    words = [key[start : start + 4] for start in range(0, len(key), 4)]
+    other = b"".join(reversed(words))
+    assert key != other
+    assert all(byte < 128 for byte in key)
+    assert np.array_equal(pseudo_rand_gen(key, 2**32, [(9,)]), pseudo_rand_gen(other, 2**32, [(9,)]))
