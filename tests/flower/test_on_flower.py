@@ -291,7 +291,7 @@ def test_a_superlink_with_supernodes_gives_the_same_models(methods: list[str], t
     with hosts.federation(tmp_path, names, port=free_port()) as result:
         result.make_keys(names)
         result.start_superlink()
-        result.start_gate()
+        result.start_proxy()
         for name in names:
             result.register(name)
             result.start_supernode(name, f"partition-id={name} num-partitions={len(names)}")
