@@ -32,8 +32,8 @@ class SecureAggregation:
     ----------
     ask : Ask
         Asks the sites.
-    weights : Mapping[str, int]
-        By site, how much it counts in the sum; 0 for one without examples.
+    examples : Mapping[str, int]
+        By site, its number of examples.
     length : int
         How many numbers an update has.
 
@@ -43,13 +43,13 @@ class SecureAggregation:
         Sites that are not in the sum, and why.
     """
 
-    def __init__(self, ask: Ask, weights: Mapping[str, int], length: int) -> None:
+    def __init__(self, ask: Ask, examples: Mapping[str, int], length: int) -> None:
         self.ask = ask
-        self.weights = weights
+        self.examples = examples
         self.length = length
         self.lost: dict[str, str] = {}
         self.total = torch.zeros(length, dtype=torch.int64)
-        self.needed = threshold(len(weights))
+        self.needed = threshold(len(examples))
 
     def run(self) -> UpdateSum:
         """Carry out the four stages.
@@ -62,10 +62,10 @@ class SecureAggregation:
         try:
             return UpdateSum(self._unmasked_sum(), self.lost)
         except TooFewSites as error:
-            return UpdateSum(torch.zeros(0, dtype=torch.int64), dict.fromkeys(self.weights, str(error)) | self.lost)
+            return UpdateSum(torch.zeros(0, dtype=torch.int64), dict.fromkeys(self.examples, str(error)) | self.lost)
 
     def _unmasked_sum(self) -> Tensor:
-        keys = self._stage(Stage.SETUP, dict.fromkeys(self.weights), _read_keys)
+        keys = self._stage(Stage.SETUP, dict.fromkeys(self.examples), _read_keys)
         self.needed = threshold(len(keys))
         sharing = self._stage(
             Stage.SHARE_KEYS, dict.fromkeys(keys, keys), lambda site, reply: _read_texts(reply, keys.keys() - {site})
@@ -73,7 +73,7 @@ class SecureAggregation:
         forwarded = {to: {site: sharing[site][to] for site in sharing if site != to} for to in sharing}
         active = list(self._stage(Stage.COLLECT_MASKED_VECTORS, forwarded, self._add))
         dead = [site for site in sharing if site not in active]
-        if sum(self.weights[site] > 0 for site in active) < 2:
+        if sum(self.examples[site] > 0 for site in active) < 2:
             raise TooFewSites("fewer than two sites with examples are left, and their sum would show a model")
         question = {"active": active, "dead": dead}
         known = {*active, *dead}
@@ -121,7 +121,7 @@ class SecureAggregation:
                 self.lost[site] = f"answered in stage {stage} of secure aggregation with {error}"
         if len(answers) < self.needed:
             raise TooFewSites(
-                f"{len(answers)} of {len(self.weights)} sites answered in stage {stage} of secure aggregation, and "
+                f"{len(answers)} of {len(self.examples)} sites answered in stage {stage} of secure aggregation, and "
                 f"{self.needed} are needed to unmask a sum"
             )
         return {site: answers[site] for site in questions if site in answers}

@@ -20,7 +20,7 @@ FROM_LABEL_COUNTS = "from label counts"
 
 @dataclass(frozen=True)
 class Privacy(Options):
-    """Differential privacy: of one example, in what leaves a client; and of a whole client, in the means of models."""
+    """Differential privacy of one example, in what leaves a client, or of a whole client, in means; and secure sums."""
 
     noise_multiplier: float = option(
         0.0,

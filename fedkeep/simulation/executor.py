@@ -98,7 +98,7 @@ class Executor(ABC):
         """
         return iter(range(len(futures)))
 
-    def sum_updates(self, updates: Mapping[str, Weights], weights: Mapping[str, int]) -> UpdateSum:
+    def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int]) -> UpdateSum:
         """Add up updates of which the method sees the sum alone (see `fedkeep.simulation.secure_sum`).
 
         In processes of one machine there is nobody to hide them from, so that they need no masks.
@@ -107,8 +107,8 @@ class Executor(ABC):
         ----------
         updates : Mapping[str, Weights]
             By client, its last reply's `UPDATE`, int64; at least two. They are empty where they stay at the clients.
-        weights : Mapping[str, int]
-            By client, how much it counts, which is in the update already.
+        examples : Mapping[str, int]
+            By client, its number of examples. A client without any has an update of zeros, which hides nobody.
 
         Returns
         -------

@@ -455,7 +455,7 @@ class RoundState:
             reply = decode(encode(reply), annotations_of(unwrap_step(request.step))["return"], state.device)
         else:
             reply = copy_containers(reply)
-        reply = reply if store is None else store.keep(reply)
+        reply = reply if store is None else store.keep(reply, None if secure else size)
         return _Checked(request, replace(result, reply=reply), None, size, update)
 
     def _accept(self, checked: _Checked, arrived: list[ReturnedModel]) -> Any:

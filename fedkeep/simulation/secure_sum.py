@@ -116,9 +116,10 @@ def secure_mean(
             f"privacy.clipping_range={clipping_range:g} leaves room for {largest_weight(clipping_range)} examples in a "
             f"round, and this one has {sum(weights.values())}. Set it lower, or run.cohort_size."
         )
-    if sum(weight > 0 for weight in weights.values()) < 2:
+    examples = {client: fit.num_examples for client, fit in fits.items()}
+    if sum(number > 0 for number in examples.values()) < 2:
         return {}, dict.fromkeys(fits, ALONE), 0
-    result = state.executor.sum_updates({client: fit.model for client, fit in fits.items()}, weights)
+    result = state.executor.sum_updates({client: fit.model for client, fit in fits.items()}, examples)
     summed = [client for client in fits if client not in result.lost]
     if not summed:
         return {}, result.lost, 0

@@ -148,6 +148,28 @@ def test_a_vector_that_is_no_update_loses_the_round_and_changes_nothing(recipe: 
     assert any("which client is the cause cannot be told" in reason for reason in first["lost"].values())
 
 
+@pytest.mark.parametrize("stage", Stage.all())
+def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tmp_path: Path) -> None:
+    nonsense: list[Any] = [["x", "y"], None, 3, {"0": "zz"}, ["", [], {}]]
+    spoiled: list[str] = []
+
+    def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        aggregation = asked.head.get("aggregation")
+        if kind != "aggregate" or asked.head["stage"] != stage or aggregation in spoiled:
+            return reply
+        spoiled.append(str(aggregation))
+        answer = nonsense[len(spoiled) - 1]
+        if stage == Stage.UNMASK and len(spoiled) > 2:  # shares of the right form
+            answer = {name: share[::-1] for name, share in reply.head["answer"].items()}
+        return Envelope({"answer": answer}, {"vector": torch.zeros(3)})
+
+    run_sites(recipe, tmp_path, spoil, rounds=5)
+    found = records(tmp_path / "sites")
+    assert len(spoiled) == len(found) == 5
+    assert all(record["lost"] or stage == Stage.UNMASK for record in found)
+    assert [record["rolled_back"] for record in found] == [stage == Stage.UNMASK and round > 2 for round in range(1, 6)]
+
+
 def _cohorts(recipe: str, folder: Path) -> Path:
     embedded(recipe, "fedavg", folder / "cohorts", 1, SECURE)
     return folder / "cohorts"

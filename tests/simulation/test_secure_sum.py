@@ -101,6 +101,16 @@ def test_one_client_has_nobody_to_hide_among() -> None:
     assert tiny.equal(before, simulation.server.model)
 
 
+@pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
+def test_clients_without_examples_hide_nobody(aggregation: Any) -> None:
+    simulation = tiny.simulation(
+        FedAvg(aggregation=aggregation), federation=tiny.federation((0, 0, 9)), privacy=SECURE, cohort_size=3
+    )
+    record = simulation.run_round().record
+    assert record["rolled_back"]
+    assert ALONE in record["lost"].values()
+
+
 class AskingOne(FedAvg):
     def round(self, server: Server, cohort: Cohort) -> None:
         for client in cohort:
