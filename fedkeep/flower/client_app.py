@@ -55,6 +55,25 @@ def perform(message: Message, context: Context) -> Message:
     return _reply("perform", message, context)
 
 
+@app.train("aggregate")
+def aggregate(message: Message, context: Context) -> Message:
+    """Answer in one stage of secure aggregation.
+
+    Parameters
+    ----------
+    message : Message
+        The server's message, with the stage and its question.
+    context : Context
+        Flower's context, with the node's and the run's configuration.
+
+    Returns
+    -------
+    Message
+        The answer, or the reason why there is none.
+    """
+    return _reply("aggregate", message, context)
+
+
 def _reply(kind: MessageKind, message: Message, context: Context) -> Message:
     log = show_logs()
     try:

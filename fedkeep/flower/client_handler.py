@@ -29,9 +29,11 @@ from fedkeep.flower.state_store import StateStore, site_secret, state_ref, state
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
 from fedkeep.flower.views import SiteView, client_view, match_dataset, site_view, split_classes
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
-from fedkeep.simulation.messages import decode_request, results_type
+from fedkeep.simulation.messages import UPDATE, decode_request, results_type
+from fedkeep.simulation.secure_sum import secure_update, without_update
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.context import pinned_threads
 
@@ -44,7 +46,7 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
     Parameters
     ----------
     kind : MessageKind
-        What the server asks: the site's name and number of examples, or a client step.
+        What the server asks: the site's name and number of examples, a client step, or a stage of an aggregation.
     envelope : Envelope
         The server's message.
     config : NodeConfig
@@ -57,7 +59,7 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
     """
     try:
         with pinned_threads(config.threads):
-            return perform(envelope, config) if kind == "perform" else introduce(envelope, config)
+            return _HANDLERS[kind](envelope, config)
     except FedKeepError as error:
         log.error("site %s cannot answer: %s", config.site, error)
         return Envelope({"error": str(error)})
@@ -133,13 +135,27 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             state = store.state(request.state, simulation.client_state)
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
-            sent = (result.reply, state_ref(call_id, simulation.client_state), result.uses)
+            value = result.reply
+            if simulation.privacy.secure_aggregation and isinstance(value, Fit):  # the update waits to be masked
+                store.store_update(call_id, secure_update(simulation, request, value).model[UPDATE])
+                value = without_update(value)
+            sent = (value, state_ref(call_id, simulation.client_state), result.uses)
             reply = ((sent,), timer.train, timer.teachers)
             store.store(call_id, result.state, reply)
         store.prune(call_id, str(head["checkpointed"]))
     collected: dict[str, Tensor] = {}
     answer = encode_structure(reply, content_namer(collected, {}))
     return Envelope({"answer": answer, "call": call_id}, collected)
+
+
+def aggregate(envelope: Envelope, config: NodeConfig) -> Envelope:
+    """Answer in one stage of secure aggregation; see `fedkeep.flower.secagg_site.answer_stage`."""
+    from fedkeep.flower.secagg_site import answer_stage  # which needs Flower's cryptography; nothing else here does
+
+    return answer_stage(envelope, config)
+
+
+_HANDLERS = {"introduce": introduce, "perform": perform, "aggregate": aggregate}
 
 
 def _simulation(envelope: Envelope, config: NodeConfig) -> Simulation:

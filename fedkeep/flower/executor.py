@@ -5,21 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from fedkeep.aggregation.fixed_point import vector_length
 from fedkeep.errors import ValueRefused
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.site_registry import POLL_SECONDS, SiteRegistry
 from fedkeep.flower.state_store import StateRef, state_ref
-from fedkeep.flower.transport import Envelope, Transport, content_namer
+from fedkeep.flower.transport import Envelope, MessageKind, Transport, content_namer
+from fedkeep.interface import Fit
 from fedkeep.interface.codec import from_structure
+from fedkeep.models import Weights
 from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, encode_request, results_type
+from fedkeep.simulation.messages import (
+    ClientFailure,
+    StepRequest,
+    StepResult,
+    UpdateSum,
+    encode_request,
+    results_type,
+)
 from fedkeep.simulation.state import SimulationState
 
 AT_ONCE = 4
@@ -85,12 +96,14 @@ class FlowerExecutor(Executor):
         self.ahead = len(state.federation.clients)
         self.pending: dict[str, _Call] = {}  # by the transport's message identifier
         self.names: dict[int, str] = {}
+        self.trained: dict[str, str] = {}  # by site, the last call that left a model there
         self.round = 0  # counted over all tasks
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:
         self.round = round
         self.reply_log.begin_round(round)
         self.names.clear()
+        self.trained.clear()
         self.sites.wait_for(cohort, min(self.state.run_settings.min_clients, len(cohort)))
 
     def submit(self, *requests: StepRequest) -> list[Future]:
@@ -105,7 +118,7 @@ class FlowerExecutor(Executor):
         return call
 
     def _ask(self, call: _Call, envelope: Envelope) -> None:
-        message_id = self._send(call.request, envelope)
+        message_id = self._send(call.request.client, "perform", envelope)
         if isinstance(message_id, ClientFailure):
             self._log(call, message_id)
         else:
@@ -127,6 +140,61 @@ class FlowerExecutor(Executor):
             call.is_logged, call.is_repeated = False, True
             self._ask(call, self._pack(call.request))
 
+    def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int]) -> UpdateSum:
+        """Let the sites mask the updates that they hold, and unmask the sum (see `fedkeep.flower.secagg_server`).
+
+        The sum is logged like a reply: a restarted server does not ask for it again. If the server was stopped before,
+        it asks again, with new keys. Then sites mask the same updates, and give the same sum or none.
+        """
+        from fedkeep.flower.secagg_server import SecureAggregation  # which needs Flower; nothing else here does
+
+        calls = {client: self.trained[client] for client in updates}
+        digest = hashlib.blake2b(json.dumps(calls).encode(), digest_size=16).hexdigest()
+        name = f"{self.round:06d}-{digest}"
+        found = self.reply_log.load(name, UpdateSum)
+        if found is None:
+            aggregation = f"{self.round:06d}-{secrets.token_hex(16)}"
+
+            def ask(stage: str, questions: Mapping[str, Any]) -> Iterator[tuple[str, Envelope | ClientFailure]]:
+                head = {"run": self.run, "aggregation": aggregation, "stage": stage}
+                return self._ask_all(
+                    {
+                        site: Envelope({**head, "client": site, "call": calls[site], "question": question})
+                        for site, question in questions.items()
+                    }
+                )
+
+            length = vector_length(self.state.context.runner.initial)
+            found = SecureAggregation(ask, examples, length).run()
+            self.reply_log.store(name, found)
+        result: UpdateSum = found
+        return result
+
+    def _ask_all(self, envelopes: Mapping[str, Envelope]) -> Iterator[tuple[str, Envelope | ClientFailure]]:
+        """Send each site an envelope of an aggregation, and yield the replies as they arrive."""
+        pending: dict[str, str] = {}
+        for site, envelope in envelopes.items():
+            message_id = self._send(site, "aggregate", envelope)
+            if isinstance(message_id, ClientFailure):
+                yield site, message_id
+            else:
+                pending[message_id] = site
+        deadline = time.monotonic() + self.deadline
+        while pending:
+            waiting = list(pending)
+            for start in range(0, len(waiting), AT_ONCE):
+                replies = self.transport.receive(waiting[start : start + AT_ONCE])
+                for message_id, reply in replies.items():
+                    if not isinstance(reply, ClientFailure) and "error" in reply.head:
+                        reply = ClientFailure(f"its site says: {reply.head['error']}")
+                    yield pending.pop(message_id), reply
+            if pending and time.monotonic() > deadline:
+                for site in pending.values():
+                    yield site, ClientFailure(f"did not answer within {self.deadline:g} s")
+                return
+            if len(pending) == len(waiting):
+                time.sleep(POLL_SECONDS)
+
     def drain(self) -> None:
         """Stop waiting for pending calls. A site that runs one finishes it, and its reply is never fetched."""
         self.pending.clear()
@@ -134,13 +202,13 @@ class FlowerExecutor(Executor):
     def stop(self) -> None:
         self.pending.clear()
 
-    def _send(self, request: StepRequest, envelope: Envelope) -> str | ClientFailure:
-        if self.sites.node(request.client) is None:
+    def _send(self, site: str, kind: MessageKind, envelope: Envelope) -> str | ClientFailure:
+        if self.sites.node(site) is None:
             self.sites.refresh()  # the site may have connected again since the round began
-        node = self.sites.node(request.client)
+        node = self.sites.node(site)
         if node is None:
             return ClientFailure("is not connected")
-        return self.transport.send(node, "perform", envelope, self.round, self.deadline)
+        return self.transport.send(node, kind, envelope, self.round, self.deadline)
 
     def _receive(self) -> None:
         """Take the replies that have arrived, and give up calls whose deadline has passed."""
@@ -170,6 +238,8 @@ class FlowerExecutor(Executor):
             return reply
         ((value, _, uses),), train, teachers = reply
         self.state.context.timer.add(train, teachers)
+        if isinstance(value, Fit):
+            self.trained[call.request.client] = call.call_id
         return StepResult(value, state_ref(call.call_id, self.state.client_state), uses)
 
     def _read(self, call: _Call, reply: Envelope | ClientFailure) -> Any:

@@ -21,7 +21,11 @@ from fedkeep.errors import ValueRefused
 from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.simulation.messages import ClientFailure
 
-MESSAGE_TYPES: dict[MessageKind, str] = {"introduce": "query.introduce", "perform": "train.perform"}
+MESSAGE_TYPES: dict[MessageKind, str] = {
+    "introduce": "query.introduce",
+    "perform": "train.perform",
+    "aggregate": "train.aggregate",
+}
 """Flower's message type for each kind of message."""
 _HEAD, _TENSORS = "head", "tensors"
 MAX_HEAD_SIZE = 4e6  # characters of a reply's header, which takes far more memory once it is parsed

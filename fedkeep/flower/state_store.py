@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import torch
 from filelock import FileLock
+from torch import Tensor
 
 from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.errors import RunError, ValueRefused
@@ -20,6 +21,7 @@ from fedkeep.interface.codec import decode, encode
 
 log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
+_CONTENTS = ("state", "reply", "update", "secagg", "told")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -120,10 +122,10 @@ class StateStore:
         state : object
             The client state that the call left.
         reply : object
-            The reply to the server. It is written last, since its file shows that the state was written too.
+            The reply to the server. It is written last, since its file shows that the others were written too.
         """
-        write_sealed(self._file(call_id, "state"), encode(state))
-        write_sealed(self._file(call_id, "reply"), encode(reply))
+        write_sealed(self.file(call_id, "state"), encode(state))
+        write_sealed(self.file(call_id, "reply"), encode(reply))
 
     def reply(self, call_id: str, hint: Any) -> Any:
         """Return the stored reply to a call.
@@ -140,7 +142,7 @@ class StateStore:
         object
             The reply, or None if nothing is stored or it is damaged: the step is then run again.
         """
-        file = self._file(call_id, "reply")
+        file = self.file(call_id, "reply")
         try:
             return decode(read_sealed(file), hint, self.device) if file.exists() else None
         except DamagedFile as damage:
@@ -169,7 +171,7 @@ class StateStore:
         """
         if not isinstance(ref, StateRef) or not ref.call:
             return None
-        file = self._file(ref.call, "state")
+        file = self.file(ref.call, "state")
         try:
             return decode(read_sealed(file), hint, self.device)
         except DamagedFile as damage:
@@ -177,6 +179,39 @@ class StateStore:
                 f"{damage} This client's state is lost: give this site the state folder that it had before, or start a "
                 "new run."
             ) from None
+
+    def store_update(self, call_id: str, update: Tensor) -> None:
+        """Store the update that a client step left for secure aggregation, before `store`.
+
+        Parameters
+        ----------
+        call_id : str
+            The call of the step.
+        update : Tensor
+            int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
+        """
+        write_sealed(self.file(call_id, "update"), encode(update))
+
+    def update(self, call_id: str) -> Tensor:
+        """Return the update that a client step left for secure aggregation.
+
+        Parameters
+        ----------
+        call_id : str
+            The call of the step.
+
+        Returns
+        -------
+        Tensor
+            int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
+
+        Raises
+        ------
+        RunError
+            If its file is missing or damaged.
+        """
+        update: Tensor = decode(read_sealed(self.file(call_id, "update")), Tensor, self.device)
+        return update
 
     def prune(self, call_id: str, checkpointed: str) -> None:
         """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed one.
@@ -190,12 +225,31 @@ class StateStore:
         checkpointed : str
             The call that left the state with which the current round began; empty if there was none.
         """
-        for file in [*self.folder.glob("*.state"), *self.folder.glob("*.reply")]:
+        for file in [file for content in _CONTENTS for file in self.folder.glob(f"*.{content}")]:
             other = file.name.partition(".")[0]
             if _round_of(other) < _round_of(call_id) and other != checkpointed:
                 file.unlink()
 
-    def _file(self, call_id: str, content: str) -> Path:
+    def file(self, call_id: str, content: str) -> Path:
+        """Return the file of something that belongs to a call or to an aggregation.
+
+        Parameters
+        ----------
+        call_id : str
+            The call, or the aggregation, whose identifier has the same form.
+        content : str
+            What it holds.
+
+        Returns
+        -------
+        Path
+            The file, which may not exist.
+
+        Raises
+        ------
+        ValueRefused
+            If ``call_id`` is no such identifier.
+        """
         if not _CALL_ID.fullmatch(call_id):
             raise ValueRefused(f"{call_id[:60]!r} is not the name of a call.")
         return self.folder / f"{call_id}.{content}"

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedkeep.models.weights import tensor_hash
 from fedkeep.simulation.messages import ClientFailure
 
-MessageKind = Literal["introduce", "perform"]
-"""What the server asks of a site: its name and number of examples ("introduce"), or a client step ("perform")."""
+MessageKind = Literal["introduce", "perform", "aggregate"]
+"""What the server asks of a site: its name and number of examples, a client step, or a stage of secure aggregation."""
 
 
 @dataclass(frozen=True, eq=False)

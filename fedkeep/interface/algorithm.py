@@ -113,6 +113,16 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """
         return 0
 
+    @property
+    def only_averages(self) -> bool:
+        """Whether `round` makes of the clients' models nothing but means of all of them, in which each may be another.
+
+        Secure aggregation puts the mean weighted by `Fit.num_examples` in the place of each model, or the plain mean if
+        the method has an option ``aggregation`` with the value ``"uniform"``; `Fit.loss` and `Fit.num_steps` are 0. It
+        refuses a method that says False. Sequences, and methods whose clients send more than a `Fit`, need not say so.
+        """
+        return True
+
     @abstractmethod
     def round(self, server: Server[S], cohort: Cohort) -> None:
         """Carry out one communication round.

@@ -20,7 +20,7 @@ FROM_LABEL_COUNTS = "from label counts"
 
 @dataclass(frozen=True)
 class Privacy(Options):
-    """Differential privacy: of one example, in what leaves a client; and of a whole client, in the means of models."""
+    """Differential privacy of one example, in what leaves a client, or of a whole client, in means; and secure sums."""
 
     noise_multiplier: float = option(
         0.0,
@@ -47,7 +47,10 @@ class Privacy(Options):
         0.0, "central DP: noise on the mean update, over max_update_norm / clients of the mean; 0: off", low=0.0
     )
     secure_aggregation: bool = option(
-        False, "whether the server may see sums of models only; refused so far, with the reason for the method"
+        False, "whether the server sees sums of models only, by SecAgg; for methods that only average"
+    )
+    clipping_range: float = option(
+        1024.0, "secure aggregation: largest change of a weight; a client with a larger one is lost", low=1e-6, high=1e9
     )
     max_update_norm: float = option(1.0, "central DP: norm to which each client's update is clipped", low=1e-12)
 

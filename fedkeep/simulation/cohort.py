@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Cohort, RemoteClient
+from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step
 from fedkeep.interface.cohort import Each
 from fedkeep.simulation.messages import StepRequest
@@ -31,6 +31,11 @@ class LocalRemoteClient(RemoteClient):
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
         clients = self.round.queue(_tasks(step, self.round, [self.id], args, kwargs))
         reply = self.round.collect(clients).get(self.id, LOST)
+        if isinstance(reply, Fit) and self.round.state.privacy.secure_aggregation:
+            raise ConfigError(
+                f"privacy.secure_aggregation: {self.round.state.algorithm.name()} asks one client alone for a model. A "
+                "sum hides one model among several: let it ask the cohort."
+            )
         return None if reply is LOST else reply
 
 
@@ -58,7 +63,8 @@ class LocalCohort(Cohort):
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         clients = self.round.queue(_tasks(step, self.round, self.clients, args, kwargs))
         replies = self.round.collect(clients)
-        return self.round.make_robust({client: reply for client, reply in replies.items() if reply is not LOST})
+        arrived = {client: reply for client, reply in replies.items() if reply is not LOST}
+        return self.round.make_robust(self.round.make_secure(arrived))
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
         self.round.start(_tasks(step, self.round, self.clients, args, kwargs))

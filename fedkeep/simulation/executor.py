@@ -13,7 +13,8 @@ from greenlet import getcurrent, greenlet
 from fedkeep.data import Federation
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import copy_containers
-from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult
+from fedkeep.models import Weights
+from fedkeep.simulation.messages import UPDATE, ClientFailure, StepRequest, StepResult, UpdateSum
 from fedkeep.simulation.step_checks import check_arguments, check_reply
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
@@ -96,6 +97,29 @@ class Executor(ABC):
             The positions.
         """
         return iter(range(len(futures)))
+
+    def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int]) -> UpdateSum:
+        """Add up updates of which the method sees the sum alone (see `fedkeep.simulation.secure_sum`).
+
+        In processes of one machine there is nobody to hide them from, so that they need no masks.
+
+        Parameters
+        ----------
+        updates : Mapping[str, Weights]
+            By client, its last reply's `UPDATE`, int64; at least two. They are empty where they stay at the clients.
+        examples : Mapping[str, int]
+            By client, its number of examples. A client without any has an update of zeros, which hides nobody.
+
+        Returns
+        -------
+        UpdateSum
+            The sum.
+        """
+        first, *others = updates
+        total = updates[first][UPDATE].clone()
+        for client in others:
+            total += updates[client][UPDATE]
+        return UpdateSum(total, {})
 
     @abstractmethod
     def drain(self) -> None:

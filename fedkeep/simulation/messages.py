@@ -17,6 +17,8 @@ from fedkeep.interface.codec import encode_structure, from_structure
 from fedkeep.interface.steps import BUILTIN_STEPS
 from fedkeep.models import Weights
 
+UPDATE = "update"
+"""With secure aggregation, the name of a client's update in the place of its model."""
 NOT_FINITE = "not finite"
 """What the reason of a lost client contains if its reply had numbers that are not finite."""
 TOO_LARGE = "fits the model that it was sent"
@@ -95,6 +97,22 @@ class ClientFailure:
 
     reason: str
     refused: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateSum:
+    """The sum of several clients' updates, of which the server sees no single one.
+
+    Attributes
+    ----------
+    total : Tensor
+        The sum modulo 2^64, int64 [numbers] (see `fedkeep.aggregation.fixed_point`); empty if all clients are lost.
+    lost : dict[str, str]
+        The clients whose update is not in it, and the reasons.
+    """
+
+    total: Tensor
+    lost: dict[str, str]
 
 
 def encode_request(request: StepRequest, name: Callable[[Tensor], str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -14,6 +14,7 @@ from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
 from fedkeep.interface.steps import send_label_counts
 from fedkeep.metrics.accountant import require_accountant
 from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.run_settings import RunSettings
 
 
 def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Defense) -> None:
@@ -66,8 +67,14 @@ def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Def
             )
 
 
-def check_secure(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
-    """Refuse secure aggregation, with what of the method stands against it.
+def check_secure(
+    algorithm: Algorithm[Any, Any],
+    privacy: Privacy,
+    defense: Defense,
+    run_settings: RunSettings,
+    own_networks: Collection[str],
+) -> None:
+    """Refuse secure aggregation where the server must see more than the mean of the clients' models.
 
     Parameters
     ----------
@@ -75,11 +82,17 @@ def check_secure(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
         The method.
     privacy : Privacy
         What is asked for.
+    defense : Defense
+        Which replies are looked at one by one.
+    run_settings : RunSettings
+        What is evaluated.
+    own_networks : Collection[str]
+        Clients with another architecture than the server's.
 
     Raises
     ------
     ConfigError
-        If it is asked for: the server must see what the method's clients send, or Flower's protocol cannot carry it.
+        If it is asked for, and something needs the models of single clients.
     """
     if not privacy.secure_aggregation:
         return
@@ -94,11 +107,21 @@ def check_secure(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
         more = [field.name for field in fields(reply) if field.name not in own] if is_dataclass(reply) else []
         what = " and ".join(f"`{field}`" for field in more) or "each reply"
         raise ConfigError(f"{refused}the server must see {what} of {algorithm.name()}'s client step {name}.")
-    raise ConfigError(
-        f"{refused}{algorithm.name()} only averages, but Flower's SecAgg+ cannot carry its replies: they could not be "
-        "checked, a run could not be resumed to the same result, and values beyond 8 would be cut. "
-        "docs/threat-model.md says what was tried. privacy.client_noise_multiplier hides a client in the mean."
-    )
+    if not algorithm.only_averages:
+        raise ConfigError(
+            f"{refused}{algorithm.name()}'s server needs more of each client than its share of a mean: its model, its "
+            "number of steps or its loss. Only methods that average models can be summed."
+        )
+    needing = {
+        f"defense.loss_check={defense.loss_check} measures": defense.loss_check != "off",
+        f"defense.robust_aggregation={defense.robust_aggregation} compares": defense.robust_aggregation != "mean",
+        "privacy.client_noise_multiplier clips": privacy.client_noise_multiplier > 0,
+        "run.evaluate_local_models evaluates": run_settings.evaluate_local_models,
+    }
+    for what in (what for what, is_asked in needing.items() if is_asked):
+        raise ConfigError(f"{refused}{what} the model of each client, and the server sees their sum. Turn one off.")
+    if own_networks:
+        raise ConfigError(f"{refused}clients have networks of their own ([[client_models]]), which cannot be summed.")
 
 
 def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:

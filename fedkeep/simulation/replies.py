@@ -96,7 +96,8 @@ def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str 
         held = None if state.privacy.counts_epsilon else state.federation.num_examples(request.client)
         return invalid_counts(reply, state.context.num_classes, held)
     runner = state.context_of(request.client).runner
-    mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []
+    hidden = state.privacy.secure_aggregation and isinstance(reply, Fit) and not reply.model
+    mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) and not hidden else []
     mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
     if mismatch := next(filter(None, mismatches), None):
         return f"another model: {mismatch}"

@@ -19,7 +19,7 @@ import torch
 
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.errors import in_one_line
+from fedkeep.errors import ValueRefused, in_one_line
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
@@ -43,6 +43,7 @@ from fedkeep.simulation.replies import (
 )
 from fedkeep.simulation.reply_store import ReplyStore
 from fedkeep.simulation.robust import robust_replies
+from fedkeep.simulation.secure_sum import secure_mean, secure_update, without_update
 from fedkeep.simulation.state import SimulationState
 
 Step = Callable[..., Any]
@@ -84,6 +85,8 @@ class RoundState:
         Clients whose models robust aggregation did not choose.
     sent : dict[str, Weights]
         The models that were sent to the clients that were asked last, by client.
+    trained : dict[str, ReturnedModel]
+        With secure aggregation: the last trainings of the clients that were asked last, by client.
     loss_checker : LossChecker
         Checks the losses of this round's models, if the recipe lets somebody measure them.
     lost_between_rounds : dict[str, str]
@@ -134,6 +137,7 @@ class RoundState:
         self.left_out: list[str] = []
         self.loss_checker = LossChecker(self)
         self.sent: dict[str, Weights] = {}
+        self.trained: dict[str, ReturnedModel] = {}
         self.lost_between_rounds: dict[str, str] = {}
         self.requires_min_clients = True
         self.client_states: dict[str, Any] = {}
@@ -229,11 +233,41 @@ class RoundState:
                             following = order.popleft()
                             replies[following] = self._accept(checked.pop(following), arrived)
         self._compare(arrived)
+        if self.state.privacy.secure_aggregation:
+            self.trained = {one.request.client: one for one in arrived}
         for client in clients:
             self.waiting.pop(client, None)
             if client in self.lost:
                 replies[client] = LOST
         return replies
+
+    def make_secure(self, replies: dict[str, Any]) -> dict[str, Any]:
+        """Put the securely aggregated mean in the place of models that were asked for together.
+
+        Parameters
+        ----------
+        replies : dict[str, object]
+            The replies by client.
+
+        Returns
+        -------
+        dict[str, object]
+            The replies as the method sees them; without `privacy.secure_aggregation`, and without models, the same.
+        """
+        fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
+        if not self.state.privacy.secure_aggregation or not fits:
+            return replies
+        with self._timed():
+            requests = {client: self.trained[client].request for client in fits}
+            seen, lost, size = secure_mean(self.state, fits, requests)
+        self.up += size
+        for client, reason in lost.items():
+            self.fits = [one for one in self.fits if one[0] != client]
+            self.answered.discard(client)
+            self._restore(self.trained[client])
+            self._lose(client, reason)
+        self.trained = {}
+        return {client: seen.get(client, reply) for client, reply in replies.items() if client not in lost}
 
     def make_robust(self, replies: dict[str, Any]) -> dict[str, Any]:
         """Apply the recipe's robust aggregation to models that were asked for together.
@@ -404,18 +438,24 @@ class RoundState:
         reply = result.reply
         if fault := find_fault(state, request, reply):
             return _Checked(request, replace(result, reply=None), fault)
+        secure = state.privacy.secure_aggregation and isinstance(reply, Fit)
+        if secure and reply.model:  # in a simulation; what a site sends has left its model out
+            try:
+                reply = secure_update(state, request, reply)
+            except ValueRefused as error:
+                return _Checked(request, replace(result, reply=None), str(error))
         sent = sent_model(request, reply) if isinstance(reply, Fit) else None
         parameters = state.context_of(request.client).runner.parameters
         compared = state.defense.check_replies or state.defense.loss_check != "off"
         update = measure_update(sent, reply, parameters) if sent is not None and compared else None
-        size = num_bytes(reply)
+        size = num_bytes(without_update(reply) if secure else reply)
         if state.through_codec:
             new_state = decode(encode(result.state), state.client_state, state.device)
             result = replace(result, state=new_state)
             reply = decode(encode(reply), annotations_of(unwrap_step(request.step))["return"], state.device)
         else:
             reply = copy_containers(reply)
-        reply = reply if store is None else store.keep(reply, size)
+        reply = reply if store is None else store.keep(reply, None if secure else size)
         return _Checked(request, replace(result, reply=reply), None, size, update)
 
     def _accept(self, checked: _Checked, arrived: list[ReturnedModel]) -> Any:
@@ -518,12 +558,15 @@ class RoundState:
         fault : str
             What is wrong with it, after "answered with".
         """
-        client = one.request.client
+        self._restore(one)
+        self._lose(one.request.client, f"answered with {fault}", refused=True)
+
+    def _restore(self, one: ReturnedModel) -> None:
+        """Give a client the state back that it had before a step."""
         if one.state_before is LOST:
-            self.client_states.pop(client, None)
+            self.client_states.pop(one.request.client, None)
         else:
-            self.client_states[client] = one.state_before
-        self._lose(client, f"answered with {fault}", refused=True)
+            self.client_states[one.request.client] = one.state_before
 
     def _report(self, step: str) -> None:
         """Report how many replies to a step have arrived.

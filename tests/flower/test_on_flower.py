@@ -48,6 +48,7 @@ QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]
 OVER_TASKS = ["fedlwf", "fedskf"]
 APART = ["feddcl", "ft-kd"]  # over tasks too, and each site has a network of its own
+SUMMED = ["fedavg"]  # with secure aggregation
 SITES = 2
 
 
@@ -210,6 +211,7 @@ def new_app(folder: Path, methods: list[str]) -> Path:
             "2",
             ["partition.classes_per_client=3", "training.epochs=1", "tasks.num_tasks=2", "fedskf.level=icarl"],
         )
+    changes += ["privacy.secure_aggregation=true"] if methods == SUMMED else []
     changes += ["auxiliary.images_per_class=2"] if "fedcad" in methods else []
     words = ["--sites", str(SITES), "--seeds", "0", "--rounds", rounds, "--methods", ",".join(methods)]
     sets = [word for change in changes for word in ("--set", change)]
@@ -263,9 +265,10 @@ class InProcessGrid:
         return [self.replies[message_id] for message_id in message_ids]
 
 
-def test_both_apps_give_the_same_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize("methods", [["sfedkd"], SUMMED], ids=",".join)
+def test_both_apps_give_the_same_models(methods: list[str], tmp_path: Path) -> None:
     """What Flower calls, with its messages and contexts; the slow tests run it in Flower's simulation."""
-    app, out = new_app(tmp_path, ["sfedkd"]), tmp_path / "out"
+    app, out = new_app(tmp_path, methods), tmp_path / "out"
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0  # as Flower does in a process of its own
     config |= {"recipe": str(app / "recipe.toml"), "out": str(out), "state-dir": str(tmp_path / "sites")}
@@ -274,21 +277,21 @@ def test_both_apps_give_the_same_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("methods", [QUICK, OTHERS, OVER_TASKS, APART], ids=",".join)
+@pytest.mark.parametrize("methods", [QUICK, OTHERS, OVER_TASKS, APART, SUMMED], ids=",".join)
 def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
     compare(app, out, hosts.simulate(tmp_path, app, sites_of(methods), f'out="{out}"', free_port()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("methods", [QUICK + OTHERS, OVER_TASKS, APART], ids=",".join)
+@pytest.mark.parametrize("methods", [QUICK + OTHERS, OVER_TASKS, APART, SUMMED], ids=",".join)
 def test_a_superlink_with_supernodes_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
     names = [str(number) for number in range(sites_of(methods))]
     with hosts.federation(tmp_path, names, port=free_port()) as result:
         result.make_keys(names)
         result.start_superlink()
-        result.start_gate()
+        result.start_proxy()
         for name in names:
             result.register(name)
             result.start_supernode(name, f"partition-id={name} num-partitions={len(names)}")

@@ -201,20 +201,6 @@ def test_noised_means_are_for_methods_that_only_average(method: str, reason: str
         tiny.simulation(get_algorithm(method)(), privacy=Privacy(client_noise_multiplier=1.0))
 
 
-@pytest.mark.parametrize(
-    ("method", "reason"),
-    [
-        ("sfedkd", "must see `model`"),
-        ("fedadkd", "must see `gini` of fedadkd's client step"),
-        ("fedmd", "client step"),
-        ("fedavg", "SecAgg\\+ cannot carry its replies"),
-    ],
-)
-def test_secure_aggregation_is_refused_with_the_reason(method: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        tiny.simulation(get_algorithm(method)(), privacy=Privacy(secure_aggregation=True))
-
-
 def test_what_epsilon_would_not_cover_is_not_trained() -> None:
     party = client(PRIVATE)
     with pytest.raises(ConfigError, match="2 data sets at once"):

@@ -130,6 +130,10 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     def rows_per_class(self) -> int:
         return ROTATIONS if self.level == "pass" else 1
 
+    @property
+    def only_averages(self) -> bool:
+        return self.pit == "off"  # otherwise it aligns with the model of one client
+
     def round(self, server: Server[FedSKFServerState], cohort: Cohort) -> None:
         # The network's layers come first, since not every network can be aligned.
         layers = () if self.pit == "off" else channel_groups(server.network(server.model))

@@ -86,6 +86,10 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
         if not self.anchors:
             raise ConfigError(f"LANDER needs vectors for what classes are called. Set anchors to {FORMATS}.")
 
+    @property
+    def only_averages(self) -> bool:
+        return False  # it needs the losses
+
     def begin_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
         state = server.state
         state.best_model, state.lowest_loss = {}, inf

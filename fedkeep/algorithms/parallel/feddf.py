@@ -29,6 +29,10 @@ class FedDF(Algorithm):
     tau: float = option(1.0, "softmax temperature; there is no tau squared", low=1e-3)
     aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
 
+    @property
+    def only_averages(self) -> bool:
+        return False  # it distils the predictions of each model
+
     def round(self, server: Server, cohort: Cohort) -> None:
         """Average the clients' models, and distil their mean logits into the average (algorithm 1)."""
         replies = cohort.ask(self.train, server.model)

@@ -21,6 +21,10 @@ class FedNova(Algorithm):
     paper = "Wang et al., 2020: Tackling the objective inconsistency problem in heterogeneous federated optimization"
     needs = ("sgd",)
 
+    @property
+    def only_averages(self) -> bool:
+        return False  # it weighs each update by its number of steps
+
     def round(self, server: Server, cohort: Cohort) -> None:
         """Let all clients train the global model, and take the normalised mean of their models."""
         replies = cohort.ask(self.train, server.model)

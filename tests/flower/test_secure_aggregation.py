@@ -1,0 +1,266 @@
+"""SecAgg between server and sites: the sum is right with and without lost sites, and no site's update can be read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from local_transport import LocalTransport, Tamper, node_configs
+from trial import Killed, config, embedded, model, records
+
+pytest.importorskip("flwr")
+
+from flwr.common.secure_aggregation.secaggplus_constants import Stage
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+
+from fedkeep.experiment.build import build_federation, build_simulation
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.flower.secagg import mask, threshold
+from fedkeep.flower.server import serve
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.transport import Envelope, MessageKind
+from fedkeep.simulation.messages import ClientFailure
+
+SECURE = ("auxiliary.images_per_class=2", "run.cohort_size=4", "privacy.secure_aggregation=true")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny.write_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    embedded(recipe, "fedavg", out, 2, SECURE)
+    return out
+
+
+def run_sites(recipe: str, folder: Path, tamper: Tamper | None = None, **changes: Any) -> LocalTransport:
+    transport = LocalTransport(node_configs(folder / "states"), tamper)
+    serve(transport, config(recipe, folder / "sites", SECURE, **({"methods": "fedavg", "rounds": 2} | changes)))
+    return transport
+
+
+def silent(victims: Sequence[int], stage: str, rounds: Sequence[int] = (1, 2)) -> Tamper:
+    """Lose sites of a round in a stage: those at some positions among the names that are asked in it."""
+    seen: dict[str, list[str]] = {}
+
+    def tamper(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | ClientFailure:
+        if kind != "aggregate" or asked.head["stage"] != stage:
+            return reply
+        aggregation = str(asked.head["aggregation"])
+        order = seen.setdefault(aggregation, [])
+        order.append(site.site)
+        is_lost = int(aggregation.split("-")[0]) in rounds and order.index(site.site) in victims
+        return ClientFailure("the node is gone") if is_lost else reply
+
+    return tamper
+
+
+@pytest.mark.parametrize("method", ["fedavg", "moon", pytest.param("fedcad", marks=pytest.mark.slow)])
+def test_sites_give_the_bits_of_a_simulation(method: str, recipe: str, tmp_path: Path) -> None:
+    embedded(recipe, method, tmp_path / "one", 2, SECURE)
+    run_sites(recipe, tmp_path, methods=method)
+    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "sites"))
+    assert records(tmp_path / "one") == records(tmp_path / "sites")
+
+
+def test_what_a_site_sends_is_not_its_update(recipe: str, tmp_path: Path) -> None:
+    arrived: list[tuple[str, Envelope]] = []
+
+    def watch(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        arrived.append((str(asked.head.get("stage", kind)), reply))
+        return reply
+
+    run_sites(recipe, tmp_path, watch, rounds=1)
+    updates = {
+        file.name.split(".")[0]: StateStore(tmp_path / "states", *file.parts[-3:-1], torch.device("cpu")).update(
+            file.name.split(".")[0]
+        )
+        for file in (tmp_path / "states").rglob("*.update")
+    }
+    assert len(updates) == 4
+    vectors = {
+        str(reply.head["call"]): reply.tensors["vector"] for stage, reply in arrived if "vector" in reply.tensors
+    }
+    assert vectors.keys() == updates.keys()
+    for call, vector in vectors.items():
+        masked, update = vector.double(), updates[call].double()
+        assert masked.abs().median() > 2**60 > 1e6 * update.abs().max()
+        assert bool((vector != updates[call]).all())
+        assert abs(float(np.corrcoef(masked, update)[0, 1])) < 0.2
+        assert 0.4 < float((vector < 0).double().mean()) < 0.6, "uniform modulo 2^64"
+    for kind, reply in arrived:
+        if kind == "perform":
+            assert not reply.tensors, "the model stays at the site"
+            fit = reply.head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]
+            assert (fit["num_steps"], fit["loss"]) == (0, 0.0)
+
+
+@pytest.mark.parametrize("stage", [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS])
+def test_the_sum_is_right_without_a_site_that_was_lost(stage: str, recipe: str, tmp_path: Path) -> None:
+    run_sites(recipe, tmp_path, silent([1], stage, [1]), rounds=1)
+    (record,) = records(tmp_path / "sites")
+    ((lost, reason),) = record["lost"].items()
+    assert reason == f"the node is gone (secure aggregation, stage {stage})"
+    assert not record["rolled_back"]
+    # A simulation whose client is lost in training sums the same three updates.
+    chosen = load_recipe(recipe, settings=SECURE, methods=["fedavg"], rounds=1)
+    simulation = build_simulation(chosen, chosen.methods[0], 0, build_federation(chosen, 0))
+    simulation.fault_injector = lambda round, client, step: "gone" if client == lost else None
+    simulation.run_round()
+    assert tiny.equal(simulation.server.model, model(tmp_path / "sites"))
+
+
+def test_a_site_that_falls_silent_after_its_vector_is_in_the_sum(recipe: str, alone: Path, tmp_path: Path) -> None:
+    run_sites(recipe, tmp_path, silent([0], Stage.UNMASK))
+    assert tiny.equal(model(alone), model(tmp_path / "sites"))
+    assert records(alone) == records(tmp_path / "sites")
+
+
+def test_too_few_sites_lose_the_round(recipe: str, tmp_path: Path) -> None:
+    run_sites(recipe, tmp_path, silent([0, 1], Stage.COLLECT_MASKED_VECTORS, [1]))
+    first, second = records(tmp_path / "sites")
+    assert (first["rolled_back"], second["rolled_back"]) == (True, False)
+    assert any("2 of 4 sites answered" in reason and "3 are needed" in reason for reason in first["lost"].values())
+
+
+def test_a_vector_that_is_no_update_loses_the_round_and_changes_nothing(recipe: str, tmp_path: Path) -> None:
+    def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        round = int(str(asked.head.get("aggregation", "0-")).split("-")[0])
+        if "vector" not in reply.tensors or round != 1 or site.site != victims[0]:
+            return reply
+        return Envelope(reply.head, {"vector": reply.tensors["vector"] + 2**61})
+
+    victims = [records(_cohorts(recipe, tmp_path))[0]["cohort"][0]]
+    run_sites(recipe, tmp_path, spoil)
+    first, second = records(tmp_path / "sites")
+    assert (first["rolled_back"], second["rolled_back"]) == (True, False)
+    assert any("which client is the cause cannot be told" in reason for reason in first["lost"].values())
+
+
+@pytest.mark.parametrize("stage", Stage.all())
+def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tmp_path: Path) -> None:
+    nonsense: list[Any] = [["x", "y"], None, 3, {"0": "zz"}, ["", [], {}]]
+    spoiled: list[str] = []
+
+    def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        aggregation = asked.head.get("aggregation")
+        if kind != "aggregate" or asked.head["stage"] != stage or aggregation in spoiled:
+            return reply
+        spoiled.append(str(aggregation))
+        answer = nonsense[len(spoiled) - 1]
+        if stage == Stage.UNMASK and len(spoiled) > 2:  # shares of the right form
+            answer = {name: share[::-1] for name, share in reply.head["answer"].items()}
+        return Envelope({"answer": answer}, {"vector": torch.zeros(3)})
+
+    run_sites(recipe, tmp_path, spoil, rounds=5)
+    found = records(tmp_path / "sites")
+    assert len(spoiled) == len(found) == 5
+    assert all(record["lost"] or stage == Stage.UNMASK for record in found)
+    assert [record["rolled_back"] for record in found] == [stage == Stage.UNMASK and round > 2 for round in range(1, 6)]
+
+
+def _cohorts(recipe: str, folder: Path) -> Path:
+    embedded(recipe, "fedavg", folder / "cohorts", 1, SECURE)
+    return folder / "cohorts"
+
+
+@pytest.mark.parametrize("stage", [Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+def test_a_restarted_server_gets_the_same_sum_and_nobody_trains_twice(
+    stage: str, recipe: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    store = StateStore.store
+    monkeypatch.setattr(StateStore, "store", lambda self, call, *rest: (trained.append(call), store(self, call, *rest)))
+
+    def kill(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind == "aggregate" and asked.head["stage"] == stage and str(asked.head["aggregation"]).startswith("000002"):
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        run_sites(recipe, tmp_path, kill)
+    run_sites(recipe, tmp_path)
+    assert tiny.equal(model(alone), model(tmp_path / "sites"))
+    assert records(alone) == records(tmp_path / "sites")
+    assert len(trained) == len(set(trained)) == 8
+
+
+def test_a_site_unmasks_one_sum_of_an_update_and_answers_each_stage_once(recipe: str, tmp_path: Path) -> None:
+    transport = run_sites(recipe, tmp_path, rounds=1)
+
+    def ask(node: int, head: dict[str, Any]) -> dict[str, Any]:
+        number = transport.send(node, "aggregate", Envelope(head), 1, 1.0)
+        (reply,) = transport.receive([str(number)]).values()
+        assert isinstance(reply, Envelope)
+        return reply.head
+
+    stages = [(site, envelope.head) for site, kind, envelope in transport.sent if kind == "aggregate"]
+    site, unmask = next((site, head) for site, head in stages if head["stage"] == Stage.UNMASK)
+    assert "answer" in ask(100 + int(site), unmask), "the same question has the same answer"
+    active = unmask["question"]["active"]
+    fewer = {"active": [name for name in active if name != active[-1]], "dead": [active[-1]]}
+    if site == active[-1]:
+        fewer = {"active": active[1:], "dead": active[:1]}
+    assert "to another question" in ask(100 + int(site), {**unmask, "question": fewer})["error"]
+    # A new aggregation of the same trainings, in which one site less shares its keys, must not be unmasked.
+    others = [name for name in active if name != fewer["dead"][0]]
+    calls = {name: head["call"] for name, head in stages}
+    head = {"run": unmask["run"], "aggregation": "000001-" + "0" * 32}
+
+    def stage(name: str, questions: dict[str, Any]) -> dict[str, Any]:
+        return {
+            one: ask(100 + int(one), {**head, "client": one, "call": calls[one], "stage": name, "question": question})
+            for one, question in questions.items()
+        }
+
+    keys = {one: reply["answer"] for one, reply in stage(Stage.SETUP, dict.fromkeys(others)).items()}
+    shares = {one: reply["answer"] for one, reply in stage(Stage.SHARE_KEYS, dict.fromkeys(others, keys)).items()}
+    forwarded = {to: {one: shares[one][to] for one in others if one != to} for to in others}
+    stage(Stage.COLLECT_MASKED_VECTORS, forwarded)
+    told = stage(Stage.UNMASK, {one: {"active": others, "dead": []} for one in others})
+    assert all("in another sum already" in reply["error"] for reply in told.values())
+
+
+def test_secrets_are_readable_by_the_sites_user_alone_and_go_when_they_are_used(recipe: str, tmp_path: Path) -> None:
+    def look(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind == "aggregate":
+            files = list((tmp_path / "states").rglob(f"{site.site}/*.secagg"))
+            assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+            secret = [name for file in files for name in json.loads(file.read_text())]
+            assert ("key1" in secret) == (asked.head["stage"] != Stage.UNMASK)
+        return reply
+
+    run_sites(recipe, tmp_path, look, rounds=1)
+
+
+def test_masks_are_uniform_and_depend_on_all_of_the_seed() -> None:
+    seeds = [bytes(32), b"\x01" + bytes(31), bytes(31) + b"\x01", b"\x01\x01" + bytes(30)]
+    masks = [mask(seed, 1000) for seed in seeds]
+    assert mask(seeds[0], 1000).equal(masks[0])
+    assert all(not a.equal(b) for number, a in enumerate(masks) for b in masks[:number])
+    # AES-256 with a key and a block of zeros (NIST, AESAVS).
+    assert masks[0][:2].numpy().tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+    bits = np.unpackbits(masks[1].numpy().view(np.uint8))
+    assert abs(bits.mean() - 0.5) < 0.01
+    assert [threshold(members) for members in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
+
+
+def test_flowers_own_generator_takes_few_of_a_keys_bits() -> None:
+    """Why masks are not Flower's: it adds the words of a key up by XOR, and characters of base64 have 7 bits."""
+    key = base64.urlsafe_b64encode(os.urandom(32))
+    words = [key[start : start + 4] for start in range(0, len(key), 4)]
+    other = b"".join(reversed(words))
+    assert key != other
+    assert all(byte < 128 for byte in key)
+    assert np.array_equal(pseudo_rand_gen(key, 2**32, [(9,)]), pseudo_rand_gen(other, 2**32, [(9,)]))
