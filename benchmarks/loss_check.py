@@ -52,8 +52,8 @@ def main() -> None:
         "",
         "Processor time of whole rounds, evaluation included. A ratio is that of the same round with and without:",
         "the same clients and batches, one right after the other, in alternating order. Shown are the median over the",
-        "rounds, the middle half of them, and the seconds of all rounds together, where replays of trainings weigh as much",
-        "as they take.",
+        "rounds, the middle half of them, and the seconds of all rounds together, where replays of trainings weigh as",
+        "much as they take.",
         "",
     ]
     text = "\n".join(lines)

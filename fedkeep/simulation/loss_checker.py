@@ -13,19 +13,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedkeep.interface import Fit
+from fedkeep.interface import Data, Fit
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.simulation.loss_check import (
-    CLEARED,
     CLIENTS_SLACK,
     EXPLAINED,
     FEWEST_KNOWN,
+    LIKE_FALSE_LABELS,
     LogitRise,
     choose_checkers,
     deviation,
     fall_of_loss,
     largest_loss,
+    likeness,
     logit_rise,
     smallest_fall,
     standardised_residual,
@@ -217,18 +218,16 @@ class LossChecker:
             client = one.returned.request.client
             deviates = deviation(one.rise, known)
             explained = self.explained.get(client, history.explained.get(client, 0))
-            refused = client in history.refused
-            limits = suspected_deviation(explained, limit), CLEARED if refused else EXPLAINED
-            replayed = refused or deviates > limits[0] or len(known) < FEWEST_KNOWN
-            if client in self.round.lost or not replayed:
+            stands_out = deviates > suspected_deviation(explained, limit) or len(known) < FEWEST_KNOWN
+            if client in self.round.lost or not (stands_out or client in history.refused):
                 continue
-            found = self._residual(one, one.rise)
-            if found is not None and found <= limits[1]:
+            found = self._likeness(one, one.rise)
+            if found is not None and found <= LIKE_FALSE_LABELS:
                 self.explained[client] = explained + 1
             elif found is not None or deviates > limit:
                 by_replay = (
-                    f"the same training on the server's images leaves a residual of {found:.2g} standard deviations, "
-                    f"where {limits[1]:.3g} are allowed"
+                    f"of the way from the same training on the server's images to one with false labels it has gone "
+                    f"{found:.0%}, where {LIKE_FALSE_LABELS:.0%} are allowed"
                     if found is not None
                     else f"it cannot be replayed, so that {limit:.2g} deviations are allowed"
                 )
@@ -254,15 +253,15 @@ class LossChecker:
         if defense.loss_check == "server" and defense.logit_deviations:
             self._asked.setdefault(request.client, []).append(request)
 
-    def replay(self, requests: Sequence[StepRequest], counts: Tensor) -> Weights | None:
-        """Carry out a client's steps on the server's own images of its classes.
+    def replay(self, requests: Sequence[StepRequest], data: Data) -> Weights | None:
+        """Carry out a client's steps on the server's own images.
 
         Parameters
         ----------
         requests : Sequence[StepRequest]
             What the client was asked since its last training, in order.
-        counts : Tensor
-            Its label counts, [classes].
+        data : Data
+            The images, in the place of the client's.
 
         Returns
         -------
@@ -270,13 +269,9 @@ class LossChecker:
             The model that the last step trained; None if the steps cannot be carried out without what the client alone
             has.
         """
-        state = self.round.state
-        check, reply = state.server.check, None
-        if check is None:
-            return None
+        state, reply = self.round.state, None
         context = replace(state.context_of(requests[-1].client), timer=Timer())  # no client has trained
         client_state, uses = state.client_state(), dict[str, int]()
-        data = check.examples_like((counts * REPLAYED_EXAMPLES).ceil())
         try:
             for request in requests:
                 task, number = request.task, request.round
@@ -290,13 +285,27 @@ class LossChecker:
             return None
         return reply.model if isinstance(reply, Fit) else None
 
-    def _residual(self, one: MeasuredModel, rise: LogitRise) -> float | None:
-        """Return what a replay leaves of a rise, in standard deviations; None if there can be no replay."""
-        check = self.round.state.server.check
-        model = self.replay(one.asked, one.counts)
-        if check is None or model is None:
+    def _likeness(self, one: MeasuredModel, rise: LogitRise) -> float | None:
+        """Return how far a training is on the way to one on false labels, by replays (see `likeness`).
+
+        Returns
+        -------
+        float or None
+            0 if the first replay explains it, so that no second one is needed; None if there can be no replay.
+        """
+        check, counts = self.round.state.server.check, (one.counts * REPLAYED_EXAMPLES).ceil()
+        if check is None or (model := self.replay(one.asked, check.examples_like(counts))) is None:
             return None
-        return standardised_residual(rise.label, one.before, one.after, check.scores(model), one.counts)
+        replayed = check.scores(model)
+        if standardised_residual(rise.label, one.before, one.after, replayed, one.counts) <= EXPLAINED:
+            return 0.0
+        counts[rise.other] += counts[rise.label]
+        counts[rise.label] = 0
+        data = check.examples_like(counts)
+        data = {**data, "label": data["label"].masked_fill(data["label"] == rise.other, rise.label)}
+        if (model := self.replay(one.asked, data)) is None:
+            return None
+        return likeness(rise, one.before, one.after, replayed, check.scores(model))
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""

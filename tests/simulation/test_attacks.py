@@ -30,6 +30,7 @@ from fedkeep.simulation.loss_check import (
     deviation,
     fall_of_loss,
     largest_loss,
+    likeness,
     logit_rise,
     smallest_fall,
     standardised_residual,
@@ -47,7 +48,7 @@ COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
 
 
 def excess(value: float, margin: float = 0.0) -> LogitRise:
-    return LogitRise(0, value, margin)
+    return LogitRise(0, 1, value, margin)
 
 
 def answers(logits: torch.Tensor) -> ClassScores:
@@ -258,7 +259,7 @@ def test_of_the_classes_that_a_client_holds_the_one_with_the_largest_excess_coun
     rise = logit_rise(answers(torch.zeros(4, 4)), answers(after), torch.tensor([20.0, 20, 0, 0]))
     assert rise
     # Less the means 2, 1, 2.25 and 1.5 of the rows: class 0 has 6, -1, -1.25, -1.5; class 1 has -2, 3, 5.75, 4.5.
-    assert (rise.label, rise.excess) == (1, pytest.approx(5.75 - 3.0))
+    assert (rise.label, rise.other, rise.excess) == (1, 2, pytest.approx(5.75 - 3.0))
     assert rise.margin == pytest.approx((3.0 - 5.75) / 0.05), "its own are below the median, 4.5"
 
 
@@ -351,9 +352,12 @@ def test_who_was_explained_must_stand_out_more() -> None:
     assert [suspected_deviation(explained, 4.0) for explained in range(4)] == [2.0, 3.0, 4.0, 4.0]
 
 
-def simulation_with_usual_rises(found: float, monkeypatch: pytest.MonkeyPatch) -> Simulation:
-    """One in which the usual excess is 0.25 with a deviation of 0.1, and no replay explains a rise."""
+def simulation_with_usual_rises(
+    found: float, monkeypatch: pytest.MonkeyPatch, like_false_labels: float = 1.0
+) -> Simulation:
+    """One in which the usual excess is 0.3 with a deviation of 0.1, and what replays say is given."""
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: found)
+    monkeypatch.setattr(loss_checker, "likeness", lambda *args: like_false_labels)
     simulation = tiny.simulation(FedSeq(), **COMMON)
     simulation.history.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
     monkeypatch.setattr(LossChecker, "replay", lambda *args: simulation.server.model)
@@ -367,17 +371,43 @@ def compare(simulation: Simulation, number: int, *models: MeasuredModel) -> Roun
     return round_state
 
 
-@pytest.mark.parametrize(("found", "refused"), [(1.25, False), (1.26, True)])
-def test_a_training_is_refused_where_a_replay_does_not_explain_it(
-    found: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("found", "like", "refused"), [(0.75, 1.0, False), (0.76, 0.66, False), (0.76, 0.67, True)])
+def test_a_training_is_refused_where_replays_tell_false_labels(
+    found: float, like: float, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation = simulation_with_usual_rises(found, monkeypatch)
+    simulation = simulation_with_usual_rises(found, monkeypatch, like)
     round_state = compare(simulation, 1, measured("0", excess(0.51)), measured("1", excess(0.49)))  # 2.1 and 1.9
     assert list(round_state.refused) == (["0"] if refused else [])
     assert round_state.loss_checker.explained == ({} if refused else {"0": 1})
     if refused:
         assert "learned a class from images of another" in round_state.refused["0"]
-        assert "leaves a residual of 1.3 standard deviations, where 1.25 are allowed" in round_state.refused["0"]
+        assert "to one with false labels it has gone 67%, where 67% are allowed" in round_state.refused["0"]
+
+
+def test_how_far_a_training_is_on_the_way_to_one_on_false_labels() -> None:
+    rise, before = LogitRise(0, 3, 2.0, 0.0), raised(*[1.0] * 6)
+    true, false = raised(8.0, 1.0, 1.0, 2.0, 1.0, 1.0), raised(1.0, 9.0, 1.0, 3.0, 1.0, 1.0)  # -6 and 2
+    assert likeness(rise, before, raised(2.0, 0.0, 0.0, 2.0, 0.0, 0.0), true, false) == pytest.approx(6 / 8)
+    assert likeness(rise, before, true, true, false) == 0
+    assert likeness(rise, before, false, true, false) == pytest.approx(1)
+    assert likeness(rise, before, raised(2.0, 0.0, 0.0, 9.0, 0.0, 0.0), true, true) == 0, "nothing can be told"
+
+
+def test_the_second_replay_has_images_of_the_other_class_under_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulation_with_usual_rises(2.0, monkeypatch)
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        LossChecker, "replay", lambda _, requests, data: (seen.append(data), simulation.server.model)[1]
+    )
+    one = measured("0", excess(0.9))
+    vars(one)["counts"] = torch.tensor([12.0] + [0.0] * (tiny.CLASSES - 1))
+    compare(simulation, 1, one)
+    check = simulation.server.check
+    assert check is not None
+    assert [data["label"].tolist() for data in seen] == [[0] * 3, [0] * 3], "a quarter of the client's"
+    for label, data in enumerate(seen):
+        wanted = check.examples_like(torch.nn.functional.one_hot(torch.tensor(label), tiny.CLASSES) * 3)
+        assert data["input"].equal(wanted["input"])
 
 
 def test_an_explained_client_is_replayed_later_only_where_it_stands_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,16 +432,16 @@ def test_the_first_trainings_are_replayed_before_it_is_known_what_is_usual(monke
 
 
 def test_who_was_refused_lately_is_always_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation = simulation_with_usual_rises(0.76, monkeypatch)
+    simulation = simulation_with_usual_rises(2.0, monkeypatch)
     simulation.history.refused = {"0": 0.25}
-    assert list(compare(simulation, 1, measured("0", excess(0.1)), measured("1", excess(0.51))).refused) == ["0"]
+    assert list(compare(simulation, 1, measured("0", excess(0.1)), measured("1", excess(0.1))).refused) == ["0"]
 
 
 def test_a_training_that_cannot_be_replayed_is_judged_by_its_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(0.0, monkeypatch)
     monkeypatch.undo()
     broken = measured("0", excess(0.9))
-    assert RoundState(simulation, 1, ["0"]).loss_checker.replay(broken.asked, broken.counts) is None, "no arguments"
+    assert RoundState(simulation, 1, ["0"]).loss_checker.replay(broken.asked, {}) is None, "no arguments"
     assert list(compare(simulation, 1, broken).refused) == ["0"]
     assert not compare(simulation, 1, measured("0", None), measured("1", excess(0.3))).refused
 
@@ -426,7 +456,7 @@ def test_a_replay_without_memory_is_not_held_against_the_client(monkeypatch: pyt
     one = measured("0", excess(0.9))
     with pytest.raises(torch.cuda.OutOfMemoryError):
         RoundState(simulation, 1, ["0"]).loss_checker.replay(
-            [replace(request, step=exhausted) for request in one.asked], one.counts
+            [replace(request, step=exhausted) for request in one.asked], {}
         )
 
 
