@@ -45,15 +45,15 @@ def main() -> None:
     command = f"loss_check.py --recipe {options.recipe} --rounds {options.rounds} --methods {options.methods}"
     lines = [
         *beginning("The checks of replies", command, options.note),
-        "| method | ms a round without | times as long as it comes | middle half | all rounds | with the loss check "
-        "| middle half | all rounds |",
+        "| method | ms a round without | ratio with the default checks | middle half | all rounds "
+        "| ratio with the loss check | middle half | all rounds |",
         "|:--|--:|--:|--:|--:|--:|--:|--:|",
         *(row(method, *measure(options.recipe, method, options.rounds)) for method in options.methods.split(",")),
         "",
         "Processor time of whole rounds, evaluation included. A ratio is that of the same round with and without:",
         "the same clients and batches, one right after the other, in alternating order. Shown are the median over the",
-        "rounds, the middle half of them, and the seconds of all rounds together, where replays of trainings weigh as",
-        "much as they take.",
+        "rounds, the middle half of them, and the ratio of the seconds of all rounds together, in which replays of",
+        "trainings weigh as much as they take.",
         "",
     ]
     text = "\n".join(lines)

@@ -23,6 +23,8 @@ MIN_NORMS = 3
 """Fewest norms whose median says what is usual."""
 FORGIVEN = 0.25
 """What an accepted reply takes off a client's number of refused ones."""
+MOST_DOUBLINGS = 4
+"""How often the rounds are doubled for which a client is not drawn."""
 AT_CHANCE, FAR_ABOVE = 0.05, 0.3
 """Accuracies that count as chance, and as far above it, as shares of the way from chance to 100 %."""
 
@@ -48,12 +50,13 @@ class Defense(Options):
     )
     refusals: int = option(
         3,
-        "refused replies after which a client is asked no more; four accepted ones make up for one; 0: always asked",
+        "refused replies after which a client is asked no more; four accepted ones make up for one; 0: never for good",
         low=0,
     )
     backoff: int = option(
         8,
-        "rounds for which a client is not drawn after a reply that the loss check refused; doubled the next time",
+        "rounds for which a client is not drawn after a reply that the loss check refused; doubled for each whole "
+        "refused reply that it had not made up for",
         low=0,
         high=1000,
     )
@@ -191,7 +194,7 @@ class ReplyHistory:
         for client in refused if useful else ():
             self.refused[client] = times = self.refused.get(client, 0.0) + 1
             if rounds := (backoffs or {}).get(client):
-                self.backoffs[client] = rounds * 2 ** int(times - 1)
+                self.backoffs[client] = rounds * 2 ** min(int(times) - 1, MOST_DOUBLINGS)
         for client, sent in updates.items():
             known = [*self.models.get(client, ()), *([before, after] for _, before, after in sent)]
             self.models[client] = known[-KNOWN_MODELS:]

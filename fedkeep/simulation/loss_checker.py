@@ -226,15 +226,16 @@ class LossChecker:
                 self.explained[client] = explained + 1
             elif found is not None or deviates > limit:
                 by_replay = (
-                    f"of the way from the same training on the server's images to one with false labels it has gone "
-                    f"{found:.0%}, where {LIKE_FALSE_LABELS:.0%} are allowed"
+                    f"its excess is {found:.1%} of the way from a replay on true labels to one on false labels, and "
+                    f"{LIKE_FALSE_LABELS:.1%} are allowed"
                     if found is not None
                     else f"it cannot be replayed, so that {limit:.2g} deviations are allowed"
                 )
+                usual = f", {deviates:.2g} deviations above the usual" if len(known) >= FEWEST_KNOWN else ""
                 self._refuse(
                     one.returned,
                     f"a model that learned a class from images of another: its logit rose by {one.rise.excess:.3g} "
-                    f"more on them, {deviates:.2g} deviations above the usual; {by_replay}",
+                    f"more on them{usual}; {by_replay}",
                 )
 
     def _refuse(self, one: ReturnedModel, fault: str) -> None:

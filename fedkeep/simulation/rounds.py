@@ -380,8 +380,10 @@ class RoundState:
         for request in requests:
             rounds = self.state.history.rounds_aside(request.client, self.state.defense)
             if rounds and request.client not in self.lost:
-                how_long = "" if rounds == inf else f" for {rounds:g} more {'round' if rounds == 1 else 'rounds'}"
-                self._lose(request.client, f"is set aside{how_long}, since replies of it were refused")
+                how_long = (
+                    " any more" if rounds == inf else f" for {rounds:g} more {'round' if rounds == 1 else 'rounds'}"
+                )
+                self._lose(request.client, f"is not asked{how_long}, since its replies were refused")
             if request.client not in self.lost:
                 self.down += num_bytes([request.args, request.kwargs])
                 self.waiting.setdefault(request.client, []).append(self._delivered(request))

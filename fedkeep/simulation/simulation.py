@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,12 @@ class Simulation(SimulationState):
         began = time.perf_counter()
         number = self.finished + 1
         before = self.server.model, self.server.eval_model, copy_containers(self.server.state)
-        averages, task = (self.round_average, self.moving_average), self.federation.task
+        averages, task, history = (self.round_average, self.moving_average), self.federation.task, self.history
+        if (
+            number > 1 and self.run_settings.position(number)[1] == 1
+        ):  # what was usual in the last task says nothing now
+            self.history = copy(history)
+            self.history.begin_task()
         self.context.timer.reset()
         self.server.logged = {}
         round = RoundState(self, number, self.sample_cohort(number))
@@ -86,6 +92,7 @@ class Simulation(SimulationState):
         except BaseException:
             self.server.model, self.server.eval_model, self.server.state = before
             self.round_average, self.moving_average = averages
+            self.history = history
             self.set_task(task)
             self.executor.stop()
             raise
@@ -107,8 +114,6 @@ class Simulation(SimulationState):
 
     def _keep_history(self, round: RoundState, record: Mapping[str, Any]) -> None:
         """Keep what the round showed of the clients' replies and of the model."""
-        if round.round == 1 and round.task > 1:
-            self.history.begin_task()
         updates = {
             client: [
                 (update.parameter_change, update.sent_fingerprint, update.returned_fingerprint) for update in listed

@@ -13,6 +13,8 @@ import pytest
 import tiny
 import torch
 
+import fedkeep
+from fedkeep.algorithms.incremental.finetune import Finetune
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError, RunError, ValueRefused
@@ -381,7 +383,10 @@ def test_a_training_is_refused_where_replays_tell_false_labels(
     assert round_state.loss_checker.explained == ({} if refused else {"0": 1})
     if refused:
         assert "learned a class from images of another" in round_state.refused["0"]
-        assert "to one with false labels it has gone 67%, where 67% are allowed" in round_state.refused["0"]
+        assert (
+            "67.0% of the way from a replay on true labels to one on false labels, and 66.7% are allowed"
+            in round_state.refused["0"]
+        )
 
 
 def test_how_far_a_training_is_on_the_way_to_one_on_false_labels() -> None:
@@ -582,3 +587,11 @@ def test_a_table_from_before_hashes_is_of_the_recipe_without_settings(tmp_path: 
     assert file.read_text() == f"{','.join(COLUMNS)}\n{old},{trial.recipe_hash}\n"
     (archived,) = {trial.recipe_hash for trial in read_attacks(Path(__file__).parents[2] / "results" / "attacks.csv")}
     assert len(archived) == len(trial.recipe_hash)
+
+
+def test_clients_measure_losses_in_tasks_too(tmp_path: Path) -> None:
+    settings = ["tasks.num_tasks=2", "defense.loss_check=clients"]
+    recipe = tiny.write_recipe(tmp_path)
+    run = fedkeep.run(recipe, methods=[Finetune()], settings=settings, out=tmp_path / "run", rounds=2)
+    assert [record["task"] for record in run.trials[0].rounds] == [1, 1, 2, 2]
+    assert not any(record.get("refused") for record in run.trials[0].rounds)

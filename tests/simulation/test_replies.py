@@ -169,7 +169,7 @@ def test_a_client_that_is_not_drawn_for_a_while_is_not_asked_either() -> None:
     simulation.history.end_round(["0"], ["1"], {}, {}, backoffs={"1": 2})
     state = RoundState(simulation, 1, ["0", "1"])
     state.queue([StepRequest("1", FedAvg.train, (), {}, 1, 1)])
-    assert "is set aside for 2 more rounds" in state.lost["1"]
+    assert "is not asked for 2 more rounds" in state.lost["1"]
     kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
     assert kept.backoffs == {"1": 2}, "a resume goes on with them"
     kept.end_round(["0"], [], {}, {})
@@ -177,6 +177,14 @@ def test_a_client_that_is_not_drawn_for_a_while_is_not_asked_either() -> None:
     assert not kept.is_set_aside("1", simulation.defense)
     simulation.history.begin_task()
     assert not simulation.history.is_set_aside("1", simulation.defense), "a task has begun"
+
+
+def test_rounds_out_are_doubled_for_each_refusal_that_was_not_made_up_for() -> None:
+    history, out = ReplyHistory(), []
+    for refused in [True, False, True, *[True] * 6]:
+        history.end_round(["a"] if refused else ["a", "b"], ["b"] if refused else [], {}, {}, backoffs={"b": 8})
+        out.append(history.backoffs["b"])
+    assert out == [8, 7, 8, 16, 32, 64, 128, 128, 128]
 
 
 def test_accepted_replies_make_up_for_refused_ones() -> None:
