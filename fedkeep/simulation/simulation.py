@@ -48,9 +48,7 @@ class Simulation(SimulationState):
         number = self.finished + 1
         before = self.server.model, self.server.eval_model, copy_containers(self.server.state)
         averages, task, history = (self.round_average, self.moving_average), self.federation.task, self.history
-        if (
-            number > 1 and self.run_settings.position(number)[1] == 1
-        ):  # what was usual in the last task says nothing now
+        if number > 1 and self.run_settings.position(number)[1] == 1:  # what was usual says nothing of a new task
             self.history = copy(history)
             self.history.begin_task()
         self.context.timer.reset()
