@@ -36,6 +36,9 @@ class SecureAggregation:
         By site, its number of examples.
     length : int
         How many numbers an update has.
+    least : int
+        With fewer sites in the sum the round is rolled back. Then nothing is unmasked: if the round is repeated,
+        another sum of the same updates would differ from this one by the updates of those who were lost.
 
     Attributes
     ----------
@@ -43,10 +46,11 @@ class SecureAggregation:
         Sites that are not in the sum, and why.
     """
 
-    def __init__(self, ask: Ask, examples: Mapping[str, int], length: int) -> None:
+    def __init__(self, ask: Ask, examples: Mapping[str, int], length: int, least: int = 0) -> None:
         self.ask = ask
         self.examples = examples
         self.length = length
+        self.least = least
         self.lost: dict[str, str] = {}
         self.total = torch.zeros(length, dtype=torch.int64)
         self.needed = threshold(len(examples))
@@ -75,6 +79,8 @@ class SecureAggregation:
         dead = [site for site in sharing if site not in active]
         if sum(self.examples[site] > 0 for site in active) < 2:
             raise TooFewSites("fewer than two sites with examples are left, and their sum would show a model")
+        if len(active) < self.least:
+            raise TooFewSites(f"{len(active)} sites are left for a sum, and the round needs {self.least}")
         question = {"active": active, "dead": dead}
         known = {*active, *dead}
         before = dict(self.lost)

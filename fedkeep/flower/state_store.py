@@ -21,7 +21,7 @@ from fedkeep.interface.codec import decode, encode
 
 log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
-_CONTENTS = ("state", "reply", "update", "secagg", "told")
+_PRUNED = ("state", "reply", "update", "secagg")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -216,7 +216,8 @@ class StateStore:
     def prune(self, call_id: str, checkpointed: str) -> None:
         """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed one.
 
-        A message may arrive late. The calls of later rounds, which may then exist already, stay.
+        A message may arrive late. The calls of later rounds, which may then exist already, stay. So does what the site
+        told of its updates: a round that is repeated has the same updates, and must not be in another sum.
 
         Parameters
         ----------
@@ -225,7 +226,7 @@ class StateStore:
         checkpointed : str
             The call that left the state with which the current round began; empty if there was none.
         """
-        for file in [file for content in _CONTENTS for file in self.folder.glob(f"*.{content}")]:
+        for file in [file for content in _PRUNED for file in self.folder.glob(f"*.{content}")]:
             other = file.name.partition(".")[0]
             if _round_of(other) < _round_of(call_id) and other != checkpointed:
                 file.unlink()

@@ -259,7 +259,8 @@ class RoundState:
             return replies
         with self._timed():
             requests = {client: self.trained[client].request for client in fits}
-            seen, lost, size = secure_mean(self.state, fits, requests)
+            others = sum(client not in self.lost and client not in fits for client in self.cohort)
+            seen, lost, size = secure_mean(self.state, fits, requests, self._least - others)
         self.up += size
         for client, reason in lost.items():
             self.fits = [one for one in self.fits if one[0] != client]
@@ -591,8 +592,13 @@ class RoundState:
             self.refused[client] = self.lost[client]
         self.waiting.pop(client, None)
         replying = sum(name not in self.lost for name in self.cohort)
-        if self.requires_min_clients and replying < min(self.state.run_settings.min_clients, len(self.cohort)):
+        if replying < self._least:
             raise TooFewClients
+
+    @property
+    def _least(self) -> int:
+        """How many clients must reply, so that the round is not rolled back."""
+        return min(self.state.run_settings.min_clients, len(self.cohort)) if self.requires_min_clients else 0
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ pytest.importorskip("flwr")
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
+from fedkeep.errors import RunError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower.secagg import mask, threshold
@@ -44,9 +45,12 @@ def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def run_sites(recipe: str, folder: Path, tamper: Tamper | None = None, **changes: Any) -> LocalTransport:
+def run_sites(
+    recipe: str, folder: Path, tamper: Tamper | None = None, more: Sequence[str] = (), **changes: Any
+) -> LocalTransport:
     transport = LocalTransport(node_configs(folder / "states"), tamper)
-    serve(transport, config(recipe, folder / "sites", SECURE, **({"methods": "fedavg", "rounds": 2} | changes)))
+    usual = {"methods": "fedavg", "rounds": 2}
+    serve(transport, config(recipe, folder / "sites", (*SECURE, *more), **(usual | changes)))
     return transport
 
 
@@ -196,8 +200,38 @@ def test_a_restarted_server_gets_the_same_sum_and_nobody_trains_twice(
     assert len(trained) == len(set(trained)) == 8
 
 
-def test_a_site_unmasks_one_sum_of_an_update_and_answers_each_stage_once(recipe: str, tmp_path: Path) -> None:
-    transport = run_sites(recipe, tmp_path, rounds=1)
+def test_rounds_that_are_repeated_unmask_no_second_sum(recipe: str, tmp_path: Path) -> None:
+    """All rounds are rolled back, since a site is lost in each, and the run is started again in the same folder."""
+    told: dict[str, set[tuple[str, ...]]] = {}
+
+    def watch(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | ClientFailure:
+        if kind == "aggregate" and asked.head["stage"] == Stage.UNMASK and "answer" in reply.head:
+            told.setdefault(str(asked.head["call"]), set()).add(tuple(asked.head["question"]["active"]))
+        return reply if lose is None else lose(site, kind, asked, reply)  # type: ignore[return-value]
+
+    lose: Tamper | None = silent([0], Stage.COLLECT_MASKED_VECTORS, [1, 2, 3])
+    with pytest.raises(RunError, match="all were rolled back"):
+        run_sites(recipe, tmp_path, watch, ["run.min_clients=4"], rounds=3)
+    assert not told, "a sum that the round discards is not unmasked"
+    before = {file.stem for file in (tmp_path / "states").rglob("*.update")}
+    lose = None
+    run_sites(recipe, tmp_path, watch, ["run.min_clients=4"], rounds=3)
+    assert not any(record["rolled_back"] for record in records(tmp_path / "sites"))
+    assert before & told.keys(), "the rounds were repeated"
+    assert all(len(sums) == 1 for sums in told.values())
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_site_unmasks_one_sum_of_an_update_and_answers_each_stage_once(
+    rounds: int, recipe: str, tmp_path: Path
+) -> None:
+    transport = run_sites(recipe, tmp_path, rounds=rounds)
+    if (
+        rounds > 1
+    ):  # back to an older checkpoint: the first round's updates, which the sites have pruned, are made again
+        for name, kind, envelope in list(transport.sent):
+            if kind == "perform" and str(envelope.head["call"]).startswith("000001-"):
+                transport.send(100 + int(name), kind, envelope, 1, 1.0)
 
     def ask(node: int, head: dict[str, Any]) -> dict[str, Any]:
         number = transport.send(node, "aggregate", Envelope(head), 1, 1.0)
@@ -205,14 +239,19 @@ def test_a_site_unmasks_one_sum_of_an_update_and_answers_each_stage_once(recipe:
         assert isinstance(reply, Envelope)
         return reply.head
 
-    stages = [(site, envelope.head) for site, kind, envelope in transport.sent if kind == "aggregate"]
+    stages = [
+        (site, envelope.head)
+        for site, kind, envelope in transport.sent
+        if kind == "aggregate" and str(envelope.head["aggregation"]).startswith("000001-")
+    ]
     site, unmask = next((site, head) for site, head in stages if head["stage"] == Stage.UNMASK)
-    assert "answer" in ask(100 + int(site), unmask), "the same question has the same answer"
+    assert ("answer" in ask(100 + int(site), unmask)) == (rounds == 1), "the same question has the same answer"
     active = unmask["question"]["active"]
     fewer = {"active": [name for name in active if name != active[-1]], "dead": [active[-1]]}
     if site == active[-1]:
         fewer = {"active": active[1:], "dead": active[:1]}
-    assert "to another question" in ask(100 + int(site), {**unmask, "question": fewer})["error"]
+    if rounds == 1:
+        assert "to another question" in ask(100 + int(site), {**unmask, "question": fewer})["error"]
     # A new aggregation of the same trainings, in which one site less shares its keys, must not be unmasked.
     others = [name for name in active if name != fewer["dead"][0]]
     calls = {name: head["call"] for name, head in stages}
