@@ -102,7 +102,9 @@ class SecureAggregation:
         self, site: str, shares: Mapping[str, Mapping[str, bytes]], active: Mapping[str, str]
     ) -> Iterator[Tensor]:
         """Yield what others, given with their first public keys, have added to cancel masks of a site that was lost."""
-        own_key = bytes_to_private_key(self._combine(site, shares))
+        own_key: Any = bytes_to_private_key(self._combine(site, shares))
+        if not isinstance(own_key, ec.EllipticCurvePrivateKey):
+            raise ValueError("a key of another kind")
         for other, public_key in active.items():
             shared = mask(pairwise_seed(own_key, bytes_to_public_key(public_key.encode())), self.length)
             yield shared if other > site else -shared
@@ -111,7 +113,13 @@ class SecureAggregation:
         try:
             for each in masks:
                 self.total -= each
-        except (ValueError, TypeError, IndexError, UnsupportedAlgorithm):  # whoever gave a wrong share, it is not known
+        except (
+            ValueError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            UnsupportedAlgorithm,
+        ):  # whoever gave a wrong share, it is not known
             raise TooFewSites(f"secure aggregation was given shares of a secret of {site} that do not fit") from None
 
     def _stage(self, stage: str, questions: Mapping[str, Any], read: Callable[[str, Envelope], Any]) -> dict[str, Any]:

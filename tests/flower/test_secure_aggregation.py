@@ -18,13 +18,16 @@ from trial import Killed, config, embedded, model, records
 
 pytest.importorskip("flwr")
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from fedkeep.errors import RunError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.flower.secagg import mask, threshold
+from fedkeep.flower import secagg_site
+from fedkeep.flower.secagg import SEED_BYTES, mask, threshold
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope, MessageKind
@@ -172,6 +175,22 @@ def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tm
     assert len(spoiled) == len(found) == 5
     assert all(record["lost"] or stage == Stage.UNMASK for record in found)
     assert [record["rolled_back"] for record in found] == [stage == Stage.UNMASK and round > 2 for round in range(1, 6)]
+
+
+def test_a_lost_site_whose_key_is_of_another_kind_loses_a_round_and_no_run(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    create, lost = secagg_site.create_shares, silent([1], Stage.COLLECT_MASKED_VECTORS, [1])
+
+    def share(secret: bytes, needed: int, members: int) -> list[bytes]:
+        return create(secret if len(secret) == SEED_BYTES else key.private_bytes(*form), needed, members)
+
+    monkeypatch.setattr(secagg_site, "create_shares", share)  # at all sites: only the lost one's key is put together
+    run_sites(recipe, tmp_path, lost)
+    first, second = records(tmp_path / "sites")
+    assert (first["rolled_back"], second["rolled_back"]) == (True, False)
 
 
 def _cohorts(recipe: str, folder: Path) -> Path:
