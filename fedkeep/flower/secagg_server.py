@@ -10,10 +10,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key, public_key_to_bytes
 from torch import Tensor
 
-from fedkeep.flower.secagg import SEED_BYTES, mask, pairwise_seed, threshold
+from fedkeep.flower.secagg import SHORTEST_SHARE, mask, pairwise_seed, threshold
 from fedkeep.flower.transport import Envelope
 from fedkeep.simulation.messages import ClientFailure, UpdateSum
 
@@ -52,6 +52,7 @@ class SecureAggregation:
         self.length = length
         self.least = least
         self.lost: dict[str, str] = {}
+        self.owners: dict[bytes, str] = {}  # by public key, the site that sent it
         self.total = torch.zeros(length, dtype=torch.int64)
         self.needed = threshold(len(examples))
 
@@ -69,7 +70,7 @@ class SecureAggregation:
             return UpdateSum(torch.zeros(0, dtype=torch.int64), dict.fromkeys(self.examples, str(error)) | self.lost)
 
     def _unmasked_sum(self) -> Tensor:
-        keys = self._stage(Stage.SETUP, dict.fromkeys(self.examples), _read_keys)
+        keys = self._stage(Stage.SETUP, dict.fromkeys(self.examples), self._read_keys)
         self.needed = threshold(len(keys))
         sharing = self._stage(
             Stage.SHARE_KEYS, dict.fromkeys(keys, keys), lambda site, reply: _read_texts(reply, keys.keys() - {site})
@@ -113,13 +114,8 @@ class SecureAggregation:
         try:
             for each in masks:
                 self.total -= each
-        except (
-            ValueError,
-            TypeError,
-            IndexError,
-            AttributeError,
-            UnsupportedAlgorithm,
-        ):  # whoever gave a wrong share, it is not known
+        except (ValueError, TypeError, IndexError, AttributeError, UnsupportedAlgorithm):
+            # It is not known who gave a wrong share.
             raise TooFewSites(f"secure aggregation was given shares of a secret of {site} that do not fit") from None
 
     def _stage(self, stage: str, questions: Mapping[str, Any], read: Callable[[str, Envelope], Any]) -> dict[str, Any]:
@@ -140,6 +136,20 @@ class SecureAggregation:
             )
         return {site: answers[site] for site in questions if site in answers}
 
+    def _read_keys(self, site: str, reply: Envelope) -> list[str]:
+        """Return a site's two public keys, as text. No key is there twice: sites refuse an aggregation then."""
+        first, second = reply.head["answer"]
+        keys = [bytes_to_public_key(key.encode()) for key in (first, second)]
+        if not all(isinstance(key.curve, ec.SECP384R1) for key in keys):  # the curve of Flower's keys
+            raise ValueError("keys of another kind")
+        one, two = map(public_key_to_bytes, keys)
+        if one == two:
+            raise ValueError("one key twice")
+        if other := self.owners.get(one) or self.owners.get(two):
+            raise ValueError(f"a key that {other} has sent")
+        self.owners |= {one: site, two: site}
+        return [first, second]
+
     def _add(self, site: str, reply: Envelope) -> None:
         """Add a masked vector to the total, so that not all are in memory."""
         vector = reply.tensors.get("vector")
@@ -152,15 +162,6 @@ class SecureAggregation:
         return combine_shares([told[site] for told in list(shares.values())[: self.needed]])
 
 
-def _read_keys(site: str, reply: Envelope) -> list[str]:
-    """Return a site's two public keys, as text."""
-    first, second = reply.head["answer"]
-    for key in (first, second):
-        if not isinstance(bytes_to_public_key(key.encode()).curve, ec.SECP384R1):  # the curve of Flower's keys
-            raise ValueError("keys of another kind")
-    return [first, second]
-
-
 def _read_texts(reply: Envelope, names: Any) -> dict[str, str]:
     answer = reply.head["answer"]
     if answer.keys() != set(names) or not all(isinstance(text, str) for text in answer.values()):
@@ -170,6 +171,6 @@ def _read_texts(reply: Envelope, names: Any) -> dict[str, str]:
 
 def _read_shares(reply: Envelope, names: Any) -> dict[str, bytes]:
     shares = {name: bytes.fromhex(text) for name, text in _read_texts(reply, names).items()}
-    if any(len(share) < 4 + SEED_BYTES for share in shares.values()):
+    if any(len(share) < SHORTEST_SHARE for share in shares.values()):
         raise ValueError("shares that are too short")
     return shares

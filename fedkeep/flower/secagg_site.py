@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.fernet import InvalidToken
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.secagg import SEED_BYTES, mask, pairwise_seed, threshold
+from fedkeep.flower.secagg import SEED_BYTES, SHORTEST_SHARE, mask, pairwise_seed, threshold
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope
 
@@ -129,10 +130,15 @@ def _collect(store: StateStore, site: str, secrets: Secrets, question: Any) -> A
     for source, ciphertext in dict(question).items():
         if source == site or source not in members:
             raise ValueRefused(f"{source!r} is no other member of this aggregation.")
-        plaintext = decrypt(_channel(secrets, source), ciphertext.encode())
+        try:
+            plaintext = decrypt(_channel(secrets, source), ciphertext.encode())
+        except InvalidToken:
+            raise ValueRefused(f"what {source} sent for this site cannot be decrypted.") from None
         sender, receiver, *shares = share_keys_plaintext_separate(plaintext)
         if (sender, receiver) != (members.index(source), members.index(site)):
             raise ValueRefused(f"the shares of {source} are not what it sent to this site.")
+        if any(len(share) < SHORTEST_SHARE for share in shares):
+            raise ValueRefused(f"the shares of {source} are too short.")
         secrets["shares"][source] = [share.hex() for share in shares]
     needed = threshold(len(members))
     if len(secrets["shares"]) < needed:

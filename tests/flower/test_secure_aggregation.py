@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,48 @@ def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tm
     assert len(spoiled) == len(found) == 5
     assert all(record["lost"] or stage == Stage.UNMASK for record in found)
     assert [record["rolled_back"] for record in found] == [stage == Stage.UNMASK and round > 2 for round in range(1, 6)]
+
+
+def spoiling(stage: str, spoil: Callable[[Any], Any]) -> tuple[Tamper, list[str]]:
+    """Change what the second site that is asked in a stage of round 1 answers; its name is put into the list."""
+    asked_before: list[Any] = []
+    spoiled: list[str] = []
+
+    def tamper(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind != "aggregate" or asked.head["stage"] != stage or not asked.head["aggregation"].startswith("000001"):
+            return reply
+        asked_before.append(reply.head["answer"])
+        if len(asked_before) != 2:
+            return reply
+        spoiled.append(site.site)
+        return Envelope({**reply.head, "answer": spoil(asked_before)}, reply.tensors)
+
+    return tamper, spoiled
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [(lambda answers: answers[0], "a key that"), (lambda answers: answers[1][:1] * 2, "one key twice")],
+)
+def test_a_site_that_repeats_a_key_is_named_and_the_others_are_summed(
+    spoil: Callable[[Any], Any], what: str, recipe: str, tmp_path: Path
+) -> None:
+    tamper, spoiled = spoiling(Stage.SETUP, spoil)
+    run_sites(recipe, tmp_path, tamper, rounds=1)
+    (record,) = records(tmp_path / "sites")
+    assert not record["rolled_back"]
+    assert record["lost"].keys() == set(spoiled)
+    assert what in record["lost"][spoiled[0]]
+
+
+def test_a_site_whose_shares_cannot_be_decrypted_is_named(recipe: str, tmp_path: Path) -> None:
+    tamper, spoiled = spoiling(
+        Stage.SHARE_KEYS, lambda answers: {name: text[::-1] for name, text in answers[1].items()}
+    )
+    run_sites(recipe, tmp_path, tamper)
+    first, second = records(tmp_path / "sites")
+    assert (first["rolled_back"], second["rolled_back"]) == (True, False)
+    assert any(f"what {spoiled[0]} sent for this site cannot be decrypted" in text for text in first["lost"].values())
 
 
 def test_a_lost_site_whose_key_is_of_another_kind_loses_a_round_and_no_run(
