@@ -128,6 +128,7 @@ class AskingOne(FedAvg):
         ("fedavg", {"defense": Defense(loss_check="server")}, "loss_check=server measures the model of each"),
         ("fedavg", {"defense": Defense(robust_aggregation="median")}, "robust_aggregation=median compares"),
         ("fedavg", {"evaluate_local_models": True}, "evaluate_local_models evaluates"),
+        ("fedavg", {"cohort_size": 1}, "Set run.cohort_size=2 or more"),
     ],
 )
 def test_what_needs_single_models_is_refused_with_the_reason(method: str, changes: dict[str, Any], reason: str) -> None:
