@@ -82,6 +82,8 @@ def _answer(store: StateStore, site: str, head: Mapping[str, Any]) -> Envelope:
         missing = [name for name in Stage.all()[: Stage.all().index(stage)] if name not in secrets["questions"]]
         if missing:
             raise ValueRefused(f"stage {stage} comes before {missing[0]}.")
+        if stage == Stage.SETUP:
+            store.forget_secrets(str(head["aggregation"]))
         answer = _STAGES[stage](store, site, secrets, question)
         secrets["questions"][stage], secrets["answers"][stage] = digest, answer
         if stage == Stage.UNMASK:  # nothing needs the secrets any more

@@ -344,6 +344,23 @@ def test_secrets_are_readable_by_the_sites_user_alone_and_go_when_they_are_used(
     run_sites(recipe, tmp_path, look, rounds=1)
 
 
+def test_secrets_of_an_aggregation_that_was_broken_off_go_when_another_begins(recipe: str, tmp_path: Path) -> None:
+    def kill(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind == "aggregate" and asked.head["stage"] == Stage.UNMASK:
+            raise Killed
+        return reply
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run_sites(recipe, tmp_path, kill, rounds=1)
+        folders = [folder for folder in (tmp_path / "states").glob("*/*") if list(folder.glob("*.secagg"))]
+        assert len(folders) == 4
+        for folder in folders:
+            assert len(list(folder.glob("*.secagg"))) == 1
+            assert folder.stat().st_mode & 0o077 == 0
+            folder.chmod(0o755)  # as an earlier version has made it
+
+
 def test_masks_are_uniform_and_depend_on_all_of_the_seed() -> None:
     seeds = [bytes(32), b"\x01" + bytes(31), bytes(31) + b"\x01", b"\x01\x01" + bytes(30)]
     masks = [mask(seed, 1000) for seed in seeds]
