@@ -266,8 +266,9 @@ class RoundState:
             self.fits = [one for one in self.fits if one[0] != client]
             self.answered.discard(client)
             self._restore(self.trained[client])
-            self._lose(client, reason)
+            self._record_loss(client, reason)
         self.trained = {}
+        self._require_clients()
         return {client: seen.get(client, reply) for client, reply in replies.items() if client not in lost}
 
     def make_robust(self, replies: dict[str, Any]) -> dict[str, Any]:
@@ -587,10 +588,17 @@ class RoundState:
         return state.fault_injector(self.number, client, step) if state.fault_injector else None
 
     def _lose(self, client: str, reason: str, *, refused: bool = False) -> None:
+        self._record_loss(client, reason, refused=refused)
+        self._require_clients()
+
+    def _record_loss(self, client: str, reason: str, *, refused: bool = False) -> None:
         self.lost[client] = in_one_line(reason)  # it may contain text from the client
         if refused:
             self.refused[client] = self.lost[client]
         self.waiting.pop(client, None)
+
+    def _require_clients(self) -> None:
+        """End the round if too few of its clients are left."""
         replying = sum(name not in self.lost for name in self.cohort)
         if replying < self._least:
             raise TooFewClients

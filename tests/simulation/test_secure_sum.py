@@ -15,6 +15,7 @@ from fedkeep.interface import Cohort, Server, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.simulation import reply_store
 from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.messages import UpdateSum
 from fedkeep.simulation.secure_sum import ALONE
 
 SECURE = Privacy(secure_aggregation=True)
@@ -99,6 +100,15 @@ def test_one_client_has_nobody_to_hide_among() -> None:
     assert record["rolled_back"]
     assert record["lost"][cohort[-1]] == ALONE
     assert tiny.equal(before, simulation.server.model)
+
+
+def test_all_who_are_lost_in_the_sum_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = tiny.simulation(FedAvg(), privacy=SECURE, min_clients=2)
+    lost = UpdateSum(torch.zeros(0, dtype=torch.int64), dict.fromkeys(simulation.sample_cohort(1), "gone"))
+    monkeypatch.setattr(type(simulation.executor), "sum_updates", lambda *_: lost)
+    record = simulation.run_round().record
+    assert record["rolled_back"]
+    assert record["lost"] == lost.lost
 
 
 @pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
