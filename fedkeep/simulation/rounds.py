@@ -26,7 +26,7 @@ from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.privacy import spent
 from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.models import Weights
-from fedkeep.models.weights import RunningMean
+from fedkeep.models.weights import RunningMean, find_mismatch
 from fedkeep.options import as_table
 from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
@@ -438,14 +438,16 @@ class RoundState:
         if isinstance(result, ClientFailure):
             return _Checked(request, result)
         reply = result.reply
-        if fault := find_fault(state, request, reply):
-            return _Checked(request, replace(result, reply=None), fault)
+        form = state.context_of(request.client).runner.initial
         secure = state.privacy.secure_aggregation and isinstance(reply, Fit)
-        if secure and reply.model:  # in a simulation; what a site sends has left its model out
+        is_summed = secure and bool(reply.model) and not find_mismatch(reply.model, form)
+        if is_summed:  # in a simulation; a site does so itself, and what it sends has left its model out
             try:
                 reply = secure_update(state, request, reply)
-            except ValueRefused as error:
-                return _Checked(request, replace(result, reply=None), str(error))
+            except ValueRefused as error:  # as the executor of sites says it
+                return _Checked(request, ClientFailure(f"its site says: {error}"))
+        if fault := find_fault(state, request, without_update(reply) if is_summed else reply):
+            return _Checked(request, replace(result, reply=None), fault)
         sent = sent_model(request, reply) if isinstance(reply, Fit) else None
         parameters = state.context_of(request.client).runner.parameters
         compared = state.defense.check_replies or state.defense.loss_check != "off"

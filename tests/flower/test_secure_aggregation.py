@@ -381,3 +381,14 @@ def test_flowers_own_generator_takes_few_of_a_keys_bits() -> None:
     assert key != other
     assert all(byte < 128 for byte in key)
     assert np.array_equal(pseudo_rand_gen(key, 2**32, [(9,)]), pseudo_rand_gen(other, 2**32, [(9,)]))
+
+
+def test_an_update_out_of_range_loses_a_client_with_the_same_records_in_a_simulation(
+    recipe: str, tmp_path: Path
+) -> None:
+    narrow = "privacy.clipping_range=0.1"
+    embedded(recipe, "fedavg", tmp_path / "one", 3, (*SECURE, narrow))
+    run_sites(recipe, tmp_path, more=[narrow], rounds=3)
+    assert records(tmp_path / "one") == records(tmp_path / "sites")
+    found = [record["lost"] for record in records(tmp_path / "sites")]
+    assert any("its site says: a change of" in reason for lost in found for reason in lost.values())
