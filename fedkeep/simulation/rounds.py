@@ -324,11 +324,13 @@ class RoundState:
         Returns
         -------
         dict[str, object]
-            Task, round, cohort, lost clients, loss, examples, bytes, and evaluations of local models.
+            Task, round, cohort, lost clients, loss (None if nobody told it), examples, bytes, and evaluations of local
+            models.
         """
         fits = [fit for _, fit in self.ordered_fits()]
         examples = sum(fit.num_examples for fit in fits)
-        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if examples else None
+        is_told = examples and not self.state.privacy.secure_aggregation
+        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if is_told else None
         record: dict[str, Any] = {
             "task": self.task,
             "round": self.number,
