@@ -54,7 +54,7 @@ class SecureAggregation:
         self.lost: dict[str, str] = {}
         self.owners: dict[bytes, str] = {}  # by public key, the site that sent it
         self.total = torch.zeros(length, dtype=torch.int64)
-        self.needed = threshold(len(examples))
+        self.threshold = threshold(len(examples))
 
     def run(self) -> UpdateSum:
         """Carry out the four stages.
@@ -71,7 +71,7 @@ class SecureAggregation:
 
     def _unmasked_sum(self) -> Tensor:
         keys = self._stage(Stage.SETUP, dict.fromkeys(self.examples), self._read_keys)
-        self.needed = threshold(len(keys))
+        self.threshold = threshold(len(keys))
         sharing = self._stage(
             Stage.SHARE_KEYS, dict.fromkeys(keys, keys), lambda site, reply: _read_texts(reply, keys.keys() - {site})
         )
@@ -129,10 +129,10 @@ class SecureAggregation:
                 answers[site] = read(site, reply)
             except (ValueError, TypeError, KeyError, AttributeError, UnsupportedAlgorithm) as error:
                 self.lost[site] = f"answered in stage {stage} of secure aggregation with {error}"
-        if len(answers) < self.needed:
+        if len(answers) < self.threshold:
             raise TooFewSites(
                 f"{len(answers)} of {len(self.examples)} sites answered in stage {stage} of secure aggregation, and "
-                f"{self.needed} are needed to unmask a sum"
+                f"{self.threshold} are needed to unmask a sum"
             )
         return {site: answers[site] for site in questions if site in answers}
 
@@ -159,7 +159,7 @@ class SecureAggregation:
 
     def _combine(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Return the secret of a site of which enough others gave shares."""
-        return combine_shares([told[site] for told in list(shares.values())[: self.needed]])
+        return combine_shares([told[site] for told in list(shares.values())[: self.threshold]])
 
 
 def _read_texts(reply: Envelope, names: Any) -> dict[str, str]:

@@ -113,8 +113,9 @@ def _share_keys(store: StateStore, site: str, secrets: Secrets, question: Any) -
         raise ValueRefused("an aggregation needs two sites at least, and each has keys of its own.")
     members = sorted(keys)
     seed, own_key = os.urandom(SEED_BYTES), secrets["key1"][0].encode()
-    needed = threshold(len(members))
-    seed_shares, key_shares = (create_shares(secret, needed, len(members)) for secret in (seed, own_key))
+    seed_shares, key_shares = (
+        create_shares(secret, threshold(len(members)), len(members)) for secret in (seed, own_key)
+    )
     secrets |= {"members": keys, "seed": seed.hex(), "shares": {}}
     ciphertexts = {}
     for number, member in enumerate(members):
@@ -142,9 +143,10 @@ def _collect(store: StateStore, site: str, secrets: Secrets, question: Any) -> A
         if any(len(share) < SHORTEST_SHARE for share in shares):
             raise ValueRefused(f"the shares of {source} are too short.")
         secrets["shares"][source] = [share.hex() for share in shares]
-    needed = threshold(len(members))
-    if len(secrets["shares"]) < needed:
-        raise ValueRefused(f"{len(secrets['shares'])} sites share their keys, and {needed} are needed.")
+    if len(secrets["shares"]) < threshold(len(members)):
+        raise ValueRefused(
+            f"{len(secrets['shares'])} sites share their keys, and {threshold(len(members))} are needed."
+        )
     store.update(secrets["call"])  # if it is missing, nothing is masked
     return None
 
@@ -169,9 +171,9 @@ def _unmask(store: StateStore, site: str, secrets: Secrets, question: Any) -> An
     active, dead = sorted(question["active"]), sorted(question["dead"])
     if sorted([*active, *dead]) != sorted(secrets["shares"]) or site not in active:
         raise ValueRefused("who is in the sum and who was lost are not those who shared their keys.")
-    needed = threshold(len(secrets["members"]))
-    if len(active) < needed:
-        raise ValueRefused(f"a sum of {len(active)} sites, where at least {needed} are unmasked.")
+    members = len(secrets["members"])
+    if len(active) < threshold(members):
+        raise ValueRefused(f"a sum of {len(active)} sites, where at least {threshold(members)} are unmasked.")
     told = store.file(secrets["call"], "told")
     if told.exists() and json.loads(told.read_text()) != active:
         raise RunError("this update is in another sum already; the difference of the two would tell it.")

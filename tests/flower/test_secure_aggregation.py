@@ -226,8 +226,8 @@ def test_a_lost_site_whose_key_is_of_another_kind_loses_a_round_and_no_run(
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     create, lost = secagg_site.create_shares, silent([1], Stage.COLLECT_MASKED_VECTORS, [1])
 
-    def share(secret: bytes, needed: int, members: int) -> list[bytes]:
-        return create(secret if len(secret) == SEED_BYTES else key.private_bytes(*form), needed, members)
+    def share(secret: bytes, threshold: int, members: int) -> list[bytes]:
+        return create(secret if len(secret) == SEED_BYTES else key.private_bytes(*form), threshold, members)
 
     monkeypatch.setattr(secagg_site, "create_shares", share)  # at all sites: only the lost one's key is put together
     run_sites(recipe, tmp_path, lost)
