@@ -140,7 +140,7 @@ class FlowerExecutor(Executor):
             call.is_logged, call.is_repeated = False, True
             self._ask(call, self._pack(call.request))
 
-    def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int]) -> UpdateSum:
+    def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int], least: int = 0) -> UpdateSum:
         """Let the sites mask the updates that they hold, and unmask the sum (see `fedkeep.flower.secagg_server`).
 
         The sum is logged like a reply: a restarted server does not ask for it again. If the server was stopped before,
@@ -165,7 +165,7 @@ class FlowerExecutor(Executor):
                 )
 
             length = vector_length(self.state.context.runner.initial)
-            found = SecureAggregation(ask, examples, length).run()
+            found = SecureAggregation(ask, examples, length, least).run()
             self.reply_log.store(name, found)
         result: UpdateSum = found
         return result

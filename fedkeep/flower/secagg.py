@@ -24,6 +24,8 @@ except ImportError as error:
 
 SEED_BYTES = 32
 """Length of the seed of a mask, the key of AES-256."""
+SHORTEST_SHARE = 4 + SEED_BYTES
+"""No share of a seed or of a key is shorter: four bytes say which share it is."""
 
 
 def threshold(members: int) -> int:

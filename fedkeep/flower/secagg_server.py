@@ -10,10 +10,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key, public_key_to_bytes
 from torch import Tensor
 
-from fedkeep.flower.secagg import SEED_BYTES, mask, pairwise_seed, threshold
+from fedkeep.flower.secagg import SHORTEST_SHARE, mask, pairwise_seed, threshold
 from fedkeep.flower.transport import Envelope
 from fedkeep.simulation.messages import ClientFailure, UpdateSum
 
@@ -36,6 +36,9 @@ class SecureAggregation:
         By site, its number of examples.
     length : int
         How many numbers an update has.
+    least : int
+        With fewer sites in the sum the round is rolled back. Then nothing is unmasked: if the round is repeated,
+        another sum of the same updates would differ from this one by the updates of those who were lost.
 
     Attributes
     ----------
@@ -43,13 +46,15 @@ class SecureAggregation:
         Sites that are not in the sum, and why.
     """
 
-    def __init__(self, ask: Ask, examples: Mapping[str, int], length: int) -> None:
+    def __init__(self, ask: Ask, examples: Mapping[str, int], length: int, least: int = 0) -> None:
         self.ask = ask
         self.examples = examples
         self.length = length
+        self.least = least
         self.lost: dict[str, str] = {}
+        self.owners: dict[bytes, str] = {}  # by public key, the site that sent it
         self.total = torch.zeros(length, dtype=torch.int64)
-        self.needed = threshold(len(examples))
+        self.threshold = threshold(len(examples))
 
     def run(self) -> UpdateSum:
         """Carry out the four stages.
@@ -65,8 +70,8 @@ class SecureAggregation:
             return UpdateSum(torch.zeros(0, dtype=torch.int64), dict.fromkeys(self.examples, str(error)) | self.lost)
 
     def _unmasked_sum(self) -> Tensor:
-        keys = self._stage(Stage.SETUP, dict.fromkeys(self.examples), _read_keys)
-        self.needed = threshold(len(keys))
+        keys = self._stage(Stage.SETUP, dict.fromkeys(self.examples), self._read_keys)
+        self.threshold = threshold(len(keys))
         sharing = self._stage(
             Stage.SHARE_KEYS, dict.fromkeys(keys, keys), lambda site, reply: _read_texts(reply, keys.keys() - {site})
         )
@@ -75,6 +80,8 @@ class SecureAggregation:
         dead = [site for site in sharing if site not in active]
         if sum(self.examples[site] > 0 for site in active) < 2:
             raise TooFewSites("fewer than two sites with examples are left, and their sum would show a model")
+        if len(active) < self.least:
+            raise TooFewSites(f"{len(active)} sites are left for a sum, and the round needs {self.least}")
         question = {"active": active, "dead": dead}
         known = {*active, *dead}
         before = dict(self.lost)
@@ -96,7 +103,9 @@ class SecureAggregation:
         self, site: str, shares: Mapping[str, Mapping[str, bytes]], active: Mapping[str, str]
     ) -> Iterator[Tensor]:
         """Yield what others, given with their first public keys, have added to cancel masks of a site that was lost."""
-        own_key = bytes_to_private_key(self._combine(site, shares))
+        own_key: Any = bytes_to_private_key(self._combine(site, shares))
+        if not isinstance(own_key, ec.EllipticCurvePrivateKey):
+            raise ValueError("a key of another kind")
         for other, public_key in active.items():
             shared = mask(pairwise_seed(own_key, bytes_to_public_key(public_key.encode())), self.length)
             yield shared if other > site else -shared
@@ -105,7 +114,8 @@ class SecureAggregation:
         try:
             for each in masks:
                 self.total -= each
-        except (ValueError, TypeError, IndexError, UnsupportedAlgorithm):  # whoever gave a wrong share, it is not known
+        except (ValueError, TypeError, IndexError, AttributeError, UnsupportedAlgorithm):
+            # It is not known who gave a wrong share.
             raise TooFewSites(f"secure aggregation was given shares of a secret of {site} that do not fit") from None
 
     def _stage(self, stage: str, questions: Mapping[str, Any], read: Callable[[str, Envelope], Any]) -> dict[str, Any]:
@@ -119,12 +129,26 @@ class SecureAggregation:
                 answers[site] = read(site, reply)
             except (ValueError, TypeError, KeyError, AttributeError, UnsupportedAlgorithm) as error:
                 self.lost[site] = f"answered in stage {stage} of secure aggregation with {error}"
-        if len(answers) < self.needed:
+        if len(answers) < self.threshold:
             raise TooFewSites(
                 f"{len(answers)} of {len(self.examples)} sites answered in stage {stage} of secure aggregation, and "
-                f"{self.needed} are needed to unmask a sum"
+                f"{self.threshold} are needed to unmask a sum"
             )
         return {site: answers[site] for site in questions if site in answers}
+
+    def _read_keys(self, site: str, reply: Envelope) -> list[str]:
+        """Return a site's two public keys, as text. No key is there twice: sites refuse an aggregation then."""
+        first, second = reply.head["answer"]
+        keys = [bytes_to_public_key(key.encode()) for key in (first, second)]
+        if not all(isinstance(key.curve, ec.SECP384R1) for key in keys):  # the curve of Flower's keys
+            raise ValueError("keys of another kind")
+        one, two = map(public_key_to_bytes, keys)
+        if one == two:
+            raise ValueError("one key twice")
+        if other := self.owners.get(one) or self.owners.get(two):
+            raise ValueError(f"a key that {other} has sent")
+        self.owners |= {one: site, two: site}
+        return [first, second]
 
     def _add(self, site: str, reply: Envelope) -> None:
         """Add a masked vector to the total, so that not all are in memory."""
@@ -135,16 +159,7 @@ class SecureAggregation:
 
     def _combine(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Return the secret of a site of which enough others gave shares."""
-        return combine_shares([told[site] for told in list(shares.values())[: self.needed]])
-
-
-def _read_keys(site: str, reply: Envelope) -> list[str]:
-    """Return a site's two public keys, as text."""
-    first, second = reply.head["answer"]
-    for key in (first, second):
-        if not isinstance(bytes_to_public_key(key.encode()).curve, ec.SECP384R1):  # the curve of Flower's keys
-            raise ValueError("keys of another kind")
-    return [first, second]
+        return combine_shares([told[site] for told in list(shares.values())[: self.threshold]])
 
 
 def _read_texts(reply: Envelope, names: Any) -> dict[str, str]:
@@ -156,6 +171,6 @@ def _read_texts(reply: Envelope, names: Any) -> dict[str, str]:
 
 def _read_shares(reply: Envelope, names: Any) -> dict[str, bytes]:
     shares = {name: bytes.fromhex(text) for name, text in _read_texts(reply, names).items()}
-    if any(len(share) < 4 + SEED_BYTES for share in shares.values()):
+    if any(len(share) < SHORTEST_SHARE for share in shares.values()):
         raise ValueError("shares that are too short")
     return shares

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.fernet import InvalidToken
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.secagg import SEED_BYTES, mask, pairwise_seed, threshold
+from fedkeep.flower.secagg import SEED_BYTES, SHORTEST_SHARE, mask, pairwise_seed, threshold
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope
 
@@ -81,6 +82,8 @@ def _answer(store: StateStore, site: str, head: Mapping[str, Any]) -> Envelope:
         missing = [name for name in Stage.all()[: Stage.all().index(stage)] if name not in secrets["questions"]]
         if missing:
             raise ValueRefused(f"stage {stage} comes before {missing[0]}.")
+        if stage == Stage.SETUP:
+            store.forget_secrets(str(head["aggregation"]))
         answer = _STAGES[stage](store, site, secrets, question)
         secrets["questions"][stage], secrets["answers"][stage] = digest, answer
         if stage == Stage.UNMASK:  # nothing needs the secrets any more
@@ -110,8 +113,9 @@ def _share_keys(store: StateStore, site: str, secrets: Secrets, question: Any) -
         raise ValueRefused("an aggregation needs two sites at least, and each has keys of its own.")
     members = sorted(keys)
     seed, own_key = os.urandom(SEED_BYTES), secrets["key1"][0].encode()
-    needed = threshold(len(members))
-    seed_shares, key_shares = (create_shares(secret, needed, len(members)) for secret in (seed, own_key))
+    seed_shares, key_shares = (
+        create_shares(secret, threshold(len(members)), len(members)) for secret in (seed, own_key)
+    )
     secrets |= {"members": keys, "seed": seed.hex(), "shares": {}}
     ciphertexts = {}
     for number, member in enumerate(members):
@@ -129,14 +133,20 @@ def _collect(store: StateStore, site: str, secrets: Secrets, question: Any) -> A
     for source, ciphertext in dict(question).items():
         if source == site or source not in members:
             raise ValueRefused(f"{source!r} is no other member of this aggregation.")
-        plaintext = decrypt(_channel(secrets, source), ciphertext.encode())
+        try:
+            plaintext = decrypt(_channel(secrets, source), ciphertext.encode())
+        except InvalidToken:
+            raise ValueRefused(f"what {source} sent for this site cannot be decrypted.") from None
         sender, receiver, *shares = share_keys_plaintext_separate(plaintext)
         if (sender, receiver) != (members.index(source), members.index(site)):
             raise ValueRefused(f"the shares of {source} are not what it sent to this site.")
+        if any(len(share) < SHORTEST_SHARE for share in shares):
+            raise ValueRefused(f"the shares of {source} are too short.")
         secrets["shares"][source] = [share.hex() for share in shares]
-    needed = threshold(len(members))
-    if len(secrets["shares"]) < needed:
-        raise ValueRefused(f"{len(secrets['shares'])} sites share their keys, and {needed} are needed.")
+    if len(secrets["shares"]) < threshold(len(members)):
+        raise ValueRefused(
+            f"{len(secrets['shares'])} sites share their keys, and {threshold(len(members))} are needed."
+        )
     store.update(secrets["call"])  # if it is missing, nothing is masked
     return None
 
@@ -161,9 +171,9 @@ def _unmask(store: StateStore, site: str, secrets: Secrets, question: Any) -> An
     active, dead = sorted(question["active"]), sorted(question["dead"])
     if sorted([*active, *dead]) != sorted(secrets["shares"]) or site not in active:
         raise ValueRefused("who is in the sum and who was lost are not those who shared their keys.")
-    needed = threshold(len(secrets["members"]))
-    if len(active) < needed:
-        raise ValueRefused(f"a sum of {len(active)} sites, where at least {needed} are unmasked.")
+    members = len(secrets["members"])
+    if len(active) < threshold(members):
+        raise ValueRefused(f"a sum of {len(active)} sites, where at least {threshold(members)} are unmasked.")
     told = store.file(secrets["call"], "told")
     if told.exists() and json.loads(told.read_text()) != active:
         raise RunError("this update is in another sum already; the difference of the two would tell it.")

@@ -21,7 +21,7 @@ from fedkeep.interface.codec import decode, encode
 
 log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
-_CONTENTS = ("state", "reply", "update", "secagg", "told")
+_PRUNED = ("state", "reply", "update", "secagg")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -104,12 +104,16 @@ class StateStore:
     def lock(self) -> FileLock:
         """Return the site's lock: a second process waits for the first, and then finds its reply.
 
+        The folder, in which updates lie too, is for the site's user alone.
+
         Returns
         -------
         FileLock
             The lock, not acquired yet.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.folder.stat().st_mode & 0o077:
+            self.folder.chmod(0o700)
         return FileLock(self.folder / ".lock")
 
     def store(self, call_id: str, state: Any, reply: Any) -> None:
@@ -216,7 +220,8 @@ class StateStore:
     def prune(self, call_id: str, checkpointed: str) -> None:
         """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed one.
 
-        A message may arrive late. The calls of later rounds, which may then exist already, stay.
+        A message may arrive late. The calls of later rounds, which may then exist already, stay. So does what the site
+        told of its updates: a round that is repeated has the same updates, and must not be in another sum.
 
         Parameters
         ----------
@@ -225,9 +230,22 @@ class StateStore:
         checkpointed : str
             The call that left the state with which the current round began; empty if there was none.
         """
-        for file in [file for content in _CONTENTS for file in self.folder.glob(f"*.{content}")]:
+        for file in [file for content in _PRUNED for file in self.folder.glob(f"*.{content}")]:
             other = file.name.partition(".")[0]
             if _round_of(other) < _round_of(call_id) and other != checkpointed:
+                file.unlink()
+
+    def forget_secrets(self, aggregation: str) -> None:
+        """Delete what is left of earlier aggregations when another one begins: keys of those that were broken off.
+
+        Parameters
+        ----------
+        aggregation : str
+            The one that begins. The secrets of later rounds, which may exist already, stay.
+        """
+        for file in list(self.folder.glob("*.secagg")) + list(self.folder.glob("*.secagg.new")):
+            other = file.name.partition(".")[0]
+            if other != aggregation and _round_of(other) <= _round_of(aggregation):
                 file.unlink()
 
     def file(self, call_id: str, content: str) -> Path:

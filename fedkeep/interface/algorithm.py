@@ -115,7 +115,9 @@ class Algorithm(Options, ABC, Generic[S, C]):
 
     @property
     def only_averages(self) -> bool:
-        """Whether `round` makes of the clients' models nothing but means of all of them, in which each may be another.
+        """Whether `round` uses clients' models only in weighted means over all of them.
+
+        Then the mean may stand in for each.
 
         Secure aggregation puts the mean weighted by `Fit.num_examples` in the place of each model, or the plain mean if
         the method has an option ``aggregation`` with the value ``"uniform"``; `Fit.loss` and `Fit.num_steps` are 0. It

@@ -98,7 +98,7 @@ class Executor(ABC):
         """
         return iter(range(len(futures)))
 
-    def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int]) -> UpdateSum:
+    def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int], least: int = 0) -> UpdateSum:
         """Add up updates of which the method sees the sum alone (see `fedkeep.simulation.secure_sum`).
 
         In processes of one machine there is nobody to hide them from, so that they need no masks.
@@ -109,6 +109,8 @@ class Executor(ABC):
             By client, its last reply's `UPDATE`, int64; at least two. They are empty where they stay at the clients.
         examples : Mapping[str, int]
             By client, its number of examples. A client without any has an update of zeros, which hides nobody.
+        least : int
+            With fewer updates in the sum the round is rolled back, so that there shall be none.
 
         Returns
         -------

@@ -73,6 +73,7 @@ def check_secure(
     defense: Defense,
     run_settings: RunSettings,
     own_networks: Collection[str],
+    clients: int,
 ) -> None:
     """Refuse secure aggregation where the server must see more than the mean of the clients' models.
 
@@ -85,9 +86,11 @@ def check_secure(
     defense : Defense
         Which replies are looked at one by one.
     run_settings : RunSettings
-        What is evaluated.
+        What is evaluated, and how many clients a round has.
     own_networks : Collection[str]
         Clients with another architecture than the server's.
+    clients : int
+        How many clients there are. A site knows itself alone, and has cohorts of one.
 
     Raises
     ------
@@ -118,6 +121,10 @@ def check_secure(
         "privacy.client_noise_multiplier clips": privacy.client_noise_multiplier > 0,
         "run.evaluate_local_models evaluates": run_settings.evaluate_local_models,
     }
+    if run_settings.cohort_size == 1 < clients:
+        raise ConfigError(
+            f"{refused}with run.cohort_size=1 the sum of a round is one client's update. Set run.cohort_size=2 or more."
+        )
     for what in (what for what, is_asked in needing.items() if is_asked):
         raise ConfigError(f"{refused}{what} the model of each client, and the server sees their sum. Turn one off.")
     if own_networks:

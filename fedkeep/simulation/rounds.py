@@ -26,7 +26,7 @@ from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.privacy import spent
 from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.models import Weights
-from fedkeep.models.weights import RunningMean
+from fedkeep.models.weights import RunningMean, find_mismatch
 from fedkeep.options import as_table
 from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
@@ -259,14 +259,16 @@ class RoundState:
             return replies
         with self._timed():
             requests = {client: self.trained[client].request for client in fits}
-            seen, lost, size = secure_mean(self.state, fits, requests)
+            others = sum(client not in self.lost and client not in fits for client in self.cohort)
+            seen, lost, size = secure_mean(self.state, fits, requests, self._least - others)
         self.up += size
         for client, reason in lost.items():
             self.fits = [one for one in self.fits if one[0] != client]
             self.answered.discard(client)
             self._restore(self.trained[client])
-            self._lose(client, reason)
+            self._record_loss(client, reason)
         self.trained = {}
+        self._require_clients()
         return {client: seen.get(client, reply) for client, reply in replies.items() if client not in lost}
 
     def make_robust(self, replies: dict[str, Any]) -> dict[str, Any]:
@@ -322,11 +324,13 @@ class RoundState:
         Returns
         -------
         dict[str, object]
-            Task, round, cohort, lost clients, loss, examples, bytes, and evaluations of local models.
+            Task, round, cohort, lost clients, loss (None if nobody told it), examples, bytes, and evaluations of local
+            models.
         """
         fits = [fit for _, fit in self.ordered_fits()]
         examples = sum(fit.num_examples for fit in fits)
-        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if examples else None
+        is_told = examples and not self.state.privacy.secure_aggregation
+        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if is_told else None
         record: dict[str, Any] = {
             "task": self.task,
             "round": self.number,
@@ -438,14 +442,16 @@ class RoundState:
         if isinstance(result, ClientFailure):
             return _Checked(request, result)
         reply = result.reply
-        if fault := find_fault(state, request, reply):
-            return _Checked(request, replace(result, reply=None), fault)
+        form = state.context_of(request.client).runner.initial
         secure = state.privacy.secure_aggregation and isinstance(reply, Fit)
-        if secure and reply.model:  # in a simulation; what a site sends has left its model out
+        is_summed = secure and bool(reply.model) and not find_mismatch(reply.model, form)
+        if is_summed:  # in a simulation; a site does so itself, and what it sends has left its model out
             try:
                 reply = secure_update(state, request, reply)
-            except ValueRefused as error:
-                return _Checked(request, replace(result, reply=None), str(error))
+            except ValueRefused as error:  # as the executor of sites says it
+                return _Checked(request, ClientFailure(f"its site says: {error}"))
+        if fault := find_fault(state, request, without_update(reply) if is_summed else reply):
+            return _Checked(request, replace(result, reply=None), fault)
         sent = sent_model(request, reply) if isinstance(reply, Fit) else None
         parameters = state.context_of(request.client).runner.parameters
         compared = state.defense.check_replies or state.defense.loss_check != "off"
@@ -588,13 +594,25 @@ class RoundState:
         return state.fault_injector(self.number, client, step) if state.fault_injector else None
 
     def _lose(self, client: str, reason: str, *, refused: bool = False) -> None:
+        self._record_loss(client, reason, refused=refused)
+        self._require_clients()
+
+    def _record_loss(self, client: str, reason: str, *, refused: bool = False) -> None:
         self.lost[client] = in_one_line(reason)  # it may contain text from the client
         if refused:
             self.refused[client] = self.lost[client]
         self.waiting.pop(client, None)
+
+    def _require_clients(self) -> None:
+        """End the round if too few of its clients are left."""
         replying = sum(name not in self.lost for name in self.cohort)
-        if self.requires_min_clients and replying < min(self.state.run_settings.min_clients, len(self.cohort)):
+        if replying < self._least:
             raise TooFewClients
+
+    @property
+    def _least(self) -> int:
+        """How many clients must reply, so that the round is not rolled back."""
+        return min(self.state.run_settings.min_clients, len(self.cohort)) if self.requires_min_clients else 0
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:

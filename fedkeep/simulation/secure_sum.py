@@ -83,7 +83,7 @@ def without_update(fit: Fit) -> Fit:
 
 
 def secure_mean(
-    state: SimulationState, fits: Mapping[str, Fit], requests: Mapping[str, StepRequest]
+    state: SimulationState, fits: Mapping[str, Fit], requests: Mapping[str, StepRequest], least: int = 0
 ) -> tuple[dict[str, Fit], dict[str, str], int]:
     """Put the securely aggregated mean in the place of each client's model.
 
@@ -97,6 +97,8 @@ def secure_mean(
         Replies by client; at least one.
     requests : Mapping[str, StepRequest]
         What the clients were asked.
+    least : int
+        With fewer clients in the mean the round is rolled back, so that nothing is summed up.
 
     Returns
     -------
@@ -119,7 +121,7 @@ def secure_mean(
     examples = {client: fit.num_examples for client, fit in fits.items()}
     if sum(number > 0 for number in examples.values()) < 2:
         return {}, dict.fromkeys(fits, ALONE), 0
-    result = state.executor.sum_updates({client: fit.model for client, fit in fits.items()}, examples)
+    result = state.executor.sum_updates({client: fit.model for client, fit in fits.items()}, examples, least)
     summed = [client for client in fits if client not in result.lost]
     if not summed:
         return {}, result.lost, 0

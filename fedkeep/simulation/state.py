@@ -139,7 +139,14 @@ class SimulationState:
             raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
         check_private(self.algorithm, self.privacy, self.defense)
         check_central(self.algorithm, self.privacy)
-        check_secure(self.algorithm, self.privacy, self.defense, self.run_settings, self.client_factories)
+        check_secure(
+            self.algorithm,
+            self.privacy,
+            self.defense,
+            self.run_settings,
+            self.client_factories,
+            len(self.federation.clients),
+        )
         dataset = self.federation.dataset
         self.federation = poison(self.federation.to(self.device), self.attack, self.seed)
         rows = self.algorithm.rows_per_class

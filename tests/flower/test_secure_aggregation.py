@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,16 @@ from trial import Killed, config, embedded, model, records
 
 pytest.importorskip("flwr")
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
+from fedkeep.errors import RunError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.flower.secagg import mask, threshold
+from fedkeep.flower import secagg_site
+from fedkeep.flower.secagg import SEED_BYTES, mask, threshold
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope, MessageKind
@@ -44,9 +48,12 @@ def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def run_sites(recipe: str, folder: Path, tamper: Tamper | None = None, **changes: Any) -> LocalTransport:
+def run_sites(
+    recipe: str, folder: Path, tamper: Tamper | None = None, more: Sequence[str] = (), **changes: Any
+) -> LocalTransport:
     transport = LocalTransport(node_configs(folder / "states"), tamper)
-    serve(transport, config(recipe, folder / "sites", SECURE, **({"methods": "fedavg", "rounds": 2} | changes)))
+    usual = {"methods": "fedavg", "rounds": 2}
+    serve(transport, config(recipe, folder / "sites", (*SECURE, *more), **(usual | changes)))
     return transport
 
 
@@ -170,6 +177,64 @@ def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tm
     assert [record["rolled_back"] for record in found] == [stage == Stage.UNMASK and round > 2 for round in range(1, 6)]
 
 
+def spoiling(stage: str, spoil: Callable[[Any], Any]) -> tuple[Tamper, list[str]]:
+    """Change what the second site that is asked in a stage of round 1 answers; its name is put into the list."""
+    asked_before: list[Any] = []
+    spoiled: list[str] = []
+
+    def tamper(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind != "aggregate" or asked.head["stage"] != stage or not asked.head["aggregation"].startswith("000001"):
+            return reply
+        asked_before.append(reply.head["answer"])
+        if len(asked_before) != 2:
+            return reply
+        spoiled.append(site.site)
+        return Envelope({**reply.head, "answer": spoil(asked_before)}, reply.tensors)
+
+    return tamper, spoiled
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [(lambda answers: answers[0], "a key that"), (lambda answers: answers[1][:1] * 2, "one key twice")],
+)
+def test_a_site_that_repeats_a_key_is_named_and_the_others_are_summed(
+    spoil: Callable[[Any], Any], what: str, recipe: str, tmp_path: Path
+) -> None:
+    tamper, spoiled = spoiling(Stage.SETUP, spoil)
+    run_sites(recipe, tmp_path, tamper, rounds=1)
+    (record,) = records(tmp_path / "sites")
+    assert not record["rolled_back"]
+    assert record["lost"].keys() == set(spoiled)
+    assert what in record["lost"][spoiled[0]]
+
+
+def test_a_site_whose_shares_cannot_be_decrypted_is_named(recipe: str, tmp_path: Path) -> None:
+    tamper, spoiled = spoiling(
+        Stage.SHARE_KEYS, lambda answers: {name: text[::-1] for name, text in answers[1].items()}
+    )
+    run_sites(recipe, tmp_path, tamper)
+    first, second = records(tmp_path / "sites")
+    assert (first["rolled_back"], second["rolled_back"]) == (True, False)
+    assert any(f"what {spoiled[0]} sent for this site cannot be decrypted" in text for text in first["lost"].values())
+
+
+def test_a_lost_site_whose_key_is_of_another_kind_loses_a_round_and_no_run(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    create, lost = secagg_site.create_shares, silent([1], Stage.COLLECT_MASKED_VECTORS, [1])
+
+    def share(secret: bytes, threshold: int, members: int) -> list[bytes]:
+        return create(secret if len(secret) == SEED_BYTES else key.private_bytes(*form), threshold, members)
+
+    monkeypatch.setattr(secagg_site, "create_shares", share)  # at all sites: only the lost one's key is put together
+    run_sites(recipe, tmp_path, lost)
+    first, second = records(tmp_path / "sites")
+    assert (first["rolled_back"], second["rolled_back"]) == (True, False)
+
+
 def _cohorts(recipe: str, folder: Path) -> Path:
     embedded(recipe, "fedavg", folder / "cohorts", 1, SECURE)
     return folder / "cohorts"
@@ -196,8 +261,38 @@ def test_a_restarted_server_gets_the_same_sum_and_nobody_trains_twice(
     assert len(trained) == len(set(trained)) == 8
 
 
-def test_a_site_unmasks_one_sum_of_an_update_and_answers_each_stage_once(recipe: str, tmp_path: Path) -> None:
-    transport = run_sites(recipe, tmp_path, rounds=1)
+def test_rounds_that_are_repeated_unmask_no_second_sum(recipe: str, tmp_path: Path) -> None:
+    """All rounds are rolled back, since a site is lost in each, and the run is started again in the same folder."""
+    told: dict[str, set[tuple[str, ...]]] = {}
+
+    def watch(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | ClientFailure:
+        if kind == "aggregate" and asked.head["stage"] == Stage.UNMASK and "answer" in reply.head:
+            told.setdefault(str(asked.head["call"]), set()).add(tuple(asked.head["question"]["active"]))
+        return reply if lose is None else lose(site, kind, asked, reply)  # type: ignore[return-value]
+
+    lose: Tamper | None = silent([0], Stage.COLLECT_MASKED_VECTORS, [1, 2, 3])
+    with pytest.raises(RunError, match="all were rolled back"):
+        run_sites(recipe, tmp_path, watch, ["run.min_clients=4"], rounds=3)
+    assert not told, "a sum that the round discards is not unmasked"
+    before = {file.stem for file in (tmp_path / "states").rglob("*.update")}
+    lose = None
+    run_sites(recipe, tmp_path, watch, ["run.min_clients=4"], rounds=3)
+    assert not any(record["rolled_back"] for record in records(tmp_path / "sites"))
+    assert before & told.keys(), "the rounds were repeated"
+    assert all(len(sums) == 1 for sums in told.values())
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_site_unmasks_one_sum_of_an_update_and_answers_each_stage_once(
+    rounds: int, recipe: str, tmp_path: Path
+) -> None:
+    transport = run_sites(recipe, tmp_path, rounds=rounds)
+    if (
+        rounds > 1
+    ):  # back to an older checkpoint: the first round's updates, which the sites have pruned, are made again
+        for name, kind, envelope in list(transport.sent):
+            if kind == "perform" and str(envelope.head["call"]).startswith("000001-"):
+                transport.send(100 + int(name), kind, envelope, 1, 1.0)
 
     def ask(node: int, head: dict[str, Any]) -> dict[str, Any]:
         number = transport.send(node, "aggregate", Envelope(head), 1, 1.0)
@@ -205,14 +300,19 @@ def test_a_site_unmasks_one_sum_of_an_update_and_answers_each_stage_once(recipe:
         assert isinstance(reply, Envelope)
         return reply.head
 
-    stages = [(site, envelope.head) for site, kind, envelope in transport.sent if kind == "aggregate"]
+    stages = [
+        (site, envelope.head)
+        for site, kind, envelope in transport.sent
+        if kind == "aggregate" and str(envelope.head["aggregation"]).startswith("000001-")
+    ]
     site, unmask = next((site, head) for site, head in stages if head["stage"] == Stage.UNMASK)
-    assert "answer" in ask(100 + int(site), unmask), "the same question has the same answer"
+    assert ("answer" in ask(100 + int(site), unmask)) == (rounds == 1), "the same question has the same answer"
     active = unmask["question"]["active"]
     fewer = {"active": [name for name in active if name != active[-1]], "dead": [active[-1]]}
     if site == active[-1]:
         fewer = {"active": active[1:], "dead": active[:1]}
-    assert "to another question" in ask(100 + int(site), {**unmask, "question": fewer})["error"]
+    if rounds == 1:
+        assert "to another question" in ask(100 + int(site), {**unmask, "question": fewer})["error"]
     # A new aggregation of the same trainings, in which one site less shares its keys, must not be unmasked.
     others = [name for name in active if name != fewer["dead"][0]]
     calls = {name: head["call"] for name, head in stages}
@@ -244,6 +344,23 @@ def test_secrets_are_readable_by_the_sites_user_alone_and_go_when_they_are_used(
     run_sites(recipe, tmp_path, look, rounds=1)
 
 
+def test_secrets_of_an_aggregation_that_was_broken_off_go_when_another_begins(recipe: str, tmp_path: Path) -> None:
+    def kill(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind == "aggregate" and asked.head["stage"] == Stage.UNMASK:
+            raise Killed
+        return reply
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run_sites(recipe, tmp_path, kill, rounds=1)
+        folders = [folder for folder in (tmp_path / "states").glob("*/*") if list(folder.glob("*.secagg"))]
+        assert len(folders) == 4
+        for folder in folders:
+            assert len(list(folder.glob("*.secagg"))) == 1
+            assert folder.stat().st_mode & 0o077 == 0
+            folder.chmod(0o755)  # as an earlier version has made it
+
+
 def test_masks_are_uniform_and_depend_on_all_of_the_seed() -> None:
     seeds = [bytes(32), b"\x01" + bytes(31), bytes(31) + b"\x01", b"\x01\x01" + bytes(30)]
     masks = [mask(seed, 1000) for seed in seeds]
@@ -264,3 +381,14 @@ def test_flowers_own_generator_takes_few_of_a_keys_bits() -> None:
     assert key != other
     assert all(byte < 128 for byte in key)
     assert np.array_equal(pseudo_rand_gen(key, 2**32, [(9,)]), pseudo_rand_gen(other, 2**32, [(9,)]))
+
+
+def test_an_update_out_of_range_loses_a_client_with_the_same_records_in_a_simulation(
+    recipe: str, tmp_path: Path
+) -> None:
+    narrow = "privacy.clipping_range=0.1"
+    embedded(recipe, "fedavg", tmp_path / "one", 3, (*SECURE, narrow))
+    run_sites(recipe, tmp_path, more=[narrow], rounds=3)
+    assert records(tmp_path / "one") == records(tmp_path / "sites")
+    found = [record["lost"] for record in records(tmp_path / "sites")]
+    assert any("its site says: a change of" in reason for lost in found for reason in lost.values())

@@ -15,6 +15,7 @@ from fedkeep.interface import Cohort, Server, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.simulation import reply_store
 from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.messages import UpdateSum
 from fedkeep.simulation.secure_sum import ALONE
 
 SECURE = Privacy(secure_aggregation=True)
@@ -30,7 +31,7 @@ def test_a_run_is_that_without_up_to_rounding(method: str) -> None:
     records = tiny.run_rounds(secure)
     for name, tensor in plain.server.model.items():
         torch.testing.assert_close(secure.server.model[name], tensor, atol=1e-6, rtol=1e-5)
-    assert all(record["loss"] == 0.0 and not record["lost"] for record in records)
+    assert all(record["loss"] is None and not record["lost"] for record in records)
 
 
 def test_encoded_messages_and_models_on_disk_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +102,15 @@ def test_one_client_has_nobody_to_hide_among() -> None:
     assert tiny.equal(before, simulation.server.model)
 
 
+def test_all_who_are_lost_in_the_sum_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = tiny.simulation(FedAvg(), privacy=SECURE, min_clients=2)
+    lost = UpdateSum(torch.zeros(0, dtype=torch.int64), dict.fromkeys(simulation.sample_cohort(1), "gone"))
+    monkeypatch.setattr(type(simulation.executor), "sum_updates", lambda *_: lost)
+    record = simulation.run_round().record
+    assert record["rolled_back"]
+    assert record["lost"] == lost.lost
+
+
 @pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
 def test_clients_without_examples_hide_nobody(aggregation: Any) -> None:
     simulation = tiny.simulation(
@@ -128,6 +138,7 @@ class AskingOne(FedAvg):
         ("fedavg", {"defense": Defense(loss_check="server")}, "loss_check=server measures the model of each"),
         ("fedavg", {"defense": Defense(robust_aggregation="median")}, "robust_aggregation=median compares"),
         ("fedavg", {"evaluate_local_models": True}, "evaluate_local_models evaluates"),
+        ("fedavg", {"cohort_size": 1}, "Set run.cohort_size=2 or more"),
     ],
 )
 def test_what_needs_single_models_is_refused_with_the_reason(method: str, changes: dict[str, Any], reason: str) -> None:
