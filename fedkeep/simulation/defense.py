@@ -226,10 +226,14 @@ class ReplyHistory:
             self.best, self.best_round = accuracy, round
 
     def begin_task(self) -> None:
-        """Forget what holds for one task only: accuracies, what is usual, and label counts."""
-        self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
-        self.loss_falls, self.logit_excesses, self.similarities, self.losses = [], [], [], []
+        """Forget what holds for one task only: accuracies, label counts, and who is not drawn for a while."""
+        self.best, self.best_round, self.collapsed, self.label_counts = 0.0, 0, 0, {}
         self.explained, self.backoffs = {}, {}
+
+    def forget_measurements(self) -> None:
+        """Forget what was usual in the last task. Its first round is still judged by it: nothing else is known then."""
+        self.norms, self.similarities = [], []
+        self.loss_falls, self.logit_excesses, self.losses = [], [], []
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

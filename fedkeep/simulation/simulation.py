@@ -48,7 +48,7 @@ class Simulation(SimulationState):
         number = self.finished + 1
         before = self.server.model, self.server.eval_model, copy_containers(self.server.state)
         averages, task, history = (self.round_average, self.moving_average), self.federation.task, self.history
-        if number > 1 and self.run_settings.position(number)[1] == 1:  # what was usual says nothing of a new task
+        if number > 1 and self.run_settings.position(number)[1] == 1:
             self.history = copy(history)
             self.history.begin_task()
         self.context.timer.reset()
@@ -112,6 +112,8 @@ class Simulation(SimulationState):
 
     def _keep_history(self, round: RoundState, record: Mapping[str, Any]) -> None:
         """Keep what the round showed of the clients' replies and of the model."""
+        if round.round == 1 and round.task > 1:
+            self.history.forget_measurements()
         updates = {
             client: [
                 (update.parameter_change, update.sent_fingerprint, update.returned_fingerprint) for update in listed
