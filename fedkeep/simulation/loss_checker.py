@@ -25,8 +25,8 @@ from fedkeep.simulation.loss_check import (
     choose_checkers,
     deviation,
     fall_of_loss,
+    false_label_likeness,
     largest_loss,
-    likeness,
     logit_rise,
     smallest_fall,
     standardised_residual,
@@ -221,7 +221,7 @@ class LossChecker:
             stands_out = deviates > suspected_deviation(explained, limit) or len(known) < FEWEST_KNOWN
             if client in self.round.lost or not (stands_out or client in history.refused):
                 continue
-            found = self._likeness(one, one.rise)
+            found = self._false_label_likeness(one, one.rise)
             if found is not None and found <= LIKE_FALSE_LABELS:
                 self.explained[client] = explained + 1
             elif found is not None or deviates > limit:
@@ -286,8 +286,8 @@ class LossChecker:
             return None
         return reply.model if isinstance(reply, Fit) else None
 
-    def _likeness(self, one: MeasuredModel, rise: LogitRise) -> float | None:
-        """Return how far a training is on the way to one on false labels, by replays (see `likeness`).
+    def _false_label_likeness(self, one: MeasuredModel, rise: LogitRise) -> float | None:
+        """Return how far a training is on the way to one on false labels, by replays (see `false_label_likeness`).
 
         Returns
         -------
@@ -306,7 +306,7 @@ class LossChecker:
         data = {**data, "label": data["label"].masked_fill(data["label"] == rise.other, rise.label)}
         if (model := self.replay(one.asked, data)) is None:
             return None
-        return likeness(rise, one.before, one.after, replayed, check.scores(model))
+        return false_label_likeness(rise, one.before, one.after, replayed, check.scores(model))
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""

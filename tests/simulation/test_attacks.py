@@ -31,8 +31,8 @@ from fedkeep.simulation.loss_check import (
     choose_checkers,
     deviation,
     fall_of_loss,
+    false_label_likeness,
     largest_loss,
-    likeness,
     logit_rise,
     smallest_fall,
     standardised_residual,
@@ -359,7 +359,7 @@ def simulation_with_usual_rises(
 ) -> Simulation:
     """One in which the usual excess is 0.3 with a deviation of 0.1, and what replays say is given."""
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: found)
-    monkeypatch.setattr(loss_checker, "likeness", lambda *args: like_false_labels)
+    monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *args: like_false_labels)
     simulation = tiny.simulation(FedSeq(), **COMMON)
     simulation.history.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
     monkeypatch.setattr(LossChecker, "replay", lambda *args: simulation.server.model)
@@ -392,10 +392,12 @@ def test_a_training_is_refused_where_replays_tell_false_labels(
 def test_how_far_a_training_is_on_the_way_to_one_on_false_labels() -> None:
     rise, before = LogitRise(0, 3, 2.0, 0.0), raised(*[1.0] * 6)
     true, false = raised(8.0, 1.0, 1.0, 2.0, 1.0, 1.0), raised(1.0, 9.0, 1.0, 3.0, 1.0, 1.0)  # -6 and 2
-    assert likeness(rise, before, raised(2.0, 0.0, 0.0, 2.0, 0.0, 0.0), true, false) == pytest.approx(6 / 8)
-    assert likeness(rise, before, true, true, false) == 0
-    assert likeness(rise, before, false, true, false) == pytest.approx(1)
-    assert likeness(rise, before, raised(2.0, 0.0, 0.0, 9.0, 0.0, 0.0), true, true) == 0, "nothing can be told"
+    assert false_label_likeness(rise, before, raised(2.0, 0.0, 0.0, 2.0, 0.0, 0.0), true, false) == pytest.approx(6 / 8)
+    assert false_label_likeness(rise, before, true, true, false) == 0
+    assert false_label_likeness(rise, before, false, true, false) == pytest.approx(1)
+    assert false_label_likeness(rise, before, raised(2.0, 0.0, 0.0, 9.0, 0.0, 0.0), true, true) == 0, (
+        "nothing can be told"
+    )
 
 
 def test_the_second_replay_has_images_of_the_other_class_under_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
