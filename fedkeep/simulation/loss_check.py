@@ -44,9 +44,9 @@ them in the first rounds."""
 EXPLAINED = 0.75
 """The residual of a rise (see `standardised_residual`) up to which a replay explains it."""
 LIKE_FALSE_LABELS = 2 / 3
-"""How far an excess may be on the way from a replay's to that of a replay with false labels (see `false_label_likeness`). Of
-trainings on flipped labels that were replayed, 599 of 618 of digits and 53 of 58 of Fashion-MNIST are farther on it and
-have a larger residual; of honest ones 0 of 145, and 10 of 144."""
+"""How far an excess may be on the way from a replay's to that of a replay with false labels (see
+`false_label_likeness`). Of trainings on flipped labels that were replayed, 599 of 618 of digits and 53 of 58 of
+Fashion-MNIST are farther on it and have a larger residual; of honest ones 0 of 145, and 10 of 144."""
 SMALLEST_CONTRAST = 0.05
 """The length of this way from which it tells anything."""
 SAME_EXCESS = 0.25
