@@ -407,11 +407,11 @@ def test_the_second_replay_has_images_of_the_other_class_under_the_label(monkeyp
         LossChecker, "replay", lambda _, requests, data: (seen.append(data), simulation.server.model)[1]
     )
     one = measured("0", excess(0.9))
-    vars(one)["counts"] = torch.tensor([12.0] + [0.0] * (tiny.CLASSES - 1))
+    vars(one)["counts"] = torch.tensor([30.0] + [0.0] * (tiny.CLASSES - 1))
     compare(simulation, 1, one)
     check = simulation.server.check
     assert check is not None
-    assert [data["label"].tolist() for data in seen] == [[0] * 3, [0] * 3], "a quarter of the client's"
+    assert [data["label"].tolist() for data in seen] == [[0] * 3, [0] * 3], "a tenth of the client's"
     for label, data in enumerate(seen):
         wanted = check.examples_like(torch.nn.functional.one_hot(torch.tensor(label), tiny.CLASSES) * 3)
         assert data["input"].equal(wanted["input"])
