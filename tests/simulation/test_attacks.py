@@ -400,7 +400,7 @@ def test_how_far_a_training_is_on_the_way_to_one_on_false_labels() -> None:
     )
 
 
-def test_the_second_replay_has_images_of_the_other_class_under_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_replay_has_images_of_the_other_class_under_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     seen: list[Any] = []
     monkeypatch.setattr(
@@ -411,10 +411,20 @@ def test_the_second_replay_has_images_of_the_other_class_under_the_label(monkeyp
     compare(simulation, 1, one)
     check = simulation.server.check
     assert check is not None
-    assert [data["label"].tolist() for data in seen] == [[0] * 3, [0] * 3], "a tenth of the client's"
-    for label, data in enumerate(seen):
-        wanted = check.examples_like(torch.nn.functional.one_hot(torch.tensor(label), tiny.CLASSES) * 3)
+    numbers = (3, 6, 6)  # a tenth of the client's, a fifth, and a fifth with false labels
+    assert [data["label"].tolist() for data in seen] == [[0] * number for number in numbers]
+    for label, number, data in zip((0, 0, 1), numbers, seen, strict=True):
+        wanted = check.examples_like(torch.nn.functional.one_hot(torch.tensor(label), tiny.CLASSES) * number)
         assert data["input"].equal(wanted["input"])
+
+
+def test_a_fifth_of_the_examples_can_explain_what_a_tenth_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulation_with_usual_rises(2.0, monkeypatch)
+    told = iter([loss_check.EXPLAINED + 0.01, loss_check.EXPLAINED])
+    monkeypatch.setattr(loss_checker, "standardised_residual", lambda *_: next(told))
+    monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *_: pytest.fail("there is nothing to decide"))
+    round_state = compare(simulation, 1, measured("0", excess(0.51)))
+    assert not round_state.refused and round_state.loss_checker.explained == {"0": 1}
 
 
 def test_an_explained_client_is_replayed_later_only_where_it_stands_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
