@@ -10,7 +10,7 @@ machines and compare nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,10 @@ SETTINGS = {
     "fedkeep-campaign-feddcl.zip/paper": "Grey images, three tasks of ten classes, generated replay",
 }
 """Runs in archives of results/, and what their settings are called."""
+POOLED = {
+    "Fashion-MNIST, two classes a client, 100 rounds": "pooled-fashion-mnist.zip",
+}
+"""Training on all images in one place with as many steps, the upper end of a setting."""
 LABELS = {
     (run, "FedADKD"): "FedADKD, binary reading"  # was the default then
     for run in ("fedadkd-table1.zip/cifar10-2", "fedadkd-table3.zip/cifar10-1-9")
@@ -71,19 +75,19 @@ def trainings_in_a_row(row: Row) -> int:
     return trial.rounds_planned * (int(trial.info["cohort_size"]) if trial.sequential else 1)
 
 
-def table(rows: list[Row]) -> list[str]:
-    """Return a Markdown table of one setting."""
+def table(rows: list[Row], pooled: Sequence[Row] = ()) -> list[str]:
+    """Return a Markdown table of one setting; pooled training sends nothing, and its trainings do not compare."""
     accuracy, forgetting = headline(trials_of(rows))
     lines = [
         "| method | accuracy | forgetting | MB sent in all | trainings one after another | seeds |",
         "|:--|--:|--:|--:|--:|--:|",
     ]
-    for row in rows:
+    for row in sorted([*rows, *pooled], key=lambda row: row.value(accuracy).mean, reverse=True):
         over_seeds = row.interval(accuracy)
         spread = f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if len(row.seeds) > 2 else ""
         lines.append(
             f"| {row.label} | {100 * over_seeds.mean:.1f}{spread} | {100 * row.value(forgetting).mean:.1f} | "
-            f"{megabytes(row):,.0f} | {trainings_in_a_row(row):,} | {len(row.seeds)} |"
+            f"{' | ' if row in pooled else f'{megabytes(row):,.0f} | {trainings_in_a_row(row):,}'} | {len(row.seeds)} |"
         )
     return lines
 
@@ -134,7 +138,10 @@ def write_page(found: dict[str, list[Row]]) -> str:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     parts = [before + BEGIN, ""]
     for (run, name), rows in zip(SETTINGS.items(), found.values(), strict=True):
-        parts += [f"### {name}", "", *table(rows), "", f"[Records](../results/{run.partition('/')[0]}).", ""]
+        archives = [run.partition("/")[0], *([POOLED[name]] if name in POOLED else [])]
+        pooled = [row for archive in archives[1:] for row in rows_of(archive)]
+        links = " and ".join(f"[{archive}](../results/{archive})" for archive in archives)
+        parts += [f"### {name}", "", *table(rows, pooled), "", f"Records: {links}.", ""]
     return "\n".join(parts) + END + rest.partition(END)[2]
 
 
