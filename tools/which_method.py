@@ -39,9 +39,9 @@ SETTINGS = {
 }
 """Runs in archives of results/, and what their settings are called."""
 POOLED = {
-    "Fashion-MNIST, two classes a client, 100 rounds": "pooled-fashion-mnist.zip",
+    "confirm-averages.zip": "pooled-fashion-mnist.zip",
 }
-"""Training on all images in one place with as many steps, the upper end of a setting."""
+"""Runs of `SETTINGS`, and training on all images in one place with as many steps."""
 LABELS = {
     (run, "FedADKD"): "FedADKD, binary reading"  # was the default then
     for run in ("fedadkd-table1.zip/cifar10-2", "fedadkd-table3.zip/cifar10-1-9")
@@ -138,7 +138,7 @@ def write_page(found: dict[str, list[Row]]) -> str:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     parts = [before + BEGIN, ""]
     for (run, name), rows in zip(SETTINGS.items(), found.values(), strict=True):
-        archives = [run.partition("/")[0], *([POOLED[name]] if name in POOLED else [])]
+        archives = [run.partition("/")[0], *([POOLED[run]] if run in POOLED else [])]
         pooled = [row for archive in archives[1:] for row in rows_of(archive)]
         links = " and ".join(f"[{archive}](../results/{archive})" for archive in archives)
         parts += [f"### {name}", "", *table(rows, pooled), "", f"Records: {links}.", ""]

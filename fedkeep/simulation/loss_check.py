@@ -39,8 +39,7 @@ SMALLEST_DEVIATION = 0.05
 SUSPECTED, CALMER = 0.5, 0.25
 """The deviation from which a training is replayed, and by how much more a client's must deviate for each of its
 trainings that a replay explained, as shares of `Defense.logit_deviations`. At 2 and 1, five of six trainings on flipped
-labels of digits are replayed, and 3 % of the honest ones; of the honest ones of Fashion-MNIST one in fifteen, most of
-them in the first rounds."""
+labels of digits are replayed, and 3 % of the honest ones; of the honest ones of Fashion-MNIST 6 to 11 %."""
 EXPLAINED = 0.75
 """The residual of a rise (see `standardised_residual`) up to which a replay explains it."""
 LIKE_FALSE_LABELS = 2 / 3
@@ -194,8 +193,8 @@ def false_label_likeness(
     before, after : ClassScores
         Of the model that the client was sent, and of the one that it returned.
     replayed, flipped : ClassScores
-        Of the models that the server's replays returned: with its own images of the client's classes, and with images
-        of the other class under the label of the suspected one.
+        Of the models that the server's replays returned: with its own images of the client's classes; and with images
+        of `rise.other` in the place of those of `rise.label`, under the label of the latter.
 
     Returns
     -------

@@ -403,19 +403,38 @@ def test_how_far_a_training_is_on_the_way_to_one_on_false_labels() -> None:
 def test_the_last_replay_has_images_of_the_other_class_under_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     seen: list[Any] = []
-    monkeypatch.setattr(
-        LossChecker, "replay", lambda _, requests, data: (seen.append(data), simulation.server.model)[1]
-    )
+    residuals: list[Any] = []
+    likenesses: list[Any] = []
+    models = iter(["tenth", "fifth", "false"])
+    monkeypatch.setattr(LossChecker, "replay", lambda _, requests, data: (seen.append(data), next(models))[1])
+    monkeypatch.setattr(ModelCheck, "scores", lambda _, model: model)
+    monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: (residuals.append(args[3:]), 2.0)[1])
+    monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *args: (likenesses.append(args[3:]), 1.0)[1])
     one = measured("0", excess(0.9))
-    vars(one)["counts"] = torch.tensor([30.0] + [0.0] * (tiny.CLASSES - 1))
+    vars(one)["counts"] = torch.tensor([24.0] + [0.0] * (tiny.CLASSES - 1))
     compare(simulation, 1, one)
+    assert [replayed for replayed, _ in residuals] == ["tenth", "fifth"]
+    assert all(counts is one.counts for _, counts in residuals)
+    assert one.counts[0] == 24
+    assert likenesses == [("fifth", "false")]
     check = simulation.server.check
     assert check is not None
-    numbers = (3, 6, 6)  # a tenth of the client's, a fifth, and a fifth with false labels
+    numbers = (3, 5, 5)  # a tenth of the client's, a fifth, and a fifth with false labels
     assert [data["label"].tolist() for data in seen] == [[0] * number for number in numbers]
     for label, number, data in zip((0, 0, 1), numbers, seen, strict=True):
         wanted = check.examples_like(torch.nn.functional.one_hot(torch.tensor(label), tiny.CLASSES) * number)
         assert data["input"].equal(wanted["input"])
+
+
+@pytest.mark.parametrize("fails", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_what_a_smaller_replay_cannot_do_a_larger_one_may(
+    fails: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = simulation_with_usual_rises(2.0, monkeypatch)
+    models = iter([None if number in fails else simulation.server.model for number in range(3)])
+    monkeypatch.setattr(LossChecker, "replay", lambda *_: next(models))
+    round_state = compare(simulation, 1, measured("0", excess(0.51)))  # 2.1 deviations, and 4 without a replay
+    assert list(round_state.refused) == (["0"] if fails == (0,) else [])
 
 
 def test_a_fifth_of_the_examples_can_explain_what_a_tenth_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
