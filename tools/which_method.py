@@ -27,6 +27,7 @@ PAGE = ROOT / "docs" / "which-method.md"
 BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and ends here -->"
 SETTINGS = {
     "sfedkd-table1.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
+    "fedkeep-campaign-sfedkd-rounds-0.2.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 200 rounds",
     "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client",
     "confirm-averages.zip": "Fashion-MNIST, two classes a client, 100 rounds",
     "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1)",
@@ -35,6 +36,7 @@ SETTINGS = {
     "fedadkd-table1.zip/cifar10-2": "CIFAR-10, two shards a client, 200 rounds",
     "fedadkd-table3.zip/cifar10-1-9": "CIFAR-10, one balanced client of ten, 200 rounds",
     "fedkeep-class-incremental.zip/fashion-mnist-5x2": "Fashion-MNIST, five tasks of two classes",
+    "fedkeep-campaign-fedskf.zip/cifar100-30-3x10": "CIFAR-100's first thirty classes, three tasks of ten",
     "fedkeep-campaign-feddcl.zip/paper": "Grey images, three tasks of ten classes, generated replay",
 }
 """Runs in archives of results/, and what their settings are called."""
