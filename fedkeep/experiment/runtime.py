@@ -154,7 +154,7 @@ def recorded_machine(folder: Path, machine: Machine) -> Machine:
             machine,
             device=str(info["device"]),
             threads=int(info["threads"]),
-            stack=int(info["stack"]),
+            stack=int(info.get("stack", 1)),  # older runs were not stacked
             compile=info.get("compile", "off"),  # older runs were not compiled
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -88,8 +88,9 @@ class Record:
 
     @property
     def task_sizes(self) -> list[int]:
-        """Return how many classes arrived with each task; empty without tasks."""
-        return [int(size) for size in self.info.get("tasks", [])]
+        """Return how many classes arrived with each task; empty without tasks, and with a single one."""
+        sizes = [int(size) for size in self.info.get("tasks", [])]
+        return sizes if len(sizes) > 1 else []  # one task is only a choice of classes: nothing arrives later
 
     @property
     def task_rounds(self) -> int:
