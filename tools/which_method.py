@@ -4,7 +4,7 @@
 
 Accuracy is read over the window that the recipe names. Time is counted in local trainings that must wait for one
 another: ten a round for a sequence of ten clients, one for ten clients at once. Seconds in the archives are of shared
-machines and compare nothing.
+machines and compare nothing. What it costs to come to an accuracy is counted to `target`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
 from fedkeep.reporting.columns import headline
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, read_run
+from fedkeep.reporting.differences import difference, show_difference
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +36,9 @@ SETTINGS = {
     "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1)",
     "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client",
     "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1)",
+    "fedkeep-averaged-sequences.zip/femnist-writers": "FEMNIST, one client for each writer",
+    "fedkeep-averaged-sequences.zip/cifar100-30-exdir-6-1": "Thirty classes of CIFAR-100, six classes a client",
+    "fedkeep-averaged-sequences.zip/ham10000-dirichlet-0.3": "HAM10000, twenty clients, Dirichlet(0.3)",
     "fedadkd-table1.zip/cifar10-2": "CIFAR-10, two shards a client, 200 rounds",
     "fedadkd-table3.zip/cifar10-1-9": "CIFAR-10, one balanced client of ten, 200 rounds",
     "fedkeep-class-incremental.zip/fashion-mnist-5x2": "Fashion-MNIST, five tasks of two classes",
@@ -42,6 +48,11 @@ SETTINGS = {
 """Runs in archives of results/, and what their settings are called."""
 POOLED = {
     "confirm-averages.zip": "pooled-fashion-mnist.zip",
+    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-exdir-2-0.5": "fedkeep-pooled.zip/cifar10",
+    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-dirichlet-0.1": "fedkeep-pooled.zip/cifar10",
+    "fedkeep-averaged-sequences.zip/femnist-writers": "fedkeep-pooled.zip/femnist",
+    "fedkeep-averaged-sequences.zip/cifar100-30-exdir-6-1": "fedkeep-pooled.zip/cifar100-30",
+    "fedkeep-averaged-sequences.zip/ham10000-dirichlet-0.3": "fedkeep-pooled.zip/ham10000",
 }
 """Runs of `SETTINGS`, and training on all images in one place with as many steps."""
 LABELS = {
@@ -77,39 +88,81 @@ def trainings_in_a_row(row: Row) -> int:
     return trial.rounds_planned * (int(trial.info["cohort_size"]) if trial.sequential else 1)
 
 
+def target(rows: list[Row]) -> int | None:
+    """Return the accuracy, in percent, of FedAvg's last model over the window; None where FedAvg or a window is not."""
+    values = [row.value("window_mean").mean for row in rows if row.label == "FedAvg" and not row.trials[0].task_sizes]
+    return int(100 * values[0]) if values else None
+
+
+def until(row: Row, percent: int, cost: Callable[[Row], float]) -> str:
+    """Return what a row had cost when it was first evaluated at an accuracy, in the mean over seeds."""
+    reached = [trial.rounds_to(percent / 100) for trial in row.trials]
+    if missing := sum(map(isnan, reached)):
+        return "never" if missing == len(reached) else f"never by {missing} of {len(reached)} seeds"
+    return f"{sum(reached) / len(reached) / row.trials[0].rounds_planned * cost(row):,.0f}"
+
+
+def by_class(row: Row) -> float:
+    """Return the mean of the classes' accuracies over the window, in percent, in the mean over seeds."""
+    means = []
+    for trial in row.trials:
+        history = dict(zip(trial.evaluated.tolist(), trial.balanced_history.tolist(), strict=True))
+        means.append(fmean(history[number] for number in trial.window_accuracies))
+    return 100 * fmean(means)
+
+
 def table(rows: list[Row], pooled: Sequence[Row] = ()) -> list[str]:
     """Return a Markdown table of one setting; pooled training sends nothing, and its trainings do not compare."""
     accuracy, forgetting = headline(trials_of(rows))
-    lines = [
-        "| method | accuracy | forgetting | MB sent in all | trainings one after another | seeds |",
-        "|:--|--:|--:|--:|--:|--:|",
-    ]
+    best, percent = rows[0], target(rows)
+    counts = rows[0].trials[0].test_total
+    unequal = percent is not None and bool(max(counts) > 2 * min(counts))
+    heads = ["method", "accuracy", *["mean over classes"] * unequal, "minus the first federated row", "forgetting"]
+    heads += ["MB sent in all", *[f"MB to {percent} %"] * (percent is not None)]
+    heads += ["trainings in a row", *[f"to {percent} %"] * (percent is not None), "seeds"]
+    lines = [f"| {' | '.join(heads)} |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
     for row in sorted([*rows, *pooled], key=lambda row: row.value(accuracy).mean, reverse=True):
-        over_seeds = row.interval(accuracy)
-        spread = f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if len(row.seeds) > 2 else ""
-        lines.append(
-            f"| {row.label} | {100 * over_seeds.mean:.1f}{spread} | {100 * row.value(forgetting).mean:.1f} | "
-            f"{' | ' if row in pooled else f'{megabytes(row):,.0f} | {trainings_in_a_row(row):,}'} | {len(row.seeds)} |"
-        )
+        over_seeds, several = row.interval(accuracy), len(row.seeds) > 2
+        cells = [row.label, f"{100 * over_seeds.mean:.1f}"]
+        cells[1] += f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if several else ""
+        cells += [f"{by_class(row):.1f}"] if unequal else []
+        compared = several and row is not best and row not in pooled
+        cells += [show_difference(difference(row, best, accuracy)) if compared else ""]
+        cells += [f"{100 * row.value(forgetting).mean:.1f}"]
+        for cost in (megabytes, trainings_in_a_row):
+            cells += ["" if row in pooled else f"{cost(row):,.0f}"]
+            if percent is not None:
+                cells += ["" if row in pooled else until(row, percent, cost)]
+        lines.append(f"| {' | '.join([*cells, str(len(row.seeds))])} |")
     return lines
 
 
 def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float], title: str) -> None:
     """Draw accuracy against what it cost until then, a panel a setting without tasks."""
-    drawn = {name: rows for name, rows in found.items() if not rows[0].trials[0].task_sizes}
-    looks = figures.styles(sorted({row.label for rows in drawn.values() for row in rows if not is_round_mean(row)}))
+    drawn = {
+        name: [row for row in rows if not is_round_mean(row)]
+        for name, rows in found.items()
+        if not rows[0].trials[0].task_sizes
+    }
+    names = sorted({method_of(row.label) for rows in drawn.values() for row in rows})
+    looks = figures.styles(names)
     with figures.theme():
-        figure = Figure(figsize=(7.0, 10.2), facecolor=figures.PAPER)
-        axes = figure.subplots(-(-len(drawn) // 2), 2).flatten()
+        lines = -(-len(drawn) // 2)
+        figure = Figure(figsize=(7.0, 1.9 * lines + 0.9), facecolor=figures.PAPER)
+        axes = figure.subplots(lines, 2).flatten()
         for panel, (name, rows) in zip(axes, drawn.items(), strict=False):
             for row in rows:
-                if is_round_mean(row):
-                    continue
                 rounds, values = figures.history(row.trials, "accuracy", figures.smoothing(row.trials))
-                style = looks[row.label]
-                line = {"linestyle": (0, style.dashes)} if style.dashes else {}
+                average = row.label != method_of(row.label)
                 costs = rounds * cost(row) / row.trials[0].rounds_planned
-                panel.plot(costs, values.mean(axis=0), color=style.colour, linewidth=1.2, **line)
+                colour = looks[method_of(row.label)].colour
+                panel.plot(
+                    costs,
+                    values.mean(axis=0),
+                    color=colour,
+                    linewidth=1.4 if average else 0.8,
+                    linestyle="-" if average else (0, (1, 1)),
+                )
             panel.set_title(name, loc="left", fontsize=figures.FONT_SIZE, color=figures.INK)
             panel.set_xscale("log")
             panel.xaxis.set_major_formatter("{x:,.0f}")
@@ -120,18 +173,19 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
             panel.set_xlabel(title, fontsize=7)
         for panel in axes[len(drawn) :]:
             panel.set_visible(False)
-        samples = [Line2D([], [], color=s.colour, linestyle=(0, s.dashes) if s.dashes else "-") for s in looks.values()]
+        samples = [Line2D([], [], color=looks[name].colour) for name in names]
+        samples += [Line2D([], [], color=figures.INK), Line2D([], [], color=figures.INK, linestyle=(0, (1, 1)))]
         figure.legend(
             samples,
-            list(looks),
+            [*names, "moving average", "last model"],
             loc="lower center",
-            ncols=3,
+            ncols=4,
             frameon=False,
             fontsize=6.5,
             handlelength=3,
             columnspacing=1,
         )
-        figure.subplots_adjust(left=0.07, right=0.98, top=0.97, bottom=0.17, hspace=0.45, wspace=0.16)
+        figure.subplots_adjust(left=0.07, right=0.98, top=0.97, bottom=0.9 / lines / 1.9, hspace=0.55, wspace=0.16)
         figures.save_figure(figure, path, dpi=150)
 
 
@@ -140,8 +194,8 @@ def write_page(found: dict[str, list[Row]]) -> str:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     parts = [before + BEGIN, ""]
     for (run, name), rows in zip(SETTINGS.items(), found.values(), strict=True):
-        archives = [run.partition("/")[0], *([POOLED[run]] if run in POOLED else [])]
-        pooled = [row for archive in archives[1:] for row in rows_of(archive)]
+        pooled = rows_of(POOLED[run]) if run in POOLED else []
+        archives = [path.partition("/")[0] for path in (run, POOLED.get(run, "")) if path]
         links = " and ".join(f"[{archive}](../results/{archive})" for archive in archives)
         parts += [f"### {name}", "", *table(rows, pooled), "", f"Records: {links}.", ""]
     return "\n".join(parts) + END + rest.partition(END)[2]
