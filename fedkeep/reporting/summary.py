@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedkeep import metrics
+from fedkeep.experiment.recipe_loader import OPTIONS
 from fedkeep.interface import algorithms
-from fedkeep.options import options_of
+from fedkeep.options import as_table, options_of
 from fedkeep.reporting.columns import Metric, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult
@@ -196,12 +197,22 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     of_trial = {
         key: trial.info[key] for key in ("rounds", "dataset", "num_clients", "cohort_size") if key in trial.info
     }
-    recipe = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    recipe = {key: _section(key, value) for key, value in run.settings.items() if key not in NOT_SETTINGS}
     own = {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": covered} | of_trial | _options(trial)
     flat = _flat(own) | _flat({"partition": partition})
     # A recipe repeats what the trial says, in its own place: the trial's word counts.
     flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
     return {key: text for key, text in flat.items() if key not in NO_EFFECT}
+
+
+def _section(name: str, written: Any) -> Any:
+    """Return a section of a recipe; what its version did not have yet is at its default, which changes nothing."""
+    if name not in OPTIONS or not isinstance(written, Mapping):
+        return written
+    section = as_table(OPTIONS[name]()) | dict(written)
+    # The options of a check that is off do nothing, and their defaults have changed.
+    off = ("loss_examples", "loss_slack") if section.get("loss_check") == "off" else ()
+    return {key: value for key, value in section.items() if key not in off}
 
 
 def _options(trial: TrialResult) -> dict[str, Any]:

@@ -189,3 +189,11 @@ def test_with_tasks_the_window_is_of_each(tmp_path: Path) -> None:
     assert trial.incremental == pytest.approx(0.7)
     text = markdown(summary(read_run(run)))
     assert "| mean over tasks, rounds 3–4 of each task | mean over tasks, after each |" in text
+
+
+def test_one_task_is_only_a_choice_of_classes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedAvg", 0, [[2, 2], [4, 4], [6, 6], [8, 8]], tasks=[2])
+    (trial,) = read_run(run).trials
+    assert rounds_covered(trial) == "rounds 3–4"
+    assert "| accuracy, rounds 3–4 |" in markdown(summary(read_run(run)))

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from pages import PAGES, text
 
+from fedkeep._utils.digests import read_json
 from fedkeep.cli.main import main
 from fedkeep.experiment.attack_table import run_attacks
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.run_folder import read_run, runs_in
@@ -41,6 +43,18 @@ def test_a_kept_run_is_read_and_its_recipe_parses(name: str, tmp_path: Path) -> 
         known = as_table(method.algorithm)
         # The record of an earlier revision may lack options that came later; none may be unknown or another's.
         assert {key: known.get(key, "no option") for key in trial.options} == trial.options, trial.label
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_kept_run_could_be_continued(name: str, tmp_path: Path) -> None:
+    """Whoever unpacks an archive adds methods or seeds to it, so that no file of it may be unreadable."""
+    root = open_run(RESULTS / name)
+    files = [file for folder in (root, *(root / "trials").iterdir()) for file in folder.iterdir()]
+    for file in files:
+        if file.name.endswith(".json"):
+            read_json(file, required=False)
+    (tmp_path / "run.json").write_bytes(read_bytes(root / "run.json"))
+    assert recorded_machine(tmp_path, Machine()).device == "cpu"
 
 
 def test_the_page_is_what_the_archives_and_the_notes_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
