@@ -124,12 +124,13 @@ TOYS: dict[str, dict[str, Any]] = {
     "dddr": REPLAY,
     **{f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_images_per_class": 3} for name in ("ft", "ewc", "lwf")},
     "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "replay_batch_size": 3},
+    "seqkeep": {"w_nontarget": 3.0},
 }
-"""Options without which a method cannot run here: as it comes it is too large, or lacks a file."""
+"""Options without which a method cannot run here (as it comes it is too large, or lacks a file), or would not teach."""
 
 
 def configured(cls: type[Algorithm[Any, Any]]) -> Algorithm[Any, Any]:
-    """Return a method as it comes, or small."""
+    """Return a method as it comes, or with its options of `TOYS`."""
     return cls(**TOYS.get(cls.name(), {}))
 
 

@@ -56,9 +56,10 @@ POOLED = {
 }
 """Runs of `SETTINGS`, and training on all images in one place with as many steps."""
 LABELS = {
-    (run, "FedADKD"): "FedADKD, binary reading"  # was the default then
-    for run in ("fedadkd-table1.zip/cifar10-2", "fedadkd-table3.zip/cifar10-1-9")
+    **{(run, "FedADKD"): "FedADKD, binary reading" for run in SETTINGS if run.startswith("fedadkd-table")},
+    **{(run, "SeqKeep"): "SeqKeep, weight 3" for run in SETTINGS if run.startswith("fedkeep-averaged-sequences-r")},
 }
+"""Other names of methods, by run, whose defaults were others then."""
 
 
 def rows_of(run: str) -> list[Row]:
@@ -67,8 +68,13 @@ def rows_of(run: str) -> list[Row]:
     metric = headline(trials_of(rows))[0]
     # The model of a parallel method is its round's mean anyway.
     kept = [row for row in rows if row.trials[0].sequential or not is_round_mean(row)]
-    kept = [replace(row, label=LABELS.get((run, row.label), row.label)) for row in kept]
+    kept = [replace(row, label=_shown(run, row.label)) for row in kept]
     return sorted(kept, key=lambda row: row.value(metric).mean, reverse=True)
+
+
+def _shown(run: str, label: str) -> str:
+    method = method_of(label)
+    return LABELS.get((run, method), method) + label.removeprefix(method)
 
 
 def is_round_mean(row: Row) -> bool:

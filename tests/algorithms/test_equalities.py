@@ -26,6 +26,7 @@ from fedkeep.algorithms.parallel.moon import MOON
 from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.algorithms.sequential.aver import AVER, CAMKD, EBKD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.seqkeep import SeqKeep
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.losses import FullKL, PerTeacher, WeightRule
@@ -67,6 +68,7 @@ def distance(one: Weights, other: Weights) -> float:
         (FedADKD(w_target=0.0, phi="off"), FedADKD(w_target=0.0), FedADKD(phi="off")),
         (FedGKD(window=9), FedGKD(window=4), FedGKD(window=2)),
         (SFedKD(teachers=0), FedSeq(), SFedKD()),
+        (SeqKeep(), FedSeq(), SeqKeep(w_nontarget=3.0)),
         *((cls(teachers=0), FedSeq(), cls(teachers=2)) for cls in TAUGHT),
     ],
     ids=repr,
@@ -333,6 +335,16 @@ def test_with_one_teacher_averaging_entropy_and_confidence_agree() -> None:
     assert not tiny.equal(several[0], several[1])
     assert not tiny.equal(several[0], several[2])
     assert not tiny.equal(several[1], several[2])
+
+
+def test_seqkeep_evaluates_the_moving_average_of_fedseq() -> None:
+    models = []
+    for method, which in ((SeqKeep(ema_decay=0.7), "last"), (FedSeq(), "moving"), (FedSeq(), "round")):
+        simulation = tiny.simulation(method, evaluation_models=(which,), ema_decay=0.7)
+        tiny.run_rounds(simulation, 4)
+        models.append(simulation.evaluation_model(which))
+    assert tiny.equal(models[0], models[1])
+    assert not tiny.equal(models[0], models[2])
 
 
 def test_a_weight_of_zero_trains_like_fedseq() -> None:
