@@ -39,8 +39,8 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
     FedSeq's, and one model is sent for each client.
 
     Where the last model must itself be good, A can also be the only teacher of the next round,
-    CE + s (w_nontarget NT + w_target TC), for two models sent down per client instead of one. With ``w_nontarget`` 3 the
-    last model gains 7 to 12 points, and A nothing.
+    CE + s (w_nontarget NT + w_target TC), for two models sent down per client instead of one. With ``w_nontarget`` 3
+    the last model gains 7 to 12 points, and A nothing.
 
     In none of the papers; docs/averaged-sequences.md shows what was tried.
     """
