@@ -349,10 +349,22 @@ def results_by_method() -> dict[str, list[str]]:
                 said = f" ±{100 * value.std:.2f}" if value.std == value.std else ""
                 name = path.relative_to(ROOT / "results").as_posix().replace(ARCHIVE_SUFFIX, "")
                 lines = found.setdefault(
-                    row.trials[0].algorithm, ["| run | method | accuracy, % | seeds |", "|:--|:--|--:|--:|"]
+                    row.trials[0].algorithm,
+                    ["| run | method | other than its defaults | accuracy, % | seeds |", "|:--|:--|:--|--:|--:|"],
                 )
-                lines.append(f"| {name} | {cell(row.label)} | {100 * value.mean:.2f}{said} | {value.n} |")
+                lines.append(
+                    f"| {name} | {cell(row.label)} | {cell(changed_options(row.trials[0]))} | "
+                    f"{100 * value.mean:.2f}{said} | {value.n} |"
+                )
     return found
+
+
+def changed_options(trial: TrialResult) -> str:
+    """Return the options of a recorded trial that are not what its method has today as it comes."""
+    known = options_of(algorithms()[trial.algorithm])
+    defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in known.items()}
+    changed = {name: value for name, value in trial.options.items() if name in defaults and defaults[name] != value}
+    return ", ".join(f"{name}={value}" for name, value in changed.items())
 
 
 def recipes_page() -> str:
