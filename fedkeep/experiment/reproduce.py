@@ -276,8 +276,9 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
     """Return the sections and the common methods in which two recipes differ."""
     names = (*SECTIONS, "validation", "client_models")
     found = [name for name in names if getattr(old, name) != getattr(new, name)]
-    options = {method.label: method.algorithm for method in old.methods}
-    return found + [m.label for m in new.methods if options.get(m.label, m.algorithm) != m.algorithm]
+    known = {method.label: (method.algorithm, dict(method.training)) for method in old.methods}
+    asked = {method.label: (method.algorithm, dict(method.training)) for method in new.methods}
+    return found + [label for label, options in asked.items() if known.get(label, options) != options]
 
 
 def requested_trials(requested: Column, prepared: Column, machine: Machine) -> list[Trial]:

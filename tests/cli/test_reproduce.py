@@ -147,6 +147,17 @@ def test_other_settings_are_refused_by_name(table: str, tmp_path: Path, capsys: 
     assert "begun with other settings (training)" in " ".join(capsys.readouterr().err.split())
 
 
+def test_another_learning_rate_of_one_method_is_refused_by_its_label(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--columns", "first", "--methods", "prox", "--seeds", "0"]
+    assert run(table, tmp_path, *words) == 0
+    path = Path(table, "_table.toml")
+    path.write_text(path.read_text().replace('label = "Prox"', 'label = "Prox"\ntraining = { lr = 0.3 }'))
+    assert run(table, tmp_path, *words) == 1
+    assert "begun with other settings (Prox)" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(table, tmp_path / "out", "--dry-run", "--seeds", "0,1") == 0
     messages = capsys.readouterr().out
