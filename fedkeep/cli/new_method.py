@@ -76,6 +76,10 @@ class {name}(Algorithm[{name}State]):
     sequential = True
 
     decay: float = option(0.5, "share of the mean that stays in each round", low=0.0, high=0.99)
+    @property
+    def sets_eval_model(self) -> bool:
+        """What counts is not server.model, the last client's, but what round() puts into server.eval_model."""
+        return True
 
     def round(self, server: Server[{name}State], cohort: Cohort) -> None:
         """The server half: ask one client after the other, and leave the new model in server.model."""

@@ -101,6 +101,14 @@ class Algorithm(Options, ABC, Generic[S, C]):
     has_rotating_role: ClassVar[bool] = False
 
     @property
+    def sets_eval_model(self) -> bool:
+        """Whether `round` assigns the model that counts to `Server.eval_model`, such as an average of its own.
+
+        This model alone is then evaluated and exported, and no average that any method could have.
+        """
+        return False
+
+    @property
     def rows_per_class(self) -> int:
         """Number of adjacent classifier rows for each class; the first of them is the one that predicts the class."""
         return 1

@@ -15,7 +15,7 @@ average of the ``round`` models.
 """
 
 
-def distinct_models(chosen: Sequence[EvaluationModel], sequential: bool) -> tuple[EvaluationModel, ...]:
+def distinct_models(chosen: Sequence[EvaluationModel], *, sequential: bool, own: bool) -> tuple[EvaluationModel, ...]:
     """Return the evaluation models of a method, each model once.
 
     Parameters
@@ -25,10 +25,14 @@ def distinct_models(chosen: Sequence[EvaluationModel], sequential: bool) -> tupl
     sequential : bool
         Whether the method is sequential. The global model of a parallel method is the mean of its round already, so
         that ``round`` is left out where ``last`` is chosen too.
+    own : bool
+        Whether the method says itself which model counts (`Algorithm.sets_eval_model`): only ``last`` is left.
 
     Returns
     -------
     tuple[EvaluationModel, ...]
         The models, in the recipe's order.
     """
+    if own:
+        return ("last",)
     return tuple(which for which in chosen if sequential or which != "round" or "last" not in chosen)
