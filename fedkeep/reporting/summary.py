@@ -197,7 +197,10 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     of_trial = {
         key: trial.info[key] for key in ("rounds", "dataset", "num_clients", "cohort_size") if key in trial.info
     }
-    recipe = {key: _section(key, value) for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    # A section that a version did not know, or that was left out, is at its defaults.
+    written: dict[str, Any] = {name: {} for name in OPTIONS} | dict(run.settings)
+    recipe = {key: _section(key, value) for key, value in written.items() if key not in NOT_SETTINGS}
+    recipe["training"] = {**recipe["training"], **trial.info.get("training", {})}  # the method's own
     own = {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": covered} | of_trial | _options(trial)
     flat = _flat(own) | _flat({"partition": partition})
     # A recipe repeats what the trial says, in its own place: the trial's word counts.
@@ -211,7 +214,7 @@ def _section(name: str, written: Any) -> Any:
         return written
     section = as_table(OPTIONS[name]()) | dict(written)
     # The options of a check that is off do nothing, and their defaults have changed.
-    off = ("loss_examples", "loss_slack") if section.get("loss_check") == "off" else ()
+    off = ("loss_examples", "loss_slack", "logit_deviations") if section.get("loss_check") == "off" else ()
     return {key: value for key, value in section.items() if key not in off}
 
 

@@ -79,18 +79,28 @@ def test_an_option_that_came_later_was_at_its_default_before(tmp_path: Path) -> 
 
 def test_an_option_of_a_recipe_that_came_later_was_at_its_default_before(tmp_path: Path) -> None:
     """So were those of a check that is off, whose defaults have changed since."""
-    old = RECIPE + '\n[defense]\nloss_check = "off"\nloss_examples = 4\n'
+    old = RECIPE + '\n[defense]\nloss_check = "off"\nloss_examples = 4\nloss_slack = 0.1\nlogit_deviations = 3.0\n'
+    older = RECIPE
     now = (
         RECIPE.replace("lr = 0.1", 'lr = 0.1\nprecision = "float32"') + '\n[defense]\nloss_check = "off"\nbackoff = 8\n'
     )
     other = now.replace("float32", "bfloat16")
-    runs = [write_run(tmp_path / name, recipe=text) for name, text in (("a", old), ("b", now), ("c", other))]
+    runs = [
+        write_run(tmp_path / name, recipe=text) for name, text in (("a", old), ("b", now), ("c", other), ("d", older))
+    ]
     for seed, run in enumerate(runs):
         write_trial(run, "FedAvg", seed, [[5, 5]])
     assert [(row.label, row.seeds) for row in summary(map(read_run, runs))] == [
-        ("FedAvg (precision=float32)", (0, 1)),
+        ("FedAvg (precision=float32)", (0, 1, 3)),
         ("FedAvg (precision=bfloat16)", (2,)),
     ]
+
+
+def test_a_learning_rate_of_a_method_itself_is_a_setting(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    write_trial(one, "FedAvg", 0, [[1, 1]])
+    write_trial(two, "FedAvg", 1, [[2, 2]], training={"lr": 0.3})
+    assert [row.label for row in summary([read_run(one), read_run(two)])] == ["FedAvg (lr=0.1)", "FedAvg (lr=0.3)"]
 
 
 def test_different_recipes_rounds_and_partitions_stay_apart(tmp_path: Path) -> None:
