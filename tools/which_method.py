@@ -16,6 +16,7 @@ from math import isnan
 from pathlib import Path
 from statistics import fmean
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -143,15 +144,30 @@ def table(rows: list[Row], pooled: Sequence[Row] = ()) -> list[str]:
     return lines
 
 
+def _family(label: str) -> str:
+    """Return a method's name without what tells its settings apart."""
+    return method_of(label).split(",")[0].split(" tau")[0].split(" (")[0]
+
+
+def _best_of_each(rows: list[Row]) -> list[Row]:
+    """Return of each method its best last model and its best average; rows come best first."""
+    best = {(_family(row.label), row.label == method_of(row.label)): row for row in reversed(rows)}
+    return list(best.values())
+
+
 def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float], title: str) -> None:
-    """Draw accuracy against what it cost until then, a panel a setting without tasks."""
+    """Draw accuracy against what it cost until then, a panel a setting without tasks.
+
+    Of a method with several settings, such as learning rates, the best last model and the best average are drawn.
+    """
     drawn = {
         name: [row for row in rows if not is_round_mean(row)]
         for name, rows in found.items()
         if not rows[0].trials[0].task_sizes
     }
-    names = sorted({method_of(row.label) for rows in drawn.values() for row in rows})
-    looks = figures.styles(names)
+    drawn = {name: _best_of_each(rows) for name, rows in drawn.items()}
+    names = sorted({_family(row.label) for rows in drawn.values() for row in rows})
+    looks = {name: colormaps["tab20"](place) for place, name in enumerate(names)}
     with figures.theme():
         lines = -(-len(drawn) // 2)
         figure = Figure(figsize=(7.0, 1.9 * lines + 0.9), facecolor=figures.PAPER)
@@ -161,7 +177,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
                 rounds, values = figures.history(row.trials, "accuracy", figures.smoothing(row.trials))
                 average = row.label != method_of(row.label)
                 costs = rounds * cost(row) / row.trials[0].rounds_planned
-                colour = looks[method_of(row.label)].colour
+                colour = looks[_family(row.label)]
                 panel.plot(
                     costs,
                     values.mean(axis=0),
@@ -179,7 +195,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
             panel.set_xlabel(title, fontsize=7)
         for panel in axes[len(drawn) :]:
             panel.set_visible(False)
-        samples = [Line2D([], [], color=looks[name].colour) for name in names]
+        samples = [Line2D([], [], color=looks[name]) for name in names]
         samples += [Line2D([], [], color=figures.INK), Line2D([], [], color=figures.INK, linestyle=(0, (1, 1)))]
         figure.legend(
             samples,
