@@ -271,6 +271,16 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
         assert script.row(method.lower()) == "|".join(rows[method]).strip()
 
 
+def test_a_methods_page_says_which_records_have_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    lines = importlib.import_module("site_source").results_by_method()["seqkeep"]
+    (taught,) = [line for line in lines if line.startswith("| sequences/seqkeep-variants | non-target 3 |")]
+    assert "| w_nontarget=3.0, evaluate=last |" in taught
+    (former,) = [line for line in lines if "| non-target 1, chains from the average |" in line]
+    assert "| w_nontarget=1.0, evaluate=last, start=average |" in former
+
+
 def test_the_published_result_is_its_records() -> None:
     published = (ROOT / "docs" / "results.md").read_text()
     for row in summary(read_run(ROOT / "results" / "sequences.zip" / "fashion-mnist-200")):

@@ -364,8 +364,9 @@ def changed_options(trial: TrialResult) -> str:
     known = options_of(algorithms()[trial.algorithm])
     defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in known.items()}
     changed = {name: value for name, value in trial.options.items() if name in defaults and defaults[name] != value}
-    changed |= trial.info.get("former_options", {}) | trial.info.get("training", {})
-    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "–"
+    changed |= trial.info.get("training", {})
+    former = trial.info.get("former_options", "")  # a text: its names are options no more
+    return ", ".join([*(f"{name}={value}" for name, value in changed.items()), *[former] * bool(former)]) or "–"
 
 
 def recipes_page() -> str:

@@ -35,6 +35,7 @@ VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")
 VARIANTS["feddcl-labels"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], server_loss="labels")
 VARIANTS["feddcl-sliced"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], head="sliced", kd_scale="none")
 VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")  # type: ignore[call-arg]
+VARIANTS["seqkeep-untaught"] = METHODS["seqkeep"]()
 
 
 WITH_TASKS = {name: method for name, method in VARIANTS.items() if "auxiliary" not in method.needs}
