@@ -68,7 +68,7 @@ feddkd fedewc fedgems fedgkd fedicarl fedlsd fedlwf fedmd fednova fedntd fedntd-
 fedskf fedweit finetune flwf-2t ft-kd ft-kd-on-made-images lander lwf-kd lwf-kd-on-made-images moon scaffold seqkeep
 sfedkd target sfedkd-random fedadkd-true-single_term-zero_logit fedcurv-batch cwc-mas cwc-si
 fedicarl-memory fedicarl-nearest_mean target-repo flwf-2t-all fedicarl-glfc fedskf-icarl fedskf-pass
-fedpass-global feddcl-labels feddcl-sliced lwf-kd-joint-tau2
+fedpass-global feddcl-labels feddcl-sliced lwf-kd-joint-tau2 seqkeep-untaught
 """
 RENAMED = {f"{name}-kd-on-made-images": f"{name}-kd-on-generated-images" for name in ("ewc", "ft", "lwf")}
 """Keys, to what their variants are called now."""

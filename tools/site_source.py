@@ -353,13 +353,13 @@ def results_by_method() -> dict[str, list[str]]:
                     ["| run | method | other than its defaults | accuracy, % | seeds |", "|:--|:--|:--|--:|--:|"],
                 )
                 lines.append(
-                    f"| {name} | {cell(row.label)} | {cell(changed_options(row.trials[0]))} | "
+                    f"| {name} | {cell(row.label)} | {cell(non_default_options(row.trials[0]))} | "
                     f"{100 * value.mean:.2f}{said} | {value.n} |"
                 )
     return found
 
 
-def changed_options(trial: TrialResult) -> str:
+def non_default_options(trial: TrialResult) -> str:
     """Return the options of a recorded trial that are not what its method has today as it comes."""
     known = options_of(algorithms()[trial.algorithm])
     defaults = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in known.items()}

@@ -4,7 +4,7 @@
 
 Accuracy is read over the window that the recipe names. Time is counted in local trainings that must wait for one
 another: ten a round for a sequence of ten clients, one for ten clients at once. Seconds in the archives are of shared
-machines and compare nothing. What it costs to come to an accuracy is counted to `target`.
+machines and compare nothing. What it costs to come to an accuracy is counted to FedAvg's (`target`).
 """
 
 from __future__ import annotations
@@ -96,12 +96,15 @@ def trainings_in_a_row(row: Row) -> int:
 
 
 def target(rows: list[Row]) -> int | None:
-    """Return the accuracy, in percent, of FedAvg's last model over the window; None where FedAvg or a window is not."""
+    """Return the mean accuracy of FedAvg's last model over the window, in percent, rounded down.
+
+    None without FedAvg, and where classes arrive in tasks.
+    """
     values = [row.value("window_mean").mean for row in rows if row.label == "FedAvg" and not row.trials[0].task_sizes]
     return int(100 * values[0]) if values else None
 
 
-def until(row: Row, percent: int, cost: Callable[[Row], float]) -> str:
+def cost_to_reach(row: Row, percent: int, cost: Callable[[Row], float]) -> str:
     """Return what a row had cost when it was first evaluated at an accuracy, in the mean over seeds."""
     reached = [trial.rounds_to(percent / 100) for trial in row.trials]
     if missing := sum(map(isnan, reached)):
@@ -109,7 +112,7 @@ def until(row: Row, percent: int, cost: Callable[[Row], float]) -> str:
     return f"{sum(reached) / len(reached) / row.trials[0].rounds_planned * cost(row):,.0f}"
 
 
-def by_class(row: Row) -> float:
+def mean_over_classes(row: Row) -> float:
     """Return the mean of the classes' accuracies over the window, in percent, in the mean over seeds."""
     means = []
     for trial in row.trials:
@@ -132,14 +135,14 @@ def table(rows: list[Row], pooled: Sequence[Row] = ()) -> list[str]:
         over_seeds, several = row.interval(accuracy), len(row.seeds) > 2
         cells = [row.label, f"{100 * over_seeds.mean:.1f}"]
         cells[1] += f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if several else ""
-        cells += [f"{by_class(row):.1f}"] if unequal else []
+        cells += [f"{mean_over_classes(row):.1f}"] if unequal else []
         compared = several and row is not best and row not in pooled
         cells += [show_difference(difference(row, best, accuracy)) if compared else ""]
         cells += [f"{100 * row.value(forgetting).mean:.1f}"]
         for cost in (megabytes, trainings_in_a_row):
             cells += ["" if row in pooled else f"{cost(row):,.0f}"]
             if percent is not None:
-                cells += ["" if row in pooled else until(row, percent, cost)]
+                cells += ["" if row in pooled else cost_to_reach(row, percent, cost)]
         lines.append(f"| {' | '.join([*cells, str(len(row.seeds))])} |")
     return lines
 
