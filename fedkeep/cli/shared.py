@@ -164,6 +164,12 @@ def add_changes(command: argparse.ArgumentParser) -> None:
         The command's parser.
     """
     add_settings(command, "change an option, such as training.lr=0.05 or algorithm.teachers=3")
-    command.add_argument("--methods", type=names, metavar="A,B", help="methods to run instead of the recipe's")
+    command.add_argument(
+        "--methods",
+        type=names,
+        metavar="A,B",
+        help="methods to run instead of the recipe's; a label as the recipe writes it, such as FedSeq, is one row, "
+        "a method's name, such as fedseq, each of its rows",
+    )
     command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds to run instead of the recipe's")
     command.add_argument("--rounds", type=positive, help="rounds to run instead of the recipe's")

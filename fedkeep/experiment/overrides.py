@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import get_algorithm
 from fedkeep.models import architectures
 from fedkeep.options import build, options_of
+
+Row = TypeVar("Row")
 
 SECTIONS = (
     "data",
@@ -225,10 +227,34 @@ def join_labels(parts: Sequence[str], labels: Iterable[str]) -> list[str]:
         for end in range(min(position + longest, len(parts)), position, -1):
             label = known.get(tuple(part.lower() for part in parts[position:end]))
             if label is not None or end == position + 1:
-                names.append(parts[position] if label is None else label)
+                # One word stays as it was typed: upper and lower case tell a label from the name of a method.
+                names.append(parts[position] if label is None or end == position + 1 else label)
                 position = end
                 break
     return names
+
+
+def rows_named(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable[str]]) -> list[Row]:
+    """Return the rows that have a name: exactly as it is written, or else in upper and lower case.
+
+    So ``FedSeq`` is the row with this label, and ``fedseq``, the name of a method, is each row of that method.
+
+    Parameters
+    ----------
+    wanted : str
+        The name.
+    rows : Sequence[Row]
+        Methods, or their tables in a recipe.
+    names : Callable[[Row], Iterable[str]]
+        The names of a row: its label and its method's name.
+
+    Returns
+    -------
+    list[Row]
+        The rows, in their order; empty if none has this name.
+    """
+    exact = [row for row in rows if wanted in names(row)]
+    return exact or [row for row in rows if wanted.lower() in (name.lower() for name in names(row))]
 
 
 def split_grid(line: str) -> tuple[str, list[str]]:

@@ -16,6 +16,7 @@ from fedkeep.data.partition import Scheme
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
+from fedkeep.experiment.overrides import rows_named
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.interface.algorithm import returns_model
@@ -292,9 +293,14 @@ def select_methods(
     return tuple(chosen)
 
 
+def default_label(method: type[Algorithm]) -> str:
+    """Return the label of a method that a recipe gives none."""
+    return method.title or method.__name__
+
+
 def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
     if isinstance(wanted, str):
-        listed = [m for m in recipe.methods if wanted.lower() in (m.label.lower(), m.algorithm.name())]
+        listed = rows_named(wanted, recipe.methods, lambda m: (m.label, m.algorithm.name()))
         if listed:
             return listed
         wanted = get_algorithm(wanted)
@@ -309,7 +315,7 @@ def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
             f"['fedseq'], not {wanted!r:.80}."
         )
     check_method(type(wanted))
-    return [Method(type(wanted).title or type(wanted).__name__, wanted)]
+    return [Method(default_label(type(wanted)), wanted)]
 
 
 def _validate(recipe: Recipe) -> None:

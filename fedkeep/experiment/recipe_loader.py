@@ -16,8 +16,16 @@ from fedkeep.data.partition import get_scheme
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
 from fedkeep.experiment.model_config import read_client_models, read_model
-from fedkeep.experiment.overrides import SECTIONS, add_grids, apply_overrides, expand_grids, join_labels, merge_tables
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.overrides import (
+    SECTIONS,
+    add_grids,
+    apply_overrides,
+    expand_grids,
+    join_labels,
+    merge_tables,
+    rows_named,
+)
+from fedkeep.experiment.recipe import Method, Recipe, default_label
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.interface.privacy import Privacy
@@ -278,12 +286,16 @@ def _unknown_recipe(name: str) -> ConfigError:
 def _select_methods(listed: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the tables of these methods; a method that the recipe does not list gets its default options."""
     selected = []
-    for name in join_labels(wanted, (str(m.get("label", "")) for m in listed)):
-        found = [
-            m for m in listed if name.lower() in (str(m.get("algorithm", "")).lower(), str(m.get("label", "")).lower())
-        ]
-        selected.extend(found or [{"algorithm": name}])
+    for name in join_labels(wanted, (_names(m)[0] for m in listed)):
+        selected.extend(rows_named(name, listed, _names) or [{"algorithm": name}])
     return selected
+
+
+def _names(method: Mapping[str, Any]) -> tuple[str, str]:
+    algorithm = str(method.get("algorithm", ""))
+    if not (label := method.get("label")) and algorithm in algorithms():
+        label = default_label(get_algorithm(algorithm))
+    return str(label or ""), algorithm
 
 
 def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model: Architecture | None = None) -> Recipe:
@@ -362,5 +374,5 @@ def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
             raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
         cls = get_algorithm(name)
         built = build(cls, options, f"{where}, method {name}")
-        methods.append(Method(str(label or cls.title or cls.__name__), built, grid_of, training))
+        methods.append(Method(str(label or default_label(cls)), built, grid_of, training))
     return tuple(methods)

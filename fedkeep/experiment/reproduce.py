@@ -16,7 +16,7 @@ from filelock import FileLock
 from fedkeep._utils.digests import read_json, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.overrides import SECTIONS, join_labels
+from fedkeep.experiment.overrides import SECTIONS, join_labels, rows_named
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
@@ -210,11 +210,10 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
 
 
 def _select_methods(recipe: Recipe, names: Sequence[str]) -> tuple[Method, ...]:
-    """Return the recipe's methods with these labels; the name of a method selects all of its rows."""
+    """Return the recipe's methods with these labels; a method's name, in lower case, selects all of its rows."""
     chosen: list[Method] = []
     for name in join_labels(names, (label for m in recipe.methods for label in (m.grid_of, m.label))):
-        wanted = name.lower()
-        found = [m for m in recipe.methods if wanted in (m.label.lower(), m.grid_of.lower(), m.algorithm.name())]
+        found = rows_named(name, recipe.methods, lambda m: (m.label, m.grid_of, m.algorithm.name()))
         if not found:
             known = sorted({word for m in recipe.methods for word in (m.grid_of or m.label, m.algorithm.name())})
             raise ConfigError(f"recipe {recipe.name!r} has no method {name!r}.{did_you_mean(name, known)}")

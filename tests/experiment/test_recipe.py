@@ -151,6 +151,27 @@ def test_a_label_with_commas_can_be_named(words: str, expected: list[str], load:
     assert [m.label for m in load(text, methods=names(words)).methods] == expected
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("FedSeq", ["FedSeq"]),
+        ("fedseq", ["FedSeq", "FedSeq, lr 0.1"]),
+        ("FEDSEQ", ["FedSeq", "FedSeq, lr 0.1"]),
+        ("FedSeq, lr 0.1", ["FedSeq, lr 0.1"]),
+        ("fedseq, LR 0.1", ["FedSeq, lr 0.1"]),
+    ],
+)
+def test_a_label_as_it_is_written_is_one_row_and_a_methods_name_each_of_its_rows(
+    wanted: str, expected: list[str], load: Any
+) -> None:
+    other = '[[methods]]\nalgorithm = "fedseq"\nlabel = "FedSeq, lr 0.1"\ntraining = { lr = 0.1 }\n'
+    text = HEAD + '[[methods]]\nalgorithm = "fedseq"\n' + other
+
+    assert [m.label for m in load(text, methods=names(wanted)).methods] == expected
+    if "," not in wanted:  # from Python, too
+        assert [m.label for m in select_methods(load(text), [wanted])] == expected
+
+
 def test_methods_from_python(load: Any) -> None:
     methods = select_methods(load(), [SFedKD(), SFedKD(teachers=1), FedSeq()])
     assert [m.label for m in methods] == ["SFedKD", "SFedKD 2", "FedSeq"]
