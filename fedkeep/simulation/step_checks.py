@@ -56,11 +56,19 @@ def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type
     Raises
     ------
     ConfigError
-        If its models are not weights, or its state is not of its type.
+        If its models are not weights, its state is not of its type, or the round assigns `Server.eval_model` while
+        `Algorithm.sets_eval_model` says that it does not.
     """
-    name = f"{type(algorithm).__name__}.round"
+    title = type(algorithm).__name__
+    name = f"{title}.round"
     check_weights(server.model, f"server.model after {name}")
     check_weights(server.eval_model, f"server.eval_model after {name}")
+    if server.eval_model and not algorithm.sets_eval_model:
+        raise ConfigError(
+            f"{name} assigns server.eval_model, but {title}.sets_eval_model is False, so that averages of other models "
+            f"would be evaluated and exported beside it. Add the property sets_eval_model to {title} and let it return "
+            f"True, or assign server.model alone."
+        )
     _check_state(server.state, state_type, "server.state", name)
 
 

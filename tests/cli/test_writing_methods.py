@@ -79,6 +79,11 @@ SEQUENTIAL = {  # the same with --sequential
         "model = fit",
         "server.model after Draft.round is a Fit",
     ),
+    "a model that counts, unsaid": (
+        "        return True\n",
+        "        return False\n",
+        "assigns server.eval_model, but Draft.sets_eval_model is False",
+    ),
     "no return": ("return client.fit", "client.fit", "what Draft.train returned is None, not Fit. Return what"),
     "nothing to train": ("self.train, server.model", "self.train, None", "model of Draft.train is None, not Weights"),
     "too much": ("self.train, server.model", "self.train, server.model, 3", "After the client it takes model."),
