@@ -24,7 +24,9 @@ def noised_mean(
 ) -> dict[str, Fit]:
     """Put the noised mean of the clients' clipped updates in the place of each client's model.
 
-    Whatever a method makes of the replies, it makes of that mean. All clients count alike, and losses are 0.
+    Whatever a method makes of the replies, it makes of that mean. All clients count alike, as one example and one step
+    each, losses are 0, and tensors of integers, such as batch norm's number of batches, are as they were sent: noise
+    covers none of these.
 
     Parameters
     ----------
@@ -55,4 +57,5 @@ def noised_mean(
     for name in names:
         noise = torch.randn(mean[name].shape, generator=rng)
         mean[name] = mean[name] + deviation * noise.to(mean[name])
-    return {client: replace(fit, model=mean, num_examples=1, loss=0.0) for client, fit in fits.items()}
+    mean |= {name: tensor for name, tensor in sent[next(iter(fits))].items() if name not in names}
+    return {client: replace(fit, model=mean, num_examples=1, num_steps=1, loss=0.0) for client, fit in fits.items()}

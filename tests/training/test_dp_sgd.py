@@ -188,6 +188,16 @@ def test_means_have_the_noise_that_epsilon_is_computed_for() -> None:
     assert model.std() == pytest.approx(1.5, rel=0.02)
 
 
+def test_nothing_of_a_client_is_told_beside_the_noised_mean() -> None:
+    """Numbers of examples and steps, losses and counters of batches depend on one client, and have no noise."""
+    sent = {"w": torch.zeros(2), "batches": torch.tensor(7)}
+    fits = {str(k): Fit({"w": torch.ones(2), "batches": torch.tensor(8 + k)}, 10 + k, 5 + k, 1.0 + k) for k in range(3)}
+    privacy = Privacy(client_noise_multiplier=1.0)
+    for fit in noised_mean(fits, dict.fromkeys(fits, sent), privacy, torch.Generator()).values():
+        assert (fit.num_examples, fit.num_steps, fit.loss) == (1, 1, 0.0)
+        assert torch.equal(fit.model["batches"], torch.tensor(7))
+
+
 def test_a_run_with_noised_means_tells_the_epsilon_of_a_client(tmp_path: Path) -> None:
     settings = ["privacy.client_noise_multiplier=1.0", "training.epochs=1", "run.cohort_size=4"]
     recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=2)
