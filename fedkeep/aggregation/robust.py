@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 from typing import TypeAlias
 
 import torch
@@ -77,13 +78,19 @@ def clip_norm(tensors: Sequence[Tensor], starts: Sequence[Tensor], limit: float)
     Returns
     -------
     list[Tensor]
-        The tensors themselves if the norm is at most ``limit``.
+        The tensors themselves if the norm is at most ``limit``; ``starts`` if it is not finite.
     """
     updates = torch._foreach_sub(list(tensors), list(starts))
     norm = joint_norm(updates)
+    if not isfinite(norm):  # float32 has no squares of numbers above 2e19, and not all differences
+        updates = torch._foreach_sub([tensor.double() for tensor in tensors], list(starts))
+        norm = joint_norm(updates)
     if norm <= limit:
         return list(tensors)
-    return list(torch._foreach_add(list(starts), updates, alpha=limit / norm))
+    if not isfinite(norm):  # it cannot be shortened: infinity times 0 is no number
+        return list(starts)
+    clipped = torch._foreach_add(list(starts), updates, alpha=limit / norm)
+    return [tensor.to(start) for tensor, start in zip(clipped, starts, strict=True)]
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.state_store import StateStore, site_secret, state_ref, state_ref_type
+from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
 from fedkeep.flower.views import SiteView, client_view, match_dataset, site_view, split_classes
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
@@ -185,9 +185,9 @@ def _build(text: str, data_description: str, config: NodeConfig) -> Simulation:
     method, seed, data_dir = recipe.methods[0], recipe.seeds[0], config.data_dir or None
     federation = _load_view(recipe, seed, json.loads(data_description), config)
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
-    if config.partition_id < 0:  # everybody knows the run's seed, and who knows that of noise can take it off
+    if config.partition_id < 0:  # everybody knows the run's seed, and could take noise off that comes from it
         for context in simulation.contexts:
-            context.noise_seed = site_secret(Path(config.state_dir))
+            context.noise_secret = stored_secret(Path(config.state_dir))
     return simulation
 
 

@@ -41,7 +41,7 @@ from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.site_registry import SiteRegistry
-from fedkeep.flower.state_store import state_ref_type
+from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
@@ -127,6 +127,8 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
     simulation.client_state = state_ref_type(simulation.client_state)
+    # The recipe, with the run's seed, goes to every site, and could take noise off that comes from it.
+    simulation.context.noise_secret = stored_secret(folder)
     refused_rounds = recipe.defense.refused_rounds or MAX_ROLLED_BACK  # the time of real sites is dear
     simulation.defense = replace(recipe.defense, refused_rounds=refused_rounds)
     reply_log = ReplyLog(folder / "replies")

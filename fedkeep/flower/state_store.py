@@ -15,6 +15,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
+from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
 from fedkeep.interface.codec import decode, encode
@@ -273,21 +274,20 @@ class StateStore:
         return self.folder / f"{call_id}.{content}"
 
 
-def site_secret(folder: Path) -> int:
-    """Return a number that only this site knows: the seed of the noise in what it tells.
+def stored_secret(folder: Path) -> bytes:
+    """Return what only this site, or this server, knows, and knows again after a restart.
 
-    It is the same after a restart. A call that is carried out again gives the same answer then, which tells nothing
-    more.
+    From it comes noise that must be the same whenever the same is told, as in label counts.
 
     Parameters
     ----------
     folder : Path
-        The folder of the site's states.
+        The folder of the site's states, or of the server's trial.
 
     Returns
     -------
-    int
-        A number of 63 bits.
+    bytes
+        Text that stands for 256 random bits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "secret"
@@ -296,9 +296,15 @@ def site_secret(folder: Path) -> int:
             new = folder / ".secret.new"
             new.unlink(missing_ok=True)
             new.touch(mode=0o600)
-            new.write_text(str(secrets.randbits(63)))
+            new.write_text(secrets.token_hex(KEY_BYTES))
             new.replace(file)
-        return int(file.read_text())
+        found = file.read_bytes()
+        if len(found) < 2 * KEY_BYTES:
+            raise DamagedFile(
+                f"{file} does not hold a secret of {8 * KEY_BYTES} bits. Remove it, and a new one is made: label "
+                "counts get other noise then, which tells a little more about them."
+            )
+        return found
 
 
 def _round_of(call_id: str) -> int:

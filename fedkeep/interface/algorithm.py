@@ -122,6 +122,25 @@ class Algorithm(Options, ABC, Generic[S, C]):
         return 0
 
     @property
+    def keeps_examples(self) -> bool:
+        """Whether clients train on examples of earlier tasks too, which `Fit.num_examples` then counts.
+
+        Of other methods a client is refused that says it has trained on more examples than it holds in the task.
+        """
+        return False
+
+    @property
+    def outside_epsilon(self) -> str:
+        """What a method learns from a client's examples besides the noised steps of `Client.fit`; empty: nothing.
+
+        It names the option that causes it, and ends with what to choose instead: "the means of features that
+        MyMethod.means=true keeps. Set MyMethod.means=false". DP-SGD is refused then, before the first round. What
+        clients send need not be named here: it is seen from the types of their replies.
+        """
+        kept = "examples that clients keep, and tell the number of. Take a method that keeps none"
+        return kept if self.keeps_examples else ""
+
+    @property
     def only_averages(self) -> bool:
         """Whether `round` uses clients' models only in weighted means over all of them.
 

@@ -326,6 +326,23 @@ class Party(ABC, Generic[S]):
         """
 
     @abstractmethod
+    def refuse_if_private(self, what: str) -> None:
+        """Refuse to use a client's examples for something that the noise of its trainings does not cover.
+
+        `features`, `fisher` and `sensitivity` do so.
+
+        Parameters
+        ----------
+        what : str
+            What is used, such as ``"the sizes of its examples"``.
+
+        Raises
+        ------
+        ConfigError
+            On a client, if the recipe asks for DP-SGD (``privacy.noise_multiplier``).
+        """
+
+    @abstractmethod
     def network(self, model: Weights) -> nn.Module:
         """Build a new network with the given weights, for computations that no other method offers.
 

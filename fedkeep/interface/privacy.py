@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedkeep.interface.ranges import in_short
 from fedkeep.options import Options, option
 
 _PREFIX = "private "
@@ -14,6 +15,10 @@ CHANGE_TOLD = _PREFIX + "change"
 """The use of randomness that stands for one telling of a noised change, as of prototypes."""
 MEANS_TOLD = _PREFIX + "means"
 """The use of randomness that stands for one telling of noised means over the server's examples, as of confidences."""
+SPENDING = ("noise_multiplier", "counts_epsilon", "prototypes_noise_multiplier")
+"""Options under which clients spend of their privacy with what they send."""
+MOST_CHANGES = 100
+"""How many noised changes a client may tell in one step. The methods of the package tell one."""
 FROM_LABEL_COUNTS = "from label counts"
 """Marks, in `typing.Annotated`, a field of a reply that follows from `Client.label_counts` alone."""
 
@@ -93,12 +98,46 @@ def sample_rate_of(name: str) -> float | None:
     Parameters
     ----------
     name : str
-        The name.
+        The name, which may come from a client.
 
     Returns
     -------
     float or None
-        The sample rate.
+        The sample rate, above 0 and at most 1.
     """
-    prefix = f"{_PREFIX}steps at "
-    return float(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    try:
+        rate = float(name.removeprefix(f"{_PREFIX}steps at "))
+    except ValueError:
+        return None
+    return rate if 0 < rate <= 1 and name == steps_name(rate) else None
+
+
+def find_false_use(before: Mapping[str, int], after: Mapping[str, int], privacy: Privacy, steps: int) -> str | None:
+    """Check what a client says that a step spent of its privacy, before it is recorded: epsilon is computed from it.
+
+    Parameters
+    ----------
+    before, after : Mapping[str, int]
+        The client's uses of randomness in the round, before the step and after it.
+    privacy : Privacy
+        What is noised.
+    steps : int
+        The most steps of training that the client's examples need.
+
+    Returns
+    -------
+    str or None
+        What cannot be, after "answered with"; None if all can.
+    """
+    most = {COUNTS_TOLD: 1} if privacy.counts_epsilon else {}
+    most |= {CHANGE_TOLD: MOST_CHANGES} if privacy.prototypes_noise_multiplier else {}
+    for name, count in spent(after).items():
+        is_training = bool(privacy.noise_multiplier) and sample_rate_of(name) is not None
+        if not is_training and name not in most:
+            return f"privacy spent on {name!r}, on which clients of this run spend none"
+        allowed = steps if is_training else most[name]
+        added = count - before.get(name, 0)
+        if not 0 <= added <= allowed:
+            return f"privacy spent on {name!r} {in_short(added)} times in a step, where 0 to {allowed} are possible"
+        steps -= added if is_training else 0
+    return None

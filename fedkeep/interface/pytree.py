@@ -203,7 +203,8 @@ def num_bytes(tree: Any) -> int:
         if isinstance(leaf, Tensor):
             tensors[id(leaf)] = leaf.nbytes
         elif leaf is not None:
-            total += len(leaf.encode()) if isinstance(leaf, str) else 8
+            # From outside text may hold half of a surrogate pair, which UTF-8 does not have.
+            total += len(leaf.encode(errors="surrogatepass")) if isinstance(leaf, str) else 8
     return total + sum(tensors.values())
 
 

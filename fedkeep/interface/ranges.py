@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fedkeep.interface.pytree import tree_iter
 
+LARGEST_SHOWN = 1e300
+"""Larger numbers are not shown: an integer may be of any length, and formatting one beyond floats fails."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -58,8 +61,26 @@ def find_out_of_range(reply: Any) -> str | None:
             for _, leaf, _, _ in tree_iter(getattr(node, name)):
                 worst = _outside(leaf, allowed)
                 if worst is not None:
-                    return f"{name} {worst:g}, which must be {allowed.low:g} to {allowed.high:g}"
+                    return f"{name} {in_short(worst)}, which must be {allowed.low:g} to {allowed.high:g}"
     return None
+
+
+def in_short(number: float) -> str:
+    """Return a number as text of a few characters, also an integer that is too large for a float.
+
+    Parameters
+    ----------
+    number : float
+        The number, which may come from a client.
+
+    Returns
+    -------
+    str
+        Such as ``1.5``, or ``beyond -1e+300``.
+    """
+    if abs(number) > LARGEST_SHOWN:
+        return f"beyond {'-' if number < 0 else ''}{LARGEST_SHOWN:g}"
+    return f"{number:g}"
 
 
 def _outside(leaf: Any, allowed: Range) -> float | None:

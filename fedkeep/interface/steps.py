@@ -13,6 +13,8 @@ from fedkeep.interface.algorithm import Algorithm, on_client
 from fedkeep.interface.party import Client
 from fedkeep.models import Weights
 
+MOST_NOISE = 40
+"""Most noise in a count, times epsilon: -ln u of a uniform number u, which is 2**-53 or more, is 37 at most."""
 MOST_CHECKED = 64
 """Most examples on which a client measures another one's model."""
 
@@ -34,7 +36,7 @@ def send_label_counts(self: object, client: Client[Any]) -> Tensor:
     return client.label_counts()
 
 
-def invalid_counts(reply: Tensor, classes: int, examples: int | None) -> str | None:
+def invalid_counts(reply: Tensor, classes: int, examples: int, epsilon: float) -> str | None:
     """Check the reply to `send_label_counts`, which sums over clients would pass on to everyone.
 
     Parameters
@@ -43,8 +45,10 @@ def invalid_counts(reply: Tensor, classes: int, examples: int | None) -> str | N
         The reply.
     classes : int
         Number of classes.
-    examples : int or None
-        Number of the client's examples; None for counts with noise, which have another sum.
+    examples : int
+        Number of the client's examples.
+    epsilon : float
+        Of the noise in its counts, with which they have another sum; 0 without.
 
     Returns
     -------
@@ -56,9 +60,10 @@ def invalid_counts(reply: Tensor, classes: int, examples: int | None) -> str | N
     if bool((reply < 0).any()) or bool((reply != reply.round()).any()):
         return "label counts that are negative or not whole numbers"
     total = int(reply.double().sum())
-    if examples is None:
-        return None
-    return f"label counts of {total} examples, and it has {examples}" if total != examples else None
+    if not epsilon:
+        return f"label counts of {total} examples, and it has {examples}" if total != examples else None
+    most = examples + MOST_NOISE / epsilon * classes
+    return f"label counts of {total} examples, where noise makes {most:.0f} at most" if total > most else None
 
 
 @on_client

@@ -95,6 +95,14 @@ class Loss(ABC):
             A scalar: a mean over the batch or, for penalties, a function of the weights.
         """
 
+    @property
+    def compares_examples(self) -> bool:
+        """Whether what an example adds depends on the others of its batch; DP-SGD, which takes each alone, refuses it.
+
+        A loss that consists of others need not say so of them.
+        """
+        return False
+
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         """Replace frozen teachers by their outputs on all examples of a data set.
 

@@ -77,6 +77,10 @@ class CompensatedCrossEntropy(Loss):
 
     old: int
 
+    @property
+    def compares_examples(self) -> bool:
+        return self.old > 0
+
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         logits, labels = upcast(model.logits(batches[0])), batches[0].data["label"]
         one_hot = _one_hot(labels, logits.shape[-1], logits.dtype)

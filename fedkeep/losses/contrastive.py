@@ -89,6 +89,7 @@ class SupCon(Loss):
 
     tau: float = 0.07
     dataset_index: int = 0
+    compares_examples = True
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[self.dataset_index]

@@ -110,6 +110,10 @@ class Distillation(Loss):
         rule = PerTeacher(torch.tensor([w_target]), torch.tensor([w_nontarget]))
         return cls((teacher,), rule, tau, scale)
 
+    @property
+    def compares_examples(self) -> bool:
+        return self.example_weights is not None
+
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         # Only reached when images change from epoch to epoch (augmentation); otherwise `fit` caches the teachers first.
         batch = batches[self.dataset_index]
@@ -201,6 +205,10 @@ class CachedDistillation(Loss):
         merged = _merged(logits, labels, rule, tau, teacher_entropy)
         log_weights = _log_weights(logits, labels, example_weights)
         return cls(merged, tau, _factor(tau, scale), dataset_index, log_weights)
+
+    @property
+    def compares_examples(self) -> bool:
+        return self.log_weights is not None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[self.dataset_index]

@@ -48,6 +48,7 @@ class BoundingLoss(Loss):
 
     anchors: Tensor
     slack: float
+    compares_examples = True
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[0]
@@ -104,6 +105,7 @@ class FeatureDistance(Loss):
 
     teacher: Weights
     teacher_features: Tensor | None = None
+    compares_examples = True
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[0]

@@ -10,6 +10,9 @@ from fedkeep.errors import MissingExtra
 ORDERS = [1.25, 1.5, 1.75, *range(2, 65), 96, 128, 256, 512]
 """Orders of the Rényi divergence over which epsilon is minimised. Opacus takes longer for fractions."""
 
+MOST_STEPS = 2**53
+"""As many steps no training takes, and Opacus counts in floating-point numbers."""
+
 
 def require_accountant() -> None:
     """Raise `MissingExtra` if Opacus is not installed."""
@@ -34,7 +37,8 @@ def dp_sgd_epsilon(steps: Mapping[float, int], noise_multiplier: float, delta: f
     Returns
     -------
     float
-        Epsilon; 0 without steps, infinite without noise.
+        Epsilon; 0 without steps, infinite without noise and for numbers that no training has, as in the record of a
+        site that lied.
 
     Raises
     ------
@@ -43,11 +47,11 @@ def dp_sgd_epsilon(steps: Mapping[float, int], noise_multiplier: float, delta: f
     """
     if not any(steps.values()):
         return 0.0
-    if not noise_multiplier:
+    if not noise_multiplier or not all(0 < rate <= 1 and 0 <= count < MOST_STEPS for rate, count in steps.items()):
         return float("inf")
     require_accountant()
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
-    accountant.history = [(noise_multiplier, rate, count) for rate, count in steps.items()]
+    accountant.history = [(noise_multiplier, rate, count) for rate, count in steps.items() if count]
     return float(accountant.get_epsilon(delta, alphas=ORDERS))

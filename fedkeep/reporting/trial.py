@@ -114,7 +114,10 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
 
     @cached_property
     def _spent(self) -> tuple[dict[str, dict[float, int]], dict[str, set[int]], dict[str, float]]:
-        """Return by client its private steps by sample rate, and the tasks of counts that it told; and the options."""
+        """Return by client its private steps by sample rate, and the tasks of counts that it told; and the options.
+
+        What a site of an earlier version spent on something unknown is of an infinite rate: its epsilon is infinite.
+        """
         steps: dict[str, dict[float, int]] = {}
         told: dict[str, set[int]] = {}
         options: dict[str, float] = {}
@@ -122,11 +125,10 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
             options = row.get("privacy", options)
             for client, uses in row.get("privacy", {}).get("clients", {}).items():
                 for name, count in uses.items():
-                    rate = sample_rate_of(name)
                     if name == COUNTS_TOLD:
                         told.setdefault(client, set()).add(int(row["task"]))
-                    elif rate is not None:
-                        by_rate = steps.setdefault(client, {})
+                    elif name != CHANGE_TOLD:  # prototypes have an epsilon of their own
+                        rate, by_rate = sample_rate_of(name) or math.inf, steps.setdefault(client, {})
                         by_rate[rate] = by_rate.get(rate, 0) + count
         return steps, told, options
 
@@ -139,15 +141,20 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
         noise, delta = options["noise_multiplier"], options["delta"]
         distinct = {tuple(sorted(by_rate.items())) for by_rate in steps.values()}
         of_steps = {spent: metrics.dp_sgd_epsilon(dict(spent), noise, delta) for spent in distinct}
-        return max(
+        spent_by_client = (
             of_steps.get(tuple(sorted(steps.get(client, {}).items())), 0.0)
             + options["counts_epsilon"] * len(told.get(client, ()))
             for client in steps.keys() | told.keys()
         )
+        return max(spent_by_client, default=0.0)  # of rounds in which no client's reply came
 
     @cached_property
     def client_epsilon(self) -> float:
-        """Return the epsilon of a whole client in the noised means of all rounds; NaN without such noise."""
+        """Return the epsilon of a whole client in the noised means of all rounds; NaN without such noise.
+
+        It is that of one client exchanged for another one, which moves a mean of n clients by twice the clipping norm
+        over n at most: so for the accountant, which thinks of a client more or less, noise is half as large.
+        """
         steps: dict[float, int] = {}
         options: dict[str, float] = {}
         for row in self.rounds:
@@ -157,7 +164,7 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
                 steps[rate] = steps.get(rate, 0) + int(privacy["means"])
         if not steps:
             return float("nan")
-        return metrics.dp_sgd_epsilon(steps, options["client_noise_multiplier"], options["delta"])
+        return metrics.dp_sgd_epsilon(steps, options["client_noise_multiplier"] / 2, options["delta"])
 
     @property
     def counts_epsilon(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.aggregation.robust import clip_model, merge
 from fedkeep.interface import Fit
 from fedkeep.interface.privacy import Privacy
@@ -19,7 +20,7 @@ def noised_mean(
     fits: Mapping[str, Fit],
     sent: Mapping[str, Weights],
     privacy: Privacy,
-    rng: torch.Generator,
+    noise: Callable[..., NoiseStream],
     keep: Callable[[Fit], Fit] = lambda fit: fit,
 ) -> dict[str, Fit]:
     """Put the noised mean of the clients' clipped updates in the place of each client's model.
@@ -36,8 +37,8 @@ def noised_mean(
         The models that the clients were sent.
     privacy : Privacy
         Noise and clipping.
-    rng : torch.Generator
-        Draws the noise.
+    noise : Callable
+        Returns the noise for a mean, given all that determines it.
     keep : Callable[[Fit], Fit]
         Puts a new reply away, so that not all must be in memory.
 
@@ -54,8 +55,8 @@ def noised_mean(
     ]
     mean = merge([fit.model for fit in clipped], lambda tensors: torch.stack(list(tensors)).mean(0))
     deviation = privacy.client_noise_multiplier * privacy.max_update_norm / len(fits)
+    stream = noise(deviation, *(mean[name] for name in names))
     for name in names:
-        noise = torch.randn(mean[name].shape, generator=rng)
-        mean[name] = mean[name] + deviation * noise.to(mean[name])
+        mean[name] = mean[name] + deviation * stream.normal(mean[name].shape).to(mean[name])
     mean |= {name: tensor for name, tensor in sent[next(iter(fits))].items() if name not in names}
     return {client: replace(fit, model=mean, num_examples=1, num_steps=1, loss=0.0) for client, fit in fits.items()}

@@ -31,10 +31,12 @@ class LocalRemoteClient(RemoteClient):
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
         clients = self.round.queue(_tasks(step, self.round, [self.id], args, kwargs))
         reply = self.round.collect(clients).get(self.id, LOST)
-        if isinstance(reply, Fit) and self.round.state.privacy.secure_aggregation:
+        privacy = self.round.state.privacy
+        if isinstance(reply, Fit) and (privacy.secure_aggregation or privacy.client_noise_multiplier):
+            option = "secure_aggregation" if privacy.secure_aggregation else "client_noise_multiplier"
             raise ConfigError(
-                f"privacy.secure_aggregation: {self.round.state.algorithm.name()} asks one client alone for a model. A "
-                "sum hides one model among several: let it ask the cohort."
+                f"privacy.{option}: {self.round.state.algorithm.name()} asks one client alone for a model, which "
+                "a sum or a mean hides only among several: let it ask the cohort."
             )
         return None if reply is LOST else reply
 

@@ -298,8 +298,12 @@ class LossChecker:
         """
         if (check := self.round.state.server.check) is None:
             return None
+        held = self.round.state.federation.num_examples(one.returned.request.client)
+        # Counts with noise, or of replies that nobody checks, may be of far more examples than would fit into memory.
+        told = one.counts.clamp(min=0).double()
+        believed = (told * min(1.0, held / max(float(told.sum()), 1.0))).to(one.counts)
         for share in REPLAYED_EXAMPLES:
-            counts = (one.counts * share).ceil()
+            counts = (believed * share).ceil()
             if (model := self.replay(one.asked, check.examples_like(counts))) is None:
                 continue  # batch norm cannot train on a single image, and a fifth may be two
             replayed = check.scores(model)

@@ -43,6 +43,8 @@ def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Def
             "counts, which would leave them without noise. Set loss_check=off, or "
             "loss_check=server and privacy.counts_epsilon."
         )
+    if algorithm.outside_epsilon:
+        raise ConfigError(f"privacy.noise_multiplier: epsilon would not cover {algorithm.outside_epsilon}.")
     for name, step in client_steps(type(algorithm)).items():
         reply = annotations_of(unwrap_step(step)).get("return")
         counted = unwrap_step(step) is send_label_counts
@@ -131,7 +133,7 @@ def check_secure(
         raise ConfigError(f"{refused}clients have networks of their own ([[client_models]]), which cannot be summed.")
 
 
-def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
+def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Defense) -> None:
     """Refuse central differential privacy for a method whose server sees something else than means of models.
 
     Parameters
@@ -140,15 +142,25 @@ def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
         The method.
     privacy : Privacy
         What is asked for.
+    defense : Defense
+        What clients' models are compared by.
 
     Raises
     ------
     ConfigError
-        If the method passes models on without averaging them, or its clients send something else too.
+        If the method passes models on without averaging them, its clients send something else too, or the mean is none
+        that moves by twice `max_update_norm` over the number of clients at most when one client is another one.
     """
     if not privacy.client_noise_multiplier:
         return
     require_accountant()
+    if defense.robust_aggregation != "mean" or defense.loss_check != "off":
+        option = "robust_aggregation" if defense.robust_aggregation != "mean" else "loss_check"
+        raise ConfigError(
+            f"privacy.client_noise_multiplier: with defense.{option}={getattr(defense, option)} one client may move "
+            "the result further than its share of a mean, for which the noise is computed. Set "
+            "defense.robust_aggregation=mean and defense.loss_check=off: each update is clipped anyway."
+        )
     if algorithm.sequential:
         raise ConfigError(
             f"privacy.client_noise_multiplier: {algorithm.name()} passes on the model of each client, and noise is "

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedkeep.aggregation.robust import joint_norm
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
+from fedkeep.interface.privacy import find_false_use
 from fedkeep.interface.pytree import find_nonfinite, iter_instances
 from fedkeep.interface.ranges import find_out_of_range
 from fedkeep.interface.steps import invalid_counts, send_label_counts
@@ -87,14 +88,21 @@ def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str 
     str or None
         Why the reply is refused, after "answered with"; None if it is valid.
     """
+    try:
+        return _find_fault(state, request, reply)
+    except Exception as error:  # a malformed reply must not stop the run
+        return f"what cannot be checked ({type(error).__name__}: {error})"
+
+
+def _find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
     where = find_nonfinite(reply)
     if where is not None:
         return f"a {where} that is {NOT_FINITE}"
     if (fault := find_out_of_range(reply)) and state.defense.check_replies:
         return fault
     if unwrap_step(request.step) is send_label_counts and state.defense.check_replies:
-        held = None if state.privacy.counts_epsilon else state.federation.num_examples(request.client)
-        return invalid_counts(reply, state.context.num_classes, held)
+        held, epsilon = state.federation.num_examples(request.client), state.privacy.counts_epsilon
+        return invalid_counts(reply, state.context.num_classes, held, epsilon)
     runner = state.context_of(request.client).runner
     hidden = state.privacy.secure_aggregation and isinstance(reply, Fit) and not reply.model
     mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) and not hidden else []
@@ -103,24 +111,55 @@ def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str 
         return f"another model: {mismatch}"
     if (fault := _implausible(state, request.client, reply)) and state.defense.check_replies:
         return fault
-    try:
-        return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(request.client))
-    except Exception as error:  # a malformed reply must not stop the run
-        return f"what cannot be checked ({type(error).__name__}: {error})"
+    return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(request.client))
+
+
+def find_false_spending(
+    state: SimulationState, client: str, before: Mapping[str, int], after: Mapping[str, int]
+) -> str | None:
+    """Check what a client says that a step spent of its privacy; it is in the record even if its reply is refused.
+
+    Parameters
+    ----------
+    state : SimulationState
+        The simulation.
+    client : str
+        Its id.
+    before, after : Mapping[str, int]
+        Its uses of randomness in the round, before the step and after it.
+
+    Returns
+    -------
+    str or None
+        Why the reply is refused, after "answered with"; None if it can be true.
+    """
+    return find_false_use(before, after, state.privacy, _most_steps(state, _trainable(state, client)))
 
 
 def _implausible(state: SimulationState, client: str, reply: Any) -> str | None:
     """Return why a training cannot be true, such as one on more examples than the client holds."""
     for fit in iter_instances(reply, Fit):
-        held = state.federation.total_examples(client)
-        held += state.algorithm.generated_per_class * state.context.num_classes
+        held = _trainable(state, client)
         if fit.num_examples > held:
-            return f"a model trained on {fit.num_examples} examples, and it has {held}"
-        batches = math.ceil(held / state.training.batch_size)
-        most = MAX_STEP_FACTOR * state.training.epochs * max(batches, 1)
+            hint = "" if state.algorithm.keeps_examples else " in this task; the method does not say `keeps_examples`"
+            return f"a model trained on {fit.num_examples} examples, and it has {held}{hint}"
+        most = _most_steps(state, held)
         if fit.num_steps > most:
             return f"a model trained in {fit.num_steps} steps, and its examples need at most {most}"
     return None
+
+
+def _trainable(state: SimulationState, client: str) -> int:
+    """Return on how many examples a client can train at most in this task."""
+    algorithm, federation = state.algorithm, state.federation
+    held = federation.total_examples(client) if algorithm.keeps_examples else federation.num_examples(client)
+    return held + algorithm.generated_per_class * state.context.num_classes
+
+
+def _most_steps(state: SimulationState, examples: int) -> int:
+    """Return how many optimizer steps a training on so many examples has at most."""
+    batches = math.ceil(examples / state.training.batch_size)
+    return MAX_STEP_FACTOR * state.training.epochs * max(batches, 1)
 
 
 def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from math import ceil, inf
 from types import MethodType
@@ -19,11 +20,11 @@ import torch
 
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.errors import ValueRefused, in_one_line
+from fedkeep.errors import ConfigError, ValueRefused, in_one_line
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.privacy import spent
+from fedkeep.interface.privacy import SPENDING, spent
 from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.models import Weights
 from fedkeep.models.weights import RunningMean, find_mismatch
@@ -34,6 +35,7 @@ from fedkeep.simulation.loss_checker import LossChecker, ReturnedModel
 from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
 from fedkeep.simulation.replies import (
     UpdateSummary,
+    find_false_spending,
     find_fault,
     find_large,
     find_outliers,
@@ -101,10 +103,14 @@ class RoundState:
         What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
     server_means : int
         How many noised means of models were made.
+    sample_rate : float
+        The largest probability with which a client was asked for one of these means.
     waiting : dict[str, list[StepRequest]]
         Tasks that have not been submitted yet, by client.
     under_way : dict[str, tuple[StepRequest, Future | ClientFailure]]
         Tasks that have been submitted, by client.
+    checked : dict[str, _Checked]
+        Results that arrived and are not accepted yet, since those of earlier clients have not arrived.
     down, up : int
         Bytes sent to clients, and bytes of their replies.
     fits : list[tuple[str, Fit]]
@@ -144,8 +150,10 @@ class RoundState:
         self.uses: dict[str, dict[str, int]] = {}
         self.spent: dict[str, dict[str, int]] = {}
         self.server_means = 0
+        self.sample_rate = 0.0
         self.waiting: dict[str, list[StepRequest]] = {}
         self.under_way: dict[str, tuple[StepRequest, Future | ClientFailure]] = {}
+        self.checked: dict[str, _Checked] = {}
         self.down = self.up = 0
         self.fits: list[tuple[str, Fit]] = []
         self.mean = RunningMean()
@@ -217,7 +225,8 @@ class RoundState:
                         self._look_ahead()
                     # Checked as they arrive, so that few results wait in memory; accepted in the clients' order, on
                     # which the record depends.
-                    asked, checked = set(unfinished), dict[str, _Checked]()
+                    asked, self.checked = set(unfinished), {}
+                    checked = self.checked
                     order = deque(client for client in unfinished if client in self.under_way)
                     for client, began in self._arriving([client for client in self.under_way if client in asked]):
                         request, future = self.under_way.pop(client)
@@ -291,10 +300,15 @@ class RoundState:
         fits = {client: reply for client, reply in robust.items() if isinstance(reply, Fit)}
         if not privacy.client_noise_multiplier or not fits:
             return robust
-        means = self.server_means
+        if missing := next((client for client in fits if client not in self.sent), ""):
+            raise ConfigError(
+                f"privacy.client_noise_multiplier: {state.algorithm.name()} sends client {missing} no model that its "
+                "update could be measured from. Give the model to the client step as an argument of its own."
+            )
         self.server_means += 1
-        rng = seeds.rng(state.context.secret, "noised mean", round=self.number, use=means)
-        return noised_mean(fits, self.sent, privacy, rng, store.keep)
+        self.sample_rate = max(self.sample_rate, self._sample_rate())
+        noise = partial(state.context.repeated_noise, "noised mean", self.number, self.server_means)
+        return noised_mean(fits, self.sent, privacy, noise, store.keep)
 
     def finish(self) -> None:
         """Carry out all waiting requests, so that every step that was asked for is done by the end of the round."""
@@ -304,8 +318,22 @@ class RoundState:
         """Drop all requests that are waiting or running."""
         with self._timed():
             self.waiting.clear()
+            self._count_what_left()
             self.under_way.clear()
             self.state.executor.drain()
+
+    def _count_what_left(self) -> None:
+        """Count what clients spend of their privacy that were asked already, although nobody uses their replies."""
+        if not any(as_table(self.state.privacy)[option] for option in SPENDING):
+            return
+        found = {client: checked.result for client, checked in self.checked.items()}
+        for client, (_, future) in self.under_way.items():
+            found[client] = future if isinstance(future, ClientFailure) else self.state.executor.wait(future)
+        for client, result in found.items():
+            if isinstance(result, ClientFailure) or self._find_false_spending(client, result):
+                continue
+            if privacy := spent(result.uses):
+                self.spent[client] = privacy
 
     def ordered_fits(self) -> list[tuple[str, Fit]]:
         """Return the results of local training in the order of the cohort, so that sums do not depend on timing.
@@ -329,7 +357,8 @@ class RoundState:
         """
         fits = [fit for _, fit in self.ordered_fits()]
         examples = sum(fit.num_examples for fit in fits)
-        is_told = examples and not self.state.privacy.secure_aggregation
+        privacy = self.state.privacy
+        is_told = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
         loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if is_told else None
         record: dict[str, Any] = {
             "task": self.task,
@@ -343,9 +372,9 @@ class RoundState:
         }
         told = spent(self.state.server.uses)
         if self.spent or self.server_means or told:
-            shared = {"means": self.server_means, "sample_rate": len(self.cohort) / len(self.state.federation.clients)}
+            shared = {"means": self.server_means, "sample_rate": self.sample_rate}
             record["privacy"] = (
-                as_table(self.state.privacy) | {"clients": self.spent} | shared | ({"server": told} if told else {})
+                as_table(privacy) | {"clients": self.spent} | shared | ({"server": told} if told else {})
             )
         if self.refused:
             record["refused"] = list(self.refused)
@@ -354,6 +383,12 @@ class RoundState:
         if self.left_out:
             record["left_out"] = self.left_out
         return record | ({"local_models": self.local_models} if self._evaluates_local_models else {})
+
+    def _sample_rate(self) -> float:
+        """Return the probability with which a client is asked; clients that are set aside cannot be."""
+        candidates = len(self.state.federation.clients) - len(self.state.clients_set_aside())
+        between_rounds = not self.requires_min_clients  # when everybody is asked
+        return 1.0 if between_rounds else min(1.0, len(self.cohort) / max(candidates, 1))
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -441,6 +476,8 @@ class RoundState:
             result = state.attacker.tamper(request, result, self.number, rows)
         if isinstance(result, ClientFailure):
             return _Checked(request, result)
+        if fault := self._find_false_spending(request.client, result):
+            return _Checked(request, replace(result, reply=None, uses=self.uses.get(request.client, {})), fault)
         reply = result.reply
         form = state.context_of(request.client).runner.initial
         secure = state.privacy.secure_aggregation and isinstance(reply, Fit)
@@ -465,6 +502,9 @@ class RoundState:
             reply = copy_containers(reply)
         reply = reply if store is None else store.keep(reply, None if secure else size)
         return _Checked(request, replace(result, reply=reply), None, size, update)
+
+    def _find_false_spending(self, client: str, result: StepResult) -> str | None:
+        return find_false_spending(self.state, client, self.uses.get(client, {}), result.uses)
 
     def _accept(self, checked: _Checked, arrived: list[ReturnedModel]) -> Any:
         """Keep the client's new state, and return the reply as the server receives it, or `LOST`.
@@ -504,8 +544,13 @@ class RoundState:
             else:
                 updates[client] = update
         earlier = [update for each in self.updates.values() for update in each]
-        outliers = find_outliers(updates, defense, [*state.history.norms, *(one.parameter_change for one in earlier)])
-        if defense.check_replies:
+        outliers: dict[str, str] = {}
+        # Central DP's noise covers the mean alone, so whether a client is in it must not depend on the others.
+        is_comparing = not state.privacy.client_noise_multiplier
+        if is_comparing:
+            norms = [*state.history.norms, *(one.parameter_change for one in earlier)]
+            outliers = find_outliers(updates, defense, norms)
+        if is_comparing and defense.check_replies:
             known_similarities = [*state.history.similarities, *(one.similarity for one in earlier)]
             outliers |= find_unrelated(updates, known_similarities)
         for one in arrived:

@@ -138,7 +138,7 @@ class SimulationState:
         if self.stack < 1:
             raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
         check_private(self.algorithm, self.privacy, self.defense)
-        check_central(self.algorithm, self.privacy)
+        check_central(self.algorithm, self.privacy, self.defense)
         check_secure(
             self.algorithm,
             self.privacy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedkeep._utils.noise_stream import KEY_BYTES, NoiseStream, derive_key
 from fedkeep.data import Augmentation, ImageFormat
 from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
@@ -106,8 +108,9 @@ class ClientContext:
         Shared by all contexts of a simulation.
     privacy : Privacy
         What of a client is noised before it leaves.
-    noise_seed : int or None
-        The seed of that noise, which a real site keeps to itself; None: the run's seed, which everybody knows.
+    noise_secret : bytes or None
+        What a real site, or a real server, keeps to itself, so that its noise is its own; None: noise comes from the
+        run's seed, which everybody knows.
     compiler : StepCompiler or None
         Compiles the steps of local training; None: they are taken one by one.
     """
@@ -124,13 +127,50 @@ class ClientContext:
     num_old_classes: int = 0
     timer: Timer = field(default_factory=Timer)
     privacy: Privacy = field(default_factory=Privacy)
-    noise_seed: int | None = None
+    noise_secret: bytes | None = None
     compiler: StepCompiler | None = None
 
-    @property
-    def secret(self) -> int:
-        """The seed of noise for privacy."""
-        return self.seed if self.noise_seed is None else self.noise_seed
+    def fresh_noise(self, purpose: str, *, task: int, round: int, client: str, use: int) -> NoiseStream:
+        """Return noise for what is told once.
+
+        A real site draws its key anew, since the same noise on two things would tell their difference: other models,
+        options or runs. Its reply is stored, so that a request that is repeated gets the same one.
+
+        Parameters
+        ----------
+        purpose : str
+            What the noise is for.
+        task, round, client, use : int, int, str, int
+            Where in a simulation it is used, as for `fedkeep._utils.seeds.derive`.
+
+        Returns
+        -------
+        NoiseStream
+            The noise.
+        """
+        if self.noise_secret is not None:
+            return NoiseStream(secrets.token_bytes(KEY_BYTES))
+        return NoiseStream(derive_key(str(self.seed).encode(), purpose, task, round, client, use))
+
+    def repeated_noise(self, purpose: str, *told: object) -> NoiseStream:
+        """Return noise for what is told again and again: the same for the same, and other noise for all else.
+
+        New noise each time could be averaged away, and the same noise on two things would tell their difference.
+
+        Parameters
+        ----------
+        purpose : str
+            What the noise is for.
+        *told : object
+            All that determines what is told: the exact value, whose it is, and how much noise it gets.
+
+        Returns
+        -------
+        NoiseStream
+            The noise.
+        """
+        secret = str(self.seed).encode() if self.noise_secret is None else self.noise_secret
+        return NoiseStream(derive_key(secret, purpose, *told))
 
     def with_runner(self, runner: ModelRunner) -> ClientContext:
         """Return a context for another network, with the same timer.

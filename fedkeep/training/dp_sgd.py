@@ -15,6 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.optim.sgd import sgd
 
 from fedkeep._utils import seeds
+from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.privacy import Privacy
@@ -64,7 +65,7 @@ def num_steps(job: TrainJob, training: Training) -> int:
     return job.epochs * -(-job.num_examples // size)
 
 
-def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy: Privacy, noise_seed: int) -> Fit:
+def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy: Privacy, noise: NoiseStream) -> Fit:
     """Carry out one local training with DP-SGD.
 
     Parameters
@@ -77,8 +78,8 @@ def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy:
         The settings of SGD.
     privacy : Privacy
         Noise and clipping.
-    noise_seed : int
-        The seed of batches and noise. Who knows it can take the noise off again.
+    noise : NoiseStream
+        What batches and noise are drawn from. Who knows its key can take the noise off again.
 
     Returns
     -------
@@ -100,16 +101,16 @@ def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy:
     trained = [name for name, weight in weights.items() if weight.requires_grad]
     parameters = [weights[name] for name in trained]
     momenta = [torch.zeros_like(parameter) if training.momentum else None for parameter in parameters]
-    rate, rng = sample_rate(job, training), torch.Generator().manual_seed(noise_seed)
+    rate = sample_rate(job, training)
     expected = rate * job.num_examples
     with seeds.temporary_seed(job.seed, runner.device), torch.no_grad():
         for _ in range(steps):
-            batch = job.streams[0].sample(rate, rng)
+            batch = job.streams[0].sample(rate, noise)
             total = clipped_sum(runner, job, batch, dict(zip(trained, parameters, strict=True)), training, privacy)
             gradients = []
             for gradient in total:
-                noise = torch.randn(gradient.shape, generator=rng).to(gradient.device)
-                noised = gradient + noise * (privacy.noise_multiplier * privacy.max_grad_norm)
+                normal = noise.normal(gradient.shape).to(gradient)
+                noised = gradient + normal * (privacy.noise_multiplier * privacy.max_grad_norm)
                 gradients.append(noised / expected)
             sgd(
                 parameters,

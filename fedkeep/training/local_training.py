@@ -15,6 +15,7 @@ from torch.optim.sgd import sgd
 
 from fedkeep._utils import seeds
 from fedkeep._utils.devices import to_device
+from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
@@ -152,14 +153,14 @@ class BatchStream:
         rows = torch.arange(count, device=self.data["input"].device)
         return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
 
-    def sample(self, probability: float, rng: torch.Generator) -> Batch:
+    def sample(self, probability: float, noise: NoiseStream) -> Batch:
         """Return a batch in which each example is with the same probability, independently of the others.
 
         Parameters
         ----------
         probability : float
             The probability.
-        rng : torch.Generator
+        noise : NoiseStream
             Draws the batch.
 
         Returns
@@ -167,7 +168,7 @@ class BatchStream:
         Batch
             The batch, which may be empty.
         """
-        chosen = (torch.rand(len(self.data["input"]), generator=rng) < probability).nonzero().squeeze(1)
+        chosen = (noise.uniform(len(self.data["input"])) < probability).nonzero().squeeze(1)
         order = to_device(chosen, self.data["input"].device)
         return self._batch({name: column[order] for name, column in self.data.items()}, order, 0, len(order))
 

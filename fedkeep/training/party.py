@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep._utils import seeds
+from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.data import ImageFormat
 from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, steps_name
-from fedkeep.interface.pytree import replace_tensors, tree_tensors
+from fedkeep.interface.pytree import iter_instances, replace_tensors, tree_tensors
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback
 from fedkeep.losses import Loss
 from fedkeep.losses.base import check_loss
@@ -122,13 +124,18 @@ class LocalParty(Party[Any]):
             return fit(self.context.runner, job, self.context.training, self.context.compiler)
 
     def _fit_privately(self, job: TrainJob) -> Fit:
+        if found := next((term for term in iter_instances(job.loss, Loss) if term.compares_examples), None):
+            raise ConfigError(
+                f"privacy.noise_multiplier: the loss {type(found).__name__} compares the examples of a batch with each "
+                "other, as by weights, and DP-SGD takes each alone. Take a loss that is a mean over examples."
+            )
         rate, steps = steps_name(sample_rate(job, self.training)), num_steps(job, self.training)
         self._uses[rate] = self._uses.get(rate, 0) + steps
         use = self._uses.get("noise", 0)
         self._uses["noise"] = use + 1
-        seed = seeds.derive(self.context.secret, "noise", task=self.task, round=self.round, client=self.name, use=use)
+        noise = self.context.fresh_noise("noise", task=self.task, round=self.round, client=self.name, use=use)
         with self.context.training_time():
-            return private_fit(self.context.runner, job, self.training, self.context.privacy, seed)
+            return private_fit(self.context.runner, job, self.training, self.context.privacy, noise)
 
     def train_job(
         self,
@@ -164,7 +171,7 @@ class LocalParty(Party[Any]):
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
         streams = [self._stream(columns, size) for columns, size in zip(data, sizes, strict=True)]
         epochs = self.training.epochs if epochs is None else epochs
-        noise = self._derive("network noise")
+        noise = self._training_seed("network noise")
         return TrainJob(
             model, loss, streams, epochs, self.round, noise, epoch_ends_with, parametrization, step_callback
         )
@@ -192,20 +199,24 @@ class LocalParty(Party[Any]):
 
     def features(self, model: Weights, data: Data | None = None) -> Tensor:
         check_weights(model, "the model that features is given")
+        self.refuse_if_private("the features of examples")
         with self.context.inference_time():
             return self.context.runner.features(model, self._images(data))
 
-    def _refuse_if_private(self, what: str) -> None:
+    def refuse_if_private(self, what: str) -> None:
         if self.context.privacy.noise_multiplier and self.name:
-            raise ConfigError(f"privacy.noise_multiplier: {what} would leave the client without noise.")
+            raise ConfigError(
+                f"privacy.noise_multiplier: epsilon would not cover {what} that a client's step uses. Set "
+                "privacy.noise_multiplier=0, or take a method that only trains."
+            )
 
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
-        self._refuse_if_private("Fisher information of its examples")
+        self.refuse_if_private("Fisher information of its examples")
         with self.context.training_time():
             return fisher(self.context.runner.eval_network, model, *self._sample(examples), batch)
 
     def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
-        self._refuse_if_private("the sensitivity of its examples")
+        self.refuse_if_private("the sensitivity of its examples")
         with self.context.training_time():
             return sensitivity(self.context.runner.eval_network, model, *self._sample(examples))
 
@@ -238,6 +249,16 @@ class LocalParty(Party[Any]):
         self._uses[purpose] = use + 1
         return seeds.derive(self.context.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
 
+    def _training_seed(self, purpose: str) -> int:
+        """Return the seed of crops, flips or dropout.
+
+        They are drawn along a batch, so one example more changes those of the examples after it. DP-SGD hides that only
+        from those who do not know them, so a real site draws them from its operating system.
+        """
+        seed = self._derive(purpose)
+        is_site = bool(self.name) and self.context.noise_secret is not None
+        return secrets.randbits(63) if is_site and self.context.privacy.noise_multiplier else seed
+
     def _stream(self, data: Data, batch_size: int) -> BatchStream:
         augmentation = self.context.augmentation
         if data["input"].dtype == torch.uint8 and not augmentation:
@@ -247,7 +268,7 @@ class LocalParty(Party[Any]):
             self.context.normalise,
             augmentation,
             self.rng("batches"),
-            self.rng("augmentation"),
+            torch.Generator().manual_seed(self._training_seed("augmentation")),
             self.context.runner.layout,
             batch_size,
         )
@@ -281,9 +302,14 @@ class LocalClient(LocalParty, Client[Any]):
         if not epsilon:
             return counts
         self._uses[COUNTS_TOLD] = 1
-        # The same noise in every round: new noise each time could be averaged away.
-        seed = seeds.derive(self.context.secret, "label counts", task=self.task, client=self.name)
-        return (counts + discrete_laplace(len(counts), epsilon, seed).to(counts.device)).clamp(min=0)
+        # Each class has noise of its own, whatever its number is among the classes of a run.
+        noise = torch.cat([self._counts_noise(number, int(count)) for number, count in enumerate(counts)])
+        return (counts + noise.to(counts.device)).clamp(min=0)
+
+    def _counts_noise(self, number: int, count: int) -> Tensor:
+        epsilon, names = self.context.privacy.counts_epsilon, self.context.label_names
+        name = names[number] if number < len(names) else str(number)
+        return discrete_laplace(1, epsilon, self.context.repeated_noise("count", self.name, name, count, epsilon))
 
     def noised_change(self, sent: Tensor, found: Tensor) -> Tensor:
         privacy = self.context.privacy
@@ -291,10 +317,10 @@ class LocalClient(LocalParty, Client[Any]):
             return found
         use = self._uses.get(CHANGE_TOLD, 0)
         self._uses[CHANGE_TOLD] = use + 1
-        rng = seeds.rng(self.context.secret, "change", task=self.task, round=self.round, client=self.name, use=use)
+        stream = self.context.fresh_noise("change", task=self.task, round=self.round, client=self.name, use=use)
         change, limit = found - sent, privacy.max_prototype_change
         change = change * min(1.0, limit / max(float(change.norm()), 1e-12))
-        noise = torch.randn(change.shape, generator=rng).to(change)
+        noise = stream.normal(change.shape).to(change)
         return sent + change + privacy.prototypes_noise_multiplier * limit * noise
 
 
@@ -351,8 +377,9 @@ class LocalServer(LocalParty, Server[Any]):
             return means
         use = self._uses.get(MEANS_TOLD, 0)
         self._uses[MEANS_TOLD] = use + 1
-        rng = seeds.rng(self.context.secret, "means", task=self.task, round=self.round, use=use)
-        uniform = torch.rand(len(means), generator=rng, dtype=torch.float64) - 0.5
+        # A server that is started again in the middle of a round says the same again.
+        noise = self.context.repeated_noise("means", means, counts, epsilon, self.task, self.round, use)
+        uniform = noise.uniform(len(means)) - 0.5
         laplace = -uniform.sign() * torch.log1p(-2 * uniform.abs()).clamp(min=-100)
         # Another image in the place of one moves its class's mean by one over its images at most, and no other's.
         return (means + (laplace / epsilon).to(means) / counts.clamp(min=1)).clamp(0, 1)
@@ -379,7 +406,7 @@ class LocalServer(LocalParty, Server[Any]):
         self.logged[name] = value
 
 
-def discrete_laplace(count: int, epsilon: float, seed: int) -> Tensor:
+def discrete_laplace(count: int, epsilon: float, noise: NoiseStream) -> Tensor:
     """Draw noise with which counts that differ by one in all are epsilon-differentially private.
 
     The difference of two geometric numbers, "discrete Laplace" or "two-sided geometric" noise, is a whole number. So
@@ -391,14 +418,14 @@ def discrete_laplace(count: int, epsilon: float, seed: int) -> Tensor:
         How many numbers.
     epsilon : float
         The privacy of one telling.
-    seed : int
-        The seed.
+    noise : NoiseStream
+        What it is drawn from.
 
     Returns
     -------
     Tensor
         The noise, float32 [count].
     """
-    uniform = torch.rand(2, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    geometric = (uniform.clamp(min=1e-300).log() / -epsilon).floor()
+    uniform = noise.uniform(2 * count).view(2, count)
+    geometric = (uniform.log() / -epsilon).floor()
     return (geometric[0] - geometric[1]).float()

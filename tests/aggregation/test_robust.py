@@ -67,6 +67,22 @@ def test_clipping_is_flowers_and_to_the_median() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("returned", "sent", "limit", "expected"),
+    [
+        (3e38, -3e38, 2.0, -3e38),  # the difference is beyond float32
+        (3e38, -3e38, 3e38, -1.5e38),
+        (1e20, 0.0, 2.0, 1.0),  # and so is the square
+        (1e20, 0.0, 1e22, 1e20),
+        (float("nan"), 1.0, 2.0, 1.0),
+        (float("inf"), 1.0, 2.0, 1.0),
+    ],
+)
+def test_an_update_beyond_float32_is_clipped_too(returned: float, sent: float, limit: float, expected: float) -> None:
+    (found,) = clip_norm([torch.full((4,), returned)], [torch.full((4,), sent)], limit)
+    torch.testing.assert_close(found, torch.full((4,), expected))
+
+
 def test_the_middle_of_an_even_number_is_the_mean_of_two() -> None:
     assert coordinate_median([torch.tensor([float(i)]) for i in (1, 9, 2, 4)]) == torch.tensor([3.0])
     assert trimmed_mean([torch.tensor([float(i)]) for i in (1, 9, 2, 4)], 0) == torch.tensor([4.0])

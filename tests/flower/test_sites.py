@@ -17,7 +17,8 @@ import torch
 from local_transport import LocalTransport, Tamper, node_configs
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
-from fedkeep._utils.digests import read_toml, write_toml
+from fedkeep._utils.digests import DamagedFile, read_toml, write_toml
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.paths import trial_name
@@ -26,7 +27,7 @@ from fedkeep.flower import executor, site_registry
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.server import serve
-from fedkeep.flower.state_store import StateStore, site_secret
+from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.interface import Fit
 from fedkeep.simulation import reply_store
@@ -102,9 +103,26 @@ def test_private_sites_give_the_same_as_one_machine_and_tell_what_they_spent(rec
 
 
 def test_a_real_sites_noise_is_its_own_secret_and_stays(tmp_path: Path) -> None:
-    secret = site_secret(tmp_path / "a")
-    assert site_secret(tmp_path / "a") == secret != site_secret(tmp_path / "b")
+    secret = stored_secret(tmp_path / "a")
+    assert stored_secret(tmp_path / "a") == secret != stored_secret(tmp_path / "b")
+    assert len(bytes.fromhex(secret.decode())) == 32
     assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0
+    (tmp_path / "a" / "secret").write_text("123456789")  # as an earlier version wrote it
+    with pytest.raises(DamagedFile, match="Remove it"):
+        stored_secret(tmp_path / "a")
+
+
+def test_a_real_sites_training_has_new_noise_each_time(recipe: str, tmp_path: Path) -> None:
+    """The same noise on two trainings, of other models, options or runs, would tell their difference."""
+    context = tiny.simulation(FedAvg()).context
+    same = [context.fresh_noise("noise", task=1, round=1, client="a", use=0).normal((4,)) for _ in range(2)]
+    assert same[0].equal(same[1]), "a simulation is reproducible"
+    context.noise_secret = stored_secret(tmp_path)
+    other = [context.fresh_noise("noise", task=1, round=1, client="a", use=0).normal((4,)) for _ in range(2)]
+    assert not other[0].equal(other[1])
+    told = [context.repeated_noise("means", torch.tensor([value])).normal((4,)) for value in (0.5, 0.5, 0.25)]
+    assert told[0].equal(told[1])
+    assert not told[0].equal(told[2])
 
 
 def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -> None:
@@ -517,6 +535,7 @@ def outweighing(reported: Envelope, **changes: Any) -> Envelope:
     [
         ({"num_examples": 10**15}, "trained on"),
         ({"num_examples": -5}, "num_examples -5"),
+        ({"num_examples": -(10**400)}, "num_examples beyond -1e+300"),
         ({"num_steps": -1}, "num_steps -1"),
         ({"num_steps": 10**9}, "in 1000000000 steps"),
     ],
@@ -535,6 +554,32 @@ def test_a_site_cannot_count_for_more_than_it_has(
     found = records(tmp_path / "sites")
     assert reason in found[1]["lost"][victim]
     assert not any(record["rolled_back"] for record in found)
+
+
+@pytest.mark.parametrize(
+    ("uses", "reason"),
+    [
+        (["private steps at x", 1], "privacy spent on 'private steps at x', on which clients of this run spend none"),
+        (["private steps at 0.5", 10**400], "on which clients of this run spend none"),
+        (["private steps at 0.5", 1.5], "what train does not give"),
+        (["private steps at 0.5", "1"], "what train does not give"),
+    ],
+)
+def test_what_a_site_spends_of_its_privacy_is_checked(
+    uses: list[Any], reason: str, recipe: str, cohorts: list[list[str]], tmp_path: Path
+) -> None:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        if kind != "perform" or node_config.site != cohorts[0][0]:
+            return reported
+        head = json.loads(json.dumps(reported.head))
+        head["answer"]["tuple"][0]["tuple"][0]["tuple"][2]["dict"].append(uses)
+        return Envelope(head, reported.tensors)
+
+    out = tmp_path / "sites"
+    serve(LocalTransport(node_configs(tmp_path / "states"), tamper), config(recipe, out, methods="fedavg", rounds=1))
+    (record,) = records(out)
+    assert reason in record["lost"][cohorts[0][0]]
+    assert "privacy" not in record
 
 
 def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Path) -> None:

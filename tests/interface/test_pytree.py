@@ -100,6 +100,7 @@ def test_what_is_no_value_is_named_with_its_place(value: Any, path: str) -> None
         ({"a": torch.zeros(2), "b": [1, "xy", None]}, 18),
         (Fit({"w": torch.zeros(6), "n": torch.zeros((), dtype=torch.int64)}, 10, 20, 0.5), 24 + 8 + 24),
         ([[torch.zeros(2)], {}], 8),
+        ("x\ud800", 4),  # half of a surrogate pair, which JSON from outside may hold
     ],
 )
 def test_bytes_are_counted_without_framing(value: Any, expected: int) -> None:

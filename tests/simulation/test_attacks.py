@@ -410,20 +410,32 @@ def test_the_last_replay_has_images_of_the_other_class_under_the_label(monkeypat
     monkeypatch.setattr(ModelCheck, "scores", lambda _, model: model)
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: (residuals.append(args[3:]), 2.0)[1])
     monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *args: (likenesses.append(args[3:]), 1.0)[1])
-    one = measured("0", excess(0.9))
-    vars(one)["counts"] = torch.tensor([24.0] + [0.0] * (tiny.CLASSES - 1))
+    one = measured("4", excess(0.9))
+    vars(one)["counts"] = torch.tensor([17.0] + [0.0] * (tiny.CLASSES - 1))
     compare(simulation, 1, one)
     assert [replayed for replayed, _ in residuals] == ["tenth", "fifth"]
     assert all(counts is one.counts for _, counts in residuals)
-    assert one.counts[0] == 24
+    assert one.counts[0] == 17
     assert likenesses == [("fifth", "false")]
     check = simulation.server.check
     assert check is not None
-    numbers = (3, 5, 5)  # a tenth of the client's, a fifth, and a fifth with false labels
+    numbers = (2, 4, 4)  # a tenth of the client's, a fifth, and a fifth with false labels
     assert [data["label"].tolist() for data in seen] == [[0] * number for number in numbers]
     for label, number, data in zip((0, 0, 1), numbers, seen, strict=True):
         wanted = check.examples_like(torch.nn.functional.one_hot(torch.tensor(label), tiny.CLASSES) * number)
         assert data["input"].equal(wanted["input"])
+
+
+@pytest.mark.parametrize("told", [[1e12, 0.0, 0.0], [1e12, -1e12, 0.0], [3e38, 3e38, 3e38]])
+def test_a_replay_has_no_more_images_than_the_client(told: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever label counts it told: noised ones, or those of a recipe that checks no replies."""
+    simulation = simulation_with_usual_rises(2.0, monkeypatch)
+    seen: list[int] = []
+    monkeypatch.setattr(LossChecker, "replay", lambda _, requests, data: seen.append(len(data["label"])))
+    one = measured("4", excess(0.9))
+    vars(one)["counts"] = torch.tensor(told)
+    compare(simulation, 1, one)
+    assert [number <= 17 * share + tiny.CLASSES for number, share in zip(seen, (0.1, 0.2), strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize("fails", [(0,), (1,), (0, 1), (0, 1, 2)])

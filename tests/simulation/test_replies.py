@@ -15,23 +15,33 @@ import tiny
 import torch
 from torch import nn
 
+from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.aggregation.mean import effective_steps
+from fedkeep.algorithms.incremental.fedewc import FedEWC
+from fedkeep.algorithms.incremental.fedicarl import FediCaRL
+from fedkeep.algorithms.incremental.fedskf import FedSKF
+from fedkeep.algorithms.incremental.flwf2t import FLwF2T
 from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fednova import FedNova
 from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import RunError
 from fedkeep.interface import Fit
+from fedkeep.interface.privacy import Privacy
+from fedkeep.interface.steps import invalid_counts
 from fedkeep.models import Weights
 from fedkeep.models.mlp import MLP
+from fedkeep.simulation import replies
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.trial import run_trial
-from fedkeep.testing.interception import wrap_steps
+from fedkeep.testing.interception import record_fits, wrap_steps
 from fedkeep.training.model_check import ModelCheck
+from fedkeep.training.party import discrete_laplace
 
 Lie = Callable[[Fit, Weights], Fit]
 
@@ -99,6 +109,10 @@ def test_buffers_are_compared_too() -> None:
         (FedNova(), output(num_steps=-1), "num_steps -1"),
         (FedAvg(), output(num_examples=-1), "num_examples -1"),
         (FedAvg(), output(num_examples=10**6), "trained on 1000000 examples"),
+        (FedAvg(), output(num_examples=-(10**400)), "num_examples beyond -1e+300, which must be 0 to inf"),
+        (FedNova(), output(num_steps=-(10**400)), "num_steps beyond -1e+300"),
+        (FedNova(), output(num_steps=10**400), "a model trained in 1000"),
+        (FedAvg(), output(num_examples=10**5000), "what cannot be checked (ValueError: Exceeds the limit"),
         (FedADKD(), output(gini=-1.0), "gini -1, which must be 0 to 1"),
         (FedADKD(), output(gini=1.5), "gini 1.5"),
     ],
@@ -109,6 +123,118 @@ def test_numbers_that_cannot_be_are_refused(method: Any, lie: Lie, reason: str) 
     let_lie(simulation, lie, client, range(1, 2))
     first, _ = tiny.run_rounds(simulation)
     assert reason in first["lost"][client]
+
+
+@pytest.mark.parametrize("name", ["find_nonfinite", "find_out_of_range"])
+def test_a_check_that_fails_refuses_the_reply_and_not_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = getattr(replies, name)
+
+    def fail_for_one(reply: Fit) -> Any:
+        if reply.num_examples == tiny.SIZES[3]:
+            raise OverflowError("too large")
+        return check(reply)
+
+    monkeypatch.setattr(replies, name, fail_for_one)
+    (record,) = tiny.run_rounds(tiny.simulation(FedAvg(), cohort_size=6, rounds=1))
+    assert record["lost"] == {"3": "answered with what cannot be checked (OverflowError: too large)"}
+
+
+UNTRUE = [
+    ("private steps at x", 1, Privacy(), "on which clients of this run spend none"),
+    ("private steps at 0.5", 1, Privacy(), "on which clients of this run spend none"),
+    ("private label counts", 0, Privacy(), "on which clients of this run spend none"),
+    ("private change", 1, Privacy(counts_epsilon=1.0), "on which clients of this run spend none"),
+    ("private change", 101, Privacy(prototypes_noise_multiplier=1.0), "101 times in a step, where 0 to 100"),
+    ("private label counts", 2, Privacy(counts_epsilon=1.0), "2 times in a step, where 0 to 1 are possible"),
+    ("private means", 1, Privacy(confidences_epsilon=1.0), "on which clients of this run spend none"),
+    *(
+        (f"private steps at {rate}", 0, Privacy(noise_multiplier=1.0), "on which clients of this run spend none")
+        for rate in ("x", "nan", "inf", "0.0", "-0.5", "1.5", "1e-1", "")
+    ),
+    ("private steps at 0.5", -1, Privacy(noise_multiplier=1.0), "-1 times in a step"),
+    ("private steps at 0.5", 37, Privacy(noise_multiplier=1.0), "37 times in a step, where 0 to 36 are possible"),
+    ("private steps at 0.5", 10**400, Privacy(noise_multiplier=1.0), "beyond 1e+300 times in a step"),
+]
+
+
+@pytest.mark.parametrize(("name", "count", "privacy", "reason"), UNTRUE, ids=[name for name, *_ in UNTRUE])
+def test_what_no_step_spends_of_its_privacy_is_refused(name: str, count: int, privacy: Privacy, reason: str) -> None:
+    pytest.importorskip("opacus")
+
+    def wrap(task: StepRequest) -> Any:
+        @functools.wraps(task.step)
+        def wrapped(client: Any, *args: Any) -> Any:
+            reply = task.step(client, *args)
+            client._uses[name] = count
+            return reply
+
+        return wrapped if task.client == "1" else task.step
+
+    simulation = tiny.simulation(FedAvg(), cohort_size=6, rounds=1, privacy=privacy)
+    wrap_steps(simulation, wrap)
+    (record,) = tiny.run_rounds(simulation)
+    assert record["refused"] == ["1"]
+    assert record["lost"]["1"].startswith(f"answered with privacy spent on {name!r}")
+    assert reason in record["lost"]["1"]
+    told = record.get("privacy", {}).get("clients", {})
+    assert "1" not in told, "what cannot be is not counted"
+    assert len(told) == (5 if privacy.noise_multiplier else 0)
+
+
+@pytest.mark.parametrize("told", [1e12, 3e38])
+def test_label_counts_with_noise_are_of_no_more_examples_than_noise_makes(told: float) -> None:
+    def wrap(task: StepRequest) -> Any:
+        @functools.wraps(task.step)
+        def wrapped(*args: Any) -> Any:
+            return torch.full((tiny.CLASSES,), told)
+
+        return wrapped if (task.client, task.step.__name__) == ("1", "send_label_counts") else task.step
+
+    simulation = tiny.simulation(SFedKD(), cohort_size=6, rounds=1, privacy=Privacy(counts_epsilon=0.01))
+    wrap_steps(simulation, wrap)
+    (record,) = tiny.run_rounds(simulation)
+    assert list(record["lost"]) == ["1"]
+    assert "examples, where noise makes 12009 at most" in record["lost"]["1"], "9, and 40 / 0.01 in each of 3 classes"
+
+
+def test_noise_never_makes_more_examples_than_are_believed() -> None:
+    class Largest(NoiseStream):
+        def uniform(self, count: int) -> torch.Tensor:
+            return torch.tensor([2.0**-53] * (count // 2) + [1 - 2.0**-53] * (count // 2), dtype=torch.float64)
+
+    for epsilon in (1e-3, 0.5, 3.0):
+        noised = 10 + discrete_laplace(7, epsilon, Largest(bytes(32)))
+        assert invalid_counts(noised, 7, 70, epsilon) is None
+        assert invalid_counts(noised + 14 / epsilon // 1, 7, 70, epsilon) is not None
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedSKF(pit="off"), FLwF2T(), FedEWC()], ids=repr)
+def test_a_client_that_keeps_nothing_trains_on_the_examples_of_its_task_alone(method: Any) -> None:
+    """A client without any of the task's classes must not have the weight of its earlier ones."""
+    simulation = tiny.simulation_with_tasks(method, tiny.stream((2, 1), absent=2), cohort_size=5, rounds=1)
+    federation = simulation.federation.for_task(2)
+    client = next(name for name in federation.clients if not federation.num_examples(name))
+    earlier = federation.total_examples(client)
+    assert earlier
+    let_lie(simulation, output(num_examples=earlier), client, range(2, 3))
+    first, second = tiny.run_rounds(simulation)
+    assert not first["lost"]
+    assert list(second["lost"]) == [client]
+    reason = f"trained on {earlier} examples, and it has 0 in this task; the method does not say `keeps_examples`"
+    assert reason in second["lost"][client]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FediCaRL(), FedSKF(level="icarl", pit="off"), FLwF2T(exemplars_per_class=2, ce_classes="all")],
+    ids=repr,
+)
+def test_a_client_that_keeps_examples_counts_them(method: Any) -> None:
+    simulation = tiny.simulation_with_tasks(method, tiny.stream((2, 1), absent=2), cohort_size=5, rounds=1)
+    trained = record_fits(simulation)
+    assert not any(record["lost"] for record in tiny.run_rounds(simulation))
+    task = simulation.federation
+    assert any(one.task == 2 and one.fit.num_examples > task.num_examples(one.client) for one in trained)
 
 
 def test_steps_are_counted_without_a_loop() -> None:

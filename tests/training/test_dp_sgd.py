@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -11,14 +13,32 @@ import torch
 from torch import nn
 
 import fedkeep
+from fedkeep._utils.noise_stream import NoiseStream
+from fedkeep.algorithms.incremental.class_incremental import update_memory
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.interface import Fit, get_algorithm
-from fedkeep.interface.privacy import Privacy
-from fedkeep.losses import CrossEntropy
+from fedkeep.interface import Cohort, Fit, Server, algorithms, get_algorithm
+from fedkeep.interface.privacy import Privacy, spent
+from fedkeep.losses import (
+    BoundingLoss,
+    CompensatedCrossEntropy,
+    CrossEntropy,
+    Distillation,
+    EntropyAndLabelWeighting,
+    FeatureDistance,
+    FullKL,
+    Loss,
+    Scaled,
+    SupCon,
+)
 from fedkeep.metrics import dp_sgd_epsilon
 from fedkeep.reporting.columns import METRICS, columns_for
 from fedkeep.simulation.central_dp import noised_mean
+from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.messages import StepRequest
+from fedkeep.simulation.rounds import RoundState
+from fedkeep.testing.interception import wrap_steps
 from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob
 from fedkeep.training.party import LocalClient, discrete_laplace
@@ -26,6 +46,25 @@ from fedkeep.training.party import LocalClient, discrete_laplace
 pytest.importorskip("opacus")
 
 PRIVATE = Privacy(noise_multiplier=1.0, max_grad_norm=0.5, counts_epsilon=1.0)
+
+
+@dataclass(frozen=True)
+class Keeping(FedAvg):
+    """FedAvg that says that clients keep examples."""
+
+    title = "Keeping"
+    keeps_examples = True  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class OneByOne(FedAvg):
+    """FedAvg that asks one client after the other, and so sees the model of each."""
+
+    title = "One by one"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        for remote in cohort:
+            server.model = remote.ask(self.train, server.model).model
 
 
 def client(privacy: Privacy, name: str = "0") -> LocalClient:
@@ -60,7 +99,7 @@ def test_noise_has_the_spread_that_epsilon_is_computed_for() -> None:
     job: TrainJob = replace(party.train_job(party.initial_model, CrossEntropy()), epochs=1)
     empty = replace(job.streams[0], data={name: column[:1] * 0 for name, column in job.streams[0].data.items()})
     training = replace(party.training, batch_size=1, momentum=0.0, weight_decay=0.0, lr=1.0)
-    fit = private_fit(party.context.runner, replace(job, streams=[empty]), training, privacy, 1)
+    fit = private_fit(party.context.runner, replace(job, streams=[empty]), training, privacy, NoiseStream(bytes(32)))
     moved = torch.cat([(fit.model[name] - party.initial_model[name]).flatten() for name in party.parameter_names])
     assert moved.std() == pytest.approx(1.0, rel=0.1), "2 x 0.5; one example's gradient of norm 0.5 is hardly seen"
     assert fit.loss == 0
@@ -71,15 +110,15 @@ def test_a_step_is_divided_by_the_expected_size_of_a_batch() -> None:
     party, privacy = client(PRIVATE, "4"), Privacy(noise_multiplier=0.0, max_grad_norm=0.5)
     job: TrainJob = replace(party.train_job(party.initial_model, CrossEntropy()), epochs=1)
     training = replace(party.training, batch_size=6, momentum=0.0, weight_decay=0.0, lr=1.0)
-    fit = private_fit(party.context.runner, job, training, privacy, 1)
-    generator, sizes = torch.Generator().manual_seed(1), []
+    fit = private_fit(party.context.runner, job, training, privacy, NoiseStream(bytes(32)))
+    noise, sizes = NoiseStream(bytes(32)), []
     weights = {name: party.initial_model[name].clone() for name in party.parameter_names}
     for _ in range(fit.num_steps):
-        batch = job.streams[0].sample(6 / 17, generator)
+        batch = job.streams[0].sample(6 / 17, noise)
         sizes.append(len(batch.index))
         total = clipped_sum(party.context.runner, job, batch, weights, training, privacy)
         for weight, gradient in zip(weights.values(), total, strict=True):
-            torch.randn(weight.shape, generator=generator)  # the noise, of which there is none here
+            noise.normal(weight.shape)  # the noise, of which there is none here
             weight -= gradient / 6
     assert set(sizes) - {6}
     for name, weight in weights.items():
@@ -99,7 +138,7 @@ def test_epsilon_is_the_accountants() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_counts_that_differ_by_one_are_told_apart_by_epsilon_alone(epsilon: float) -> None:
-    sampled = discrete_laplace(400_000, epsilon, 3)
+    sampled = discrete_laplace(400_000, epsilon, NoiseStream(bytes(32)))
     assert torch.equal(sampled, sampled.round())
     at = [float((sampled == value).double().mean()) for value in range(-1, 3)]
     ratios = [at[1] / at[0], at[1] / at[2], at[2] / at[3]]
@@ -111,8 +150,31 @@ def test_a_client_tells_the_same_noised_counts_again() -> None:
     output = noised.label_counts()
     assert not torch.equal(output, exact)
     assert torch.equal(output, noised.label_counts())
-    noised.context.noise_seed = 5
+    noised.context.noise_secret = b"its own"
     assert not torch.equal(output, noised.label_counts()), "a real site's noise is its own"
+    assert torch.equal(noised.label_counts(), noised.label_counts())
+
+
+def test_other_counts_and_other_epsilons_have_other_noise() -> None:
+    """The same noise on two counts would tell their difference, and two epsilons with the same noise the counts."""
+    noise = {}
+    for epsilon, examples in ((0.1, 17), (0.1, 16), (0.2, 17)):
+        party = client(Privacy(counts_epsilon=epsilon), "4")
+        party.data = {name: column[:examples] for name, column in party.data.items()}
+        exact = torch.bincount(party.data["label"], minlength=party.num_classes)
+        for number, count in enumerate(exact):
+            noise.setdefault((epsilon, number, int(count)), set()).add(float(party._counts_noise(number, int(count))))
+    assert all(len(found) == 1 for found in noise.values()), "the same for the same count of a class"
+    distinct = {value for found in noise.values() for value in found}
+    assert len(distinct) > len(noise) / 2, "whole numbers may agree by chance"
+
+
+def test_a_class_has_its_noise_whatever_its_number_is_in_a_run() -> None:
+    party = client(Privacy(counts_epsilon=0.01))
+    party.context.label_names = ("a", "b")
+    first = [float(party._counts_noise(number, 7)) for number in (0, 1)]
+    party.context.label_names = ("b", "a")
+    assert [float(party._counts_noise(number, 7)) for number in (1, 0)] == first
 
 
 def test_a_change_is_clipped_and_noised_for_its_epsilon() -> None:
@@ -148,6 +210,35 @@ def test_what_prototypes_and_confidences_tell_is_in_the_table(tmp_path: Path) ->
     assert trial.prototypes_epsilon == pytest.approx(dp_sgd_epsilon({1.0: 5}, 4.0, 1e-5))
 
 
+@pytest.mark.parametrize(
+    "uses",
+    [
+        {"private steps at x": 1},
+        {"private steps at 0.5": 1, "private steps at nan": 1},
+        {"private steps at 2.0": 1},
+        {"private steps at 0.5": 10**400},
+        {"private steps at 0.5": -1},
+        {"private riches": 1},
+    ],
+)
+def test_what_an_earlier_site_lied_about_can_be_read_and_promises_nothing(uses: dict[str, int], tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=["run.cohort_size=2"], methods=["fedavg"], rounds=1)
+    run = fedkeep.run(recipe, out=tmp_path / "run")
+
+    def spending(**options: float) -> Any:
+        privacy = {"noise_multiplier": 0.0, "counts_epsilon": 0.0, "delta": 1e-5} | options
+        told = {"clients": {"0": uses, "1": {"private steps at 0.5": 3}}}
+        return replace(run.trials[0], rounds=[{**run.trials[0].rounds[0], "privacy": privacy | told}])
+
+    assert spending(noise_multiplier=1.0).epsilon == float("inf")
+    exact = spending()
+    assert exact.epsilon != exact.epsilon, "it had no noise"
+    assert columns_for([exact])
+    nobody = spending(noise_multiplier=1.0).rounds[0]
+    nobody = {**nobody, "privacy": {**nobody["privacy"], "clients": {}}}
+    assert replace(exact, rounds=[nobody]).epsilon == 0, "no client's reply came"
+
+
 def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -> None:
     file = tiny.write_recipe(tmp_path)
     settings = ["privacy.noise_multiplier=1.0", "privacy.counts_epsilon=0.5", "training.epochs=1", "run.cohort_size=3"]
@@ -176,12 +267,59 @@ def test_what_noise_would_not_cover_is_refused(method: str, counts: float, reaso
         tiny.simulation(get_algorithm(method)(), privacy=privacy)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("fedskf", {"level": "pass"}, "mean features of old classes, .* with FedSKF.level=pass. Set FedSKF.level=lwf"),
+        ("fedskf", {"level": "icarl"}, "examples that clients choose .* FedSKF.level=icarl. Set FedSKF.level=lwf"),
+        ("flwf-2t", {"ce_classes": "all", "exemplars_per_class": 3}, "FLwF2T.exemplars_per_class=3. Set"),
+        ("fedicarl", {}, "FediCaRL's clients choose"),
+        ("fedewc", {}, "Fisher information"),
+        ("asd", {}, "DP-SGD takes each alone"),
+        ("fedntd-asd", {}, "DP-SGD takes each alone"),
+        ("target", {}, "two data sets at once"),
+        ("lander", {"anchors": "none.csv"}, "two data sets at once"),
+    ],
+)
+def test_what_a_method_learns_beside_noised_steps_is_refused(name: str, options: dict[str, Any], reason: str) -> None:
+    method = get_algorithm(name)(**options)
+    with pytest.raises(ConfigError, match=f"privacy.noise_multiplier: epsilon would not cover .*{reason}"):
+        tiny.simulation_with_tasks(method, privacy=PRIVATE)
+    tiny.simulation_with_tasks(method)
+
+
+def test_a_method_that_says_that_it_keeps_examples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="examples that clients keep"):
+        tiny.simulation(Keeping(), privacy=PRIVATE)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in algorithms().items() if cls.__module__.startswith("fedkeep.")])
+def test_a_method_is_refused_before_the_first_round_or_never(name: str) -> None:
+    method = tiny.configured(get_algorithm(name))
+    make = tiny.simulation if "auxiliary" in method.needs else tiny.simulation_with_tasks
+    try:
+        simulation = make(method, rounds=1, training=tiny.SHORT, privacy=PRIVATE)
+    except ConfigError:
+        return
+    records = tiny.run_rounds(simulation)
+    assert not any(record["lost"] for record in records)
+    assert all(record["privacy"]["clients"] for record in records)
+
+
 def test_means_have_the_noise_that_epsilon_is_computed_for() -> None:
     """Four clients move far in one direction; their mean moves as far as the norm allows, with noise of 2 x 3 / 4."""
     sent = {"w": torch.zeros(40_000)}
     fits = {str(k): Fit({"w": torch.full((40_000,), float(k + 1))}, 10 * k, 5, 1.0) for k in range(4)}
     privacy = Privacy(client_noise_multiplier=2.0, max_update_norm=3.0)
-    noised = noised_mean(fits, dict.fromkeys(fits, sent), privacy, torch.Generator().manual_seed(0))
+    asked: list[Any] = []
+
+    def noise(*told: Any) -> NoiseStream:
+        asked.extend(told)
+        return NoiseStream(bytes(32))
+
+    noised = noised_mean(fits, dict.fromkeys(fits, sent), privacy, noise)
+    assert asked[0] == 2 * 3 / 4
+    assert asked[1].mean() * 200 == pytest.approx(3.0), "the exact mean: another one has other noise"
     model = noised["0"].model["w"]
     assert all(torch.equal(fit.model["w"], model) and fit.num_examples == 1 for fit in noised.values())
     assert model.mean() * 200 == pytest.approx(3.0, abs=5 * 1.5), "the square root of 40,000"
@@ -193,7 +331,7 @@ def test_nothing_of_a_client_is_told_beside_the_noised_mean() -> None:
     sent = {"w": torch.zeros(2), "batches": torch.tensor(7)}
     fits = {str(k): Fit({"w": torch.ones(2), "batches": torch.tensor(8 + k)}, 10 + k, 5 + k, 1.0 + k) for k in range(3)}
     privacy = Privacy(client_noise_multiplier=1.0)
-    for fit in noised_mean(fits, dict.fromkeys(fits, sent), privacy, torch.Generator()).values():
+    for fit in noised_mean(fits, dict.fromkeys(fits, sent), privacy, lambda *told: NoiseStream(bytes(32))).values():
         assert (fit.num_examples, fit.num_steps, fit.loss) == (1, 1, 0.0)
         assert torch.equal(fit.model["batches"], torch.tensor(7))
 
@@ -202,7 +340,33 @@ def test_a_run_with_noised_means_tells_the_epsilon_of_a_client(tmp_path: Path) -
     settings = ["privacy.client_noise_multiplier=1.0", "training.epochs=1", "run.cohort_size=4"]
     recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=2)
     trial = fedkeep.run(recipe, out=tmp_path / "run").trials[0]
-    assert trial.client_epsilon == pytest.approx(dp_sgd_epsilon({0.5: 2}, 1.0, 1e-5))
+    assert trial.client_epsilon == pytest.approx(dp_sgd_epsilon({0.5: 2}, 0.5, 1e-5)), "a client for another one"
+    assert all(row["loss"] is None for row in trial.rounds), "the exact loss would tell about clients"
+
+
+def test_clients_that_are_set_aside_make_the_others_likelier() -> None:
+    simulation = tiny.simulation(FedAvg(), privacy=Privacy(client_noise_multiplier=1.0))
+    clients = simulation.federation.clients
+    state = RoundState(simulation, 1, list(clients[:2]))
+    assert state._sample_rate() == pytest.approx(2 / len(clients))
+    simulation.history.refused = dict.fromkeys(clients[2:], 99)
+    assert state._sample_rate() == 1.0
+    simulation.history.refused = {}
+    with state.between_rounds():
+        assert state._sample_rate() == 1.0, "everybody is asked"
+
+
+@pytest.mark.parametrize("changed", [{"robust_aggregation": "median"}, {"loss_check": "server"}])
+def test_central_noise_is_for_plain_means(changed: dict[str, Any]) -> None:
+    """One client may move a median by twice the clipping norm itself, and not by that over the number of clients."""
+    with pytest.raises(ConfigError, match=f"with defense.{next(iter(changed))}="):
+        tiny.simulation(FedAvg(), privacy=Privacy(client_noise_multiplier=1.0), defense=Defense(**changed))
+
+
+def test_central_noise_reaches_a_method_that_asks_clients_one_by_one() -> None:
+    simulation = tiny.simulation(OneByOne(), privacy=Privacy(client_noise_multiplier=1.0))
+    with pytest.raises(ConfigError, match="asks one client alone for a model"):
+        simulation.run_round()
 
 
 @pytest.mark.parametrize(("method", "reason"), [("fedseq", "passes on the model"), ("fedadkd", "more than a model")])
@@ -219,6 +383,72 @@ def test_what_epsilon_would_not_cover_is_not_trained() -> None:
         party.fit(party.initial_model, CrossEntropy(), step_callback=lambda weights: None)
     with pytest.raises(ConfigError, match="Fisher information"):
         party.fisher(party.initial_model)
+    with pytest.raises(ConfigError, match="the features of examples"):
+        party.features(party.initial_model)
+    for selection in ("herding", "random"):
+        with pytest.raises(ConfigError, match="the examples that are kept"):
+            update_memory(party, party.initial_model, {}, 2, selection)  # type: ignore[arg-type]
     party.context.runner.has_batch_norm = True
     with pytest.raises(ConfigError, match="batch norm mixes"):
         party.fit(party.initial_model, CrossEntropy())
+
+
+WEIGHTING = EntropyAndLabelWeighting(torch.ones(tiny.CLASSES) / tiny.CLASSES)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        SupCon(),
+        CompensatedCrossEntropy(1),
+        BoundingLoss(torch.zeros(tiny.CLASSES, 8), 0.1),
+        FeatureDistance({}),
+        Distillation((), FullKL(1.0), example_weights=WEIGHTING),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_loss_that_compares_examples_is_not_trained_one_by_one(loss: Loss) -> None:
+    """Of one example alone weights are 1, and contrasts nothing: training would silently be another one."""
+    party = client(PRIVATE)
+    if isinstance(loss, Distillation):
+        loss = replace(loss, teachers=(party.initial_model,))
+    if isinstance(loss, FeatureDistance):
+        loss = replace(loss, teacher=party.initial_model)
+    for whole in (loss, CrossEntropy() + Scaled(0.5, loss)):
+        with pytest.raises(ConfigError, match=f"the loss (Cached)?{type(loss).__name__} compares the examples"):
+            party.fit(party.initial_model, whole)
+    assert not spent(party._uses)
+    party.fit(party.initial_model, CrossEntropy() + CompensatedCrossEntropy(0) + Distillation.kl(party.initial_model))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_trainings_of_a_round_that_is_given_up_are_counted(stack: int) -> None:
+    """Their replies have left the clients, or will, though nobody uses them."""
+
+    simulation = tiny.simulation(
+        FedAvg(), privacy=Privacy(noise_multiplier=1.0), stack=stack, min_clients=3, cohort_size=3
+    )
+    cohort = simulation.sample_cohort(1)
+    simulation.fault_injector = lambda number, client, step: "is down" if client == cohort[1] else None
+    record = simulation.run_round().record
+    assert record["rolled_back"]
+    asked = {cohort[0], cohort[2]} if stack == 3 else {cohort[0]}  # the round is given up before the third is asked
+    assert set(record["privacy"]["clients"]) == asked
+
+
+def test_what_cannot_be_is_not_counted_of_a_round_that_is_given_up() -> None:
+    def lie(request: StepRequest) -> Any:
+        @functools.wraps(request.step)
+        def wrapped(party: LocalClient, *args: Any) -> Any:
+            party._uses["private steps at x"] = 1
+            return request.step(party, *args)
+
+        return wrapped if request.client == cohort[2] else request.step
+
+    simulation = tiny.simulation(FedAvg(), privacy=Privacy(noise_multiplier=1.0), stack=3, min_clients=3, cohort_size=3)
+    cohort = simulation.sample_cohort(1)
+    simulation.fault_injector = lambda number, client, step: "is down" if client == cohort[1] else None
+    wrap_steps(simulation, lie)
+    record = simulation.run_round().record
+    assert record["rolled_back"]
+    assert set(record["privacy"]["clients"]) == {cohort[0]}

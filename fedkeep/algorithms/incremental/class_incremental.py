@@ -147,6 +147,7 @@ def update_memory(client: Client[Any], model: Weights, memory: Data, count: int,
     selection : ExemplarSelection
         How they are chosen.
     """
+    client.refuse_if_private("the examples that are kept, and their number,")
     labels = client.data["label"]
     features = client.features(model) if selection == "herding" and len(labels) else labels
     rows = []

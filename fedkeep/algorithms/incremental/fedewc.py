@@ -51,6 +51,10 @@ class FedEWC(Algorithm[NoState, EWCState]):
     ce_classes: CEClasses = option("new", "labels among the task's classes, or among all that were seen")
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
+    @property
+    def outside_epsilon(self) -> str:
+        return "Fisher information of the examples, by which FedEWC holds weights. Take FedLwF, which needs none"
+
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 

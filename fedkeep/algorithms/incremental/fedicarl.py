@@ -95,6 +95,14 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
     loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")
 
+    @property
+    def keeps_examples(self) -> bool:
+        return True
+
+    @property
+    def outside_epsilon(self) -> str:
+        return "examples that FediCaRL's clients choose by their features, and keep. Take FedLwF, which keeps none"
+
     def round(self, server: Server[ClassMeans], cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
         if self.classify == "nearest_mean":

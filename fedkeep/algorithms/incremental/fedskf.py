@@ -131,6 +131,18 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         return ROTATIONS if self.level == "pass" else 1
 
     @property
+    def keeps_examples(self) -> bool:
+        return self.level == "icarl"
+
+    @property
+    def outside_epsilon(self) -> str:
+        kept = {
+            "pass": "mean features of old classes, from which clients learn",
+            "icarl": "examples that clients choose by their features, and keep,",
+        }.get(self.level)
+        return f"{kept} with FedSKF.level={self.level}. Set FedSKF.level=lwf" if kept else ""
+
+    @property
     def only_averages(self) -> bool:
         return self.pit == "off"  # otherwise it aligns with the model of one client
 

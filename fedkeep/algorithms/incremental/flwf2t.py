@@ -69,6 +69,15 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
                 "FLwF2T.ce_classes=all too."
             )
 
+    @property
+    def keeps_examples(self) -> bool:
+        return self.exemplars_per_class > 0
+
+    @property
+    def outside_epsilon(self) -> str:
+        kept = f"FLwF2T.exemplars_per_class={self.exemplars_per_class}. Set FLwF2T.exemplars_per_class=0"
+        return f"examples that clients choose by their features, and keep, with {kept}" if self.keeps_examples else ""
+
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 

@@ -90,6 +90,10 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
     def only_averages(self) -> bool:
         return False  # it needs the losses
 
+    @property
+    def outside_epsilon(self) -> str:
+        return "trainings on two data sets at once, which LANDER's are from the second task on. Take FedLwF"
+
     def begin_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
         state = server.state
         state.best_model, state.lowest_loss = {}, inf

@@ -59,6 +59,10 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
     student_batch_size: int = option(256, "images in each of these", low=2)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
+    @property
+    def outside_epsilon(self) -> str:
+        return "trainings on two data sets at once, which TARGET's are from the second task on. Take FedLwF"
+
     def begin_task(self, server: Server[InversionServerState], clients: Cohort) -> None:
         state = server.state
         images = self.synthesize(server) if server.num_old_classes else {}

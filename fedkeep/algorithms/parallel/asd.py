@@ -32,6 +32,13 @@ class ASD(FedAvg):
     beta: float = option(1.0, "how much rare labels count", low=0.0)
     beta_entropy: float = option(1.0, "how little an unsure teacher counts", low=0.0)
 
+    @property
+    def outside_epsilon(self) -> str:
+        return (
+            "label frequencies, by which ASD weighs the examples of a batch against each other, while DP-SGD takes "
+            "each alone. Take FedLSD or FedNTD, which weigh all alike"
+        )
+
     def rule(self) -> WeightRule:
         """Return which part of the divergence is learned."""
         return FullKL(self.w_full)
