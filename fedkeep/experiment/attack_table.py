@@ -308,10 +308,12 @@ def attack_table(trials: Sequence[AttackTrial], defense: str) -> str:
     Returns
     -------
     str
-        The table. A cell has one number for each share of malicious clients.
+        The table. A cell has one number for each share of malicious clients. All numbers of a method are of the same
+        seeds, those that have all of its attacks; if no seed has, of all seeds.
     """
     chosen = [trial for trial in trials if trial.defense == defense]
     methods = list(dict.fromkeys(trial.method for trial in chosen))
+    chosen = [trial for method in methods for trial in _with_all_attacks(chosen, method)]
     shares = sorted({trial.share for trial in chosen if trial.share})
     honest = [_mean(chosen, method, "none", 0.0) for method in methods]
     lines = [
@@ -323,6 +325,16 @@ def attack_table(trials: Sequence[AttackTrial], defense: str) -> str:
         cells = [" / ".join(_mean(chosen, method, kind, share) for share in shares) for method in methods]
         lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _with_all_attacks(trials: Sequence[AttackTrial], method: str) -> list[AttackTrial]:
+    """Return the trials of a method whose seeds have each of its attacks; all of its trials if no seed has."""
+    own = [trial for trial in trials if trial.method == method]
+    seeds: dict[tuple[str, float], set[int]] = {}
+    for trial in own:
+        seeds.setdefault((trial.kind, trial.share), set()).add(trial.seed)
+    common = set.intersection(*seeds.values())
+    return [trial for trial in own if trial.seed in common] or own
 
 
 def _mean(trials: Sequence[AttackTrial], method: str, kind: str, share: float) -> str:

@@ -187,7 +187,7 @@ def t_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
     return Interval(mean, mean - half, mean + half, len(series))
 
 
-def block_interval(values: ArrayLike, turn: int = 1, level: float = LEVEL) -> Interval:
+def block_interval(values: ArrayLike, turn: int = 1, shortest: int = 2, level: float = LEVEL) -> Interval:
     """Return the mean of one series with an interval from the means of blocks of it (batch means).
 
     Evaluations of one run depend on each other, and those of neighbouring rounds most of all. The means of long blocks
@@ -199,17 +199,19 @@ def block_interval(values: ArrayLike, turn: int = 1, level: float = LEVEL) -> In
         In order, such as the difference of two methods at each evaluation of a window.
     turn : int
         The number of values in a whole turn; a block is a whole number of turns.
+    shortest : int
+        The least number of values in a block: several times as many as a value depends on.
     level : float
         As in `t_interval`.
 
     Returns
     -------
     Interval
-        From about `BLOCKS` blocks of equal length, at least two values and one turn long. What is left over at the
+        From about `BLOCKS` blocks of equal length, at least ``shortest`` and one turn long. What is left over at the
         beginning enters the mean and no block. Below `FEWEST_BLOCKS` without ends.
     """
     series = _series(values)
-    size = -(-max(len(series) // BLOCKS, 2) // turn) * turn
+    size = -(-max(len(series) // BLOCKS, shortest) // turn) * turn
     count = len(series) // size
     mean = float(series.mean()) if len(series) else float("nan")
     if count < FEWEST_BLOCKS:

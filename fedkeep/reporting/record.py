@@ -57,6 +57,8 @@ class Record:
         The rounds at the end over which tables average, as `fedkeep.metrics.window_rounds` takes it.
     turn : int
         The rounds in a whole turn of the methods that this one is compared with; 1 where none takes turns.
+    memory : float
+        The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other models.
     confusions : tuple of tuple of int
         As in confusion.json, a row for each true class; empty of other models than the first, and of old records.
     """
@@ -74,6 +76,7 @@ class Record:
     path: Path | None = None
     window: float = 0.5
     turn: int = 1
+    memory: float = 0.0
     confusions: tuple[tuple[int, ...], ...] = ()
 
     @property

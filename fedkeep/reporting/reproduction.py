@@ -248,9 +248,12 @@ def _speedup(column: ColumnResult, line: MethodResult) -> str:
         if column.paper["speedup"].get(row.label) == [1.0]
         for trial in row.trials
     }
-    pairs = [(others[trial.seed], trial) for trial in (line.row.trials if line.row else ()) if trial.seed in others]
+    trials = line.row.trials if line.row else ()
+    pairs = [(others[trial.seed], trial) for trial in trials if trial.seed in others]
     times = Spread.of(other.seconds_to(column.target) / trial.seconds_to(column.target) for other, trial in pairs)
-    return f"{times.mean:.2f}" if times.n else NOTHING
+    if not times.n:
+        return NOTHING
+    return f"{times.mean:.2f}" + (f" ({times.n} of {len(trials)} seeds)" if times.n < len(trials) else "")
 
 
 def _paper(spread: Spread | None) -> str:

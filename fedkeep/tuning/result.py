@@ -42,17 +42,29 @@ class TunedPoint:
         The options and values.
     values : tuple[float, ...]
         The metric of each seed.
+    learned : bool
+        Whether the models of all seeds are better than guessing, in rounds that were not rolled back.
     """
 
     label: str
     method: str
     point: Point
     values: tuple[float, ...]
+    learned: bool = True
 
     @property
     def spread(self) -> Spread:
         """Mean and standard deviation over seeds."""
         return Spread.of(self.values)
+
+    def counts(self, metric: Metric) -> bool:
+        """Tell whether the point may be the best: each seed has a value, and none is good for having learned nothing.
+
+        A model that only guesses forgets nothing and does not drift, so metrics that are to be small count only models
+        that have learned.
+        """
+        known = bool(self.values) and all(map(math.isfinite, self.values))
+        return known and (self.learned or metric.better > 0)
 
 
 @dataclass(frozen=True)
@@ -88,14 +100,13 @@ class Tuning:
     def best(self) -> Mapping[str, TunedPoint]:
         """By method, the point with the best mean; of equals the first.
 
-        A point of which a seed has no value, such as one that diverged, is never best.
+        A point that does not count (`TunedPoint.counts`), such as one that diverged, is never best.
         """
         found: dict[str, TunedPoint] = {}
         for tuned in self.points:
             value = self.metric.better * tuned.spread.mean
-            known = bool(tuned.values) and all(map(math.isfinite, tuned.values))
             before = found.get(tuned.method)
-            if known and (before is None or value > self.metric.better * before.spread.mean):
+            if tuned.counts(self.metric) and (before is None or value > self.metric.better * before.spread.mean):
                 found[tuned.method] = tuned
         return found
 
@@ -165,11 +176,15 @@ def table_of(tuning: Tuning) -> list[tuple[str, str, str, str]]:
     Returns
     -------
     list[tuple[str, str, str, str]]
-        The rows, in the order of the grid.
+        The rows, in the order of the grid. Of a point that has learned nothing the mark says so.
     """
     best = set(map(id, tuning.best.values()))
+
+    def mark(tuned: TunedPoint) -> str:
+        return "best" if id(tuned) in best else "" if tuned.learned else "has not learned"
+
     return [
-        ("best" if id(tuned) in best else "", tuned.label, show(tuned.spread, tuning.metric.unit), str(tuned.spread.n))
+        (mark(tuned), tuned.label, show(tuned.spread, tuning.metric.unit), str(tuned.spread.n))
         for tuned in tuning.points
     ]
 

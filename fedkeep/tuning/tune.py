@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from fedkeep.experiment.runtime import Machine, OnProgress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting.columns import METRICS, Metric, metric_of
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import Row
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.tuning.result import RECIPE, TunedPoint, Tuning, write_tuning
 from fedkeep.tuning.space import Dimension, Point, point_label, points_of, read_space, settings_of
@@ -209,6 +209,16 @@ class _Job:
         run = folder / POINTS / f"{number:02d}-{method.slug}" / f"{place:03d}"
         if (run / "run.json").is_file():
             experiment = open_run(run, self.machine)
+            held, asked = (
+                replace(recipe, title="").to_toml()  # a recorded title has words on the held-out examples
+                for recipe in (experiment.recipe, self._recipe(folder, method, point))
+            )
+            if held != asked:
+                raise RunError(
+                    f"{run} holds another point than {point_label(method, point)}, which the search proposes now: its "
+                    "choices are not those of before, as with another version of Optuna. Take a new --out, or install "
+                    "the version of before."
+                )
         else:
             experiment = Experiment(self._recipe(folder, method, point), self.machine)
             experiment.check()
@@ -246,16 +256,18 @@ class _Job:
                 run_trials(trials, retry="the same command with the same --out", on_progress=on_progress)
                 known[point] = self._result(run, method, point)
                 yield known[point]
-            mean = known[point].spread.mean
-            if math.isfinite(mean):
-                study.tell(asked, mean)
+            if known[point].counts(self.metric):
+                study.tell(asked, known[point].spread.mean)
             else:
                 study.tell(asked, state=optuna.trial.TrialState.FAIL)
 
     def _result(self, run: Path, method: Method, point: Point) -> TunedPoint:
         trials = _plain(read_run(run).trials)
-        values = tuple(self.metric.of(trial) for trial in trials if trial.finished)
-        return TunedPoint(point_label(method, point), method.label, point, values)
+        finished = [trial for trial in trials if trial.finished]
+        values = tuple(self.metric.of(trial) for trial in finished)
+        row = Row(method.label, tuple(finished))
+        learned = row.learned and not row.broken
+        return TunedPoint(point_label(method, point), method.label, point, values, learned)
 
 
 def _plain(trials: Sequence[TrialResult]) -> list[TrialResult]:

@@ -143,6 +143,14 @@ def test_what_is_left_over_enters_no_block() -> None:
     assert found.high - found.low == pytest.approx(2 * 2.7764451051977987 * math.sqrt(5 / 2) / math.sqrt(5))
 
 
+def test_a_block_is_as_long_as_values_depend_on_each_other() -> None:
+    series = list(range(60))
+    assert block_interval(series).n == 10
+    assert block_interval(series, shortest=12).n == 5
+    assert not block_interval(series, shortest=13).known, "four blocks"
+    assert block_interval(series, turn=5, shortest=12).n == 4, "of three turns"
+
+
 def test_a_block_is_whole_turns() -> None:
     """A period of three, as of three clients in turn, must not look like spread."""
     series = [0.0, 5.0, 10.0] * 6

@@ -639,3 +639,15 @@ def test_clients_measure_losses_in_tasks_too(tmp_path: Path) -> None:
     run = fedkeep.run(recipe, methods=[Finetune()], settings=settings, out=tmp_path / "run", rounds=2)
     assert [record["task"] for record in run.trials[0].rounds] == [1, 1, 2, 2]
     assert not any(record.get("refused") for record in run.trials[0].rounds)
+
+
+def test_numbers_of_a_method_are_of_the_same_seeds() -> None:
+    """An interrupted table has cells of fewer seeds, which may be better ones: an attack would seem to help."""
+
+    def trial(kind: str, share: float, seed: int, accuracy: float) -> AttackTrial:
+        return AttackTrial("FedSeq", kind, share, "default", seed, accuracy, None, 10, 0, 0, 0, 1.0, "")
+
+    trials = [trial("none", 0.0, 0, 0.8), trial("none", 0.0, 1, 0.4), trial("noise", 0.2, 0, 0.7)]
+    assert attack_table(trials, "default").splitlines()[2:] == ["| none | 80 |", "| noise | 70 |"]
+    other = [trial("none", 0.0, 1, 0.4), trial("noise", 0.2, 0, 0.7)]
+    assert attack_table(other, "default").splitlines()[2:] == ["| none | 40 |", "| noise | 70 |"], "no seed has both"

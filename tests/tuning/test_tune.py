@@ -17,8 +17,9 @@ from fedkeep.data import given
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.tuning.result import Tuning
+from fedkeep.tuning.result import Tuning, table_of
 from fedkeep.tuning.space import read_space
 
 GRID = ["sfedkd.tau=1,4", "sfedkd.teachers=1,2"]
@@ -107,6 +108,32 @@ def test_optuna_searches_ranges_and_continues_alike(recipe: str, tmp_path: Path)
     assert all(0.5 <= float(dict(tuned.point)["sfedkd.tau"]) <= 8 for tuned in first.points)
     again = fedkeep.tune(recipe, space, out=tmp_path / "a", **arguments)
     assert again.points == first.points
+
+
+def test_a_point_that_has_learned_nothing_does_not_win_by_forgetting_nothing(recipe: str, tmp_path: Path) -> None:
+    grid = {"training.lr": [1e-6, 0.5]}
+    result = fedkeep.tune(
+        recipe, grid, methods=["fedseq"], seeds=[7], rounds=6, metric="window_forgetting", out=tmp_path
+    )
+    guessing, learning = result.points
+    assert guessing.spread.mean < learning.spread.mean, "a model that only guesses forgets less"
+    assert not guessing.learned
+    assert result.best["FedSeq"] is learning
+    assert [row[0] for row in table_of(result)] == ["has not learned", "best"]
+    accuracy = replace(result, metric=METRICS["window_mean"], points=(guessing,))
+    assert accuracy.best["FedSeq"] is guessing, "its accuracy flatters nobody"
+
+
+def test_a_folder_of_another_point_is_not_taken_for_this_one(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of Optuna proposes other values, and the folders of a search are numbered."""
+    pytest.importorskip("optuna")
+    arguments: dict[str, Any] = {"seeds": [7], "rounds": 1, "search": 1, "methods": ["fedavg"], "out": tmp_path}
+    fedkeep.tune(recipe, {"training.lr": "0.01..0.1"}, **arguments)
+    monkeypatch.setattr("fedkeep.tuning.tune._suggest", lambda asked, dimension: "0.05")
+    with pytest.raises(RunError, match="holds another point than FedAvg"):
+        fedkeep.tune(recipe, {"training.lr": "0.01..0.1"}, **arguments)
 
 
 def test_a_diverged_point_is_never_best(tuning: Tuning) -> None:
