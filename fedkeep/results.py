@@ -188,7 +188,7 @@ class RunResult(Run):
         Parameters
         ----------
         method, reference : str
-            Labels or names of two methods.
+            Labels of two methods, or their names where one label has that name.
         metric : str
             ``"accuracy"`` or ``"forgetting"``, each over the last rounds as in the table, or another metric by its name
             in CSV files.
@@ -201,7 +201,7 @@ class RunResult(Run):
         Raises
         ------
         RunError
-            For an unknown method or metric, or a method of which no trial is finished.
+            For an unknown method or metric, a method of which no trial is finished, or a name that several rows have.
         """
         rows = summary(self)
         accuracy, forgetting = headline(trials_of(rows))
@@ -209,11 +209,19 @@ class RunResult(Run):
         return difference(self._row(rows, method), self._row(rows, reference), chosen)
 
     def _row(self, rows: list[Row], method: str) -> Row:
-        finished = {row.label: row for row in rows if row.finished}
-        for label, row in finished.items():
-            if str(method).casefold() in (label.casefold(), row.trials[0].algorithm.casefold()):
-                return row
-        raise RunError(f"{self.path} has no finished method {method!r}.{did_you_mean(str(method), finished)}")
+        name, finished = str(method).casefold(), [row for row in rows if row.finished]
+        found = [row for row in finished if name == row.label.casefold()]
+        if not found:
+            found = [row for row in finished if name == row.trials[0].algorithm.casefold()]
+            # An average stands beside its method.
+            found = [row for row in found if row.label == method_of(row.label)] or found
+        labels = [row.label for row in found]
+        if len(found) > 1:
+            raise RunError(f"{self.path} has several rows of {method!r}. Name one by its label: {'; '.join(labels)}.")
+        if not found:
+            known = [row.label for row in finished]
+            raise RunError(f"{self.path} has no finished method {method!r}.{did_you_mean(str(method), known)}")
+        return found[0]
 
 
 def read_run(path: str | Path) -> RunResult:

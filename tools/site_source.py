@@ -145,6 +145,7 @@ SECTIONS = {
     "reproduction.md": "findings",
     "results.md": "findings",
     "averaged-sequences.md": "findings",
+    "averaged-sequences-tried.md": "findings",
     "tried-readings.md": "findings",
 }
 """Where pages of docs/ stand that the navigation does not name one by one; all others are about reliability."""

@@ -1,4 +1,4 @@
-"""Write the measured part of docs/which-method.md and its pictures from the archives in results/.
+"""Write the measured parts of docs/which-method.md and docs/averaged-sequences.md, and pictures, from results/.
 
     python tools/which_method.py
 
@@ -21,25 +21,28 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
-from fedkeep.reporting.columns import headline
+from fedkeep.reporting.columns import Metric, headline
 from fedkeep.reporting.differences import difference, show_difference
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "which-method.md"
+AVERAGES_PAGE = ROOT / "docs" / "averaged-sequences.md"
 BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and ends here -->"
+SHORT, LONG = "fedkeep-averaged-sequences-rounds-0.6.zip", "fedkeep-averaged-sequences.zip"
 SETTINGS = {
     "sfedkd-table1.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
     "fedkeep-campaign-sfedkd-rounds-0.2.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 200 rounds",
-    "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client",
+    f"{SHORT}/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client, 60 rounds",
     "confirm-averages.zip": "Fashion-MNIST, two classes a client, 100 rounds",
-    "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1)",
-    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client",
-    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1)",
-    "fedkeep-averaged-sequences.zip/femnist-writers": "FEMNIST, one client for each writer",
-    "fedkeep-averaged-sequences.zip/cifar100-30-exdir-6-1": "Thirty classes of CIFAR-100, six classes a client",
-    "fedkeep-averaged-sequences.zip/ham10000-dirichlet-0.3": "HAM10000, twenty clients, Dirichlet(0.3)",
+    f"{SHORT}/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1), 60 rounds",
+    f"{SHORT}/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client, 60 rounds",
+    "averaged-sequences-long.zip/cifar10-150-rounds": "CIFAR-10, two classes a client, 150 rounds",
+    f"{SHORT}/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1), 60 rounds",
+    f"{LONG}/femnist-writers": "FEMNIST, one client for each writer, 100 rounds",
+    f"{LONG}/cifar100-30-exdir-6-1": "Thirty classes of CIFAR-100, six a client, 100 rounds",
+    f"{LONG}/ham10000-dirichlet-0.3": "HAM10000, twenty clients, Dirichlet(0.3), 60 rounds",
     "fedadkd-table1.zip/cifar10-2": "CIFAR-10, two shards a client, 200 rounds",
     "fedadkd-table3.zip/cifar10-1-9": "CIFAR-10, one balanced client of ten, 200 rounds",
     "fedkeep-class-incremental.zip/fashion-mnist-5x2": "Fashion-MNIST, five tasks of two classes",
@@ -49,16 +52,16 @@ SETTINGS = {
 """Runs in archives of results/, and what their settings are called."""
 POOLED = {
     "confirm-averages.zip": "pooled-fashion-mnist.zip",
-    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-exdir-2-0.5": "fedkeep-pooled.zip/cifar10",
-    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-dirichlet-0.1": "fedkeep-pooled.zip/cifar10",
-    "fedkeep-averaged-sequences.zip/femnist-writers": "fedkeep-pooled.zip/femnist",
-    "fedkeep-averaged-sequences.zip/cifar100-30-exdir-6-1": "fedkeep-pooled.zip/cifar100-30",
-    "fedkeep-averaged-sequences.zip/ham10000-dirichlet-0.3": "fedkeep-pooled.zip/ham10000",
+    f"{SHORT}/cifar10-exdir-2-0.5": "fedkeep-pooled.zip/cifar10",
+    f"{SHORT}/cifar10-dirichlet-0.1": "fedkeep-pooled.zip/cifar10",
+    f"{LONG}/femnist-writers": "fedkeep-pooled.zip/femnist",
+    f"{LONG}/cifar100-30-exdir-6-1": "fedkeep-pooled.zip/cifar100-30",
+    f"{LONG}/ham10000-dirichlet-0.3": "fedkeep-pooled.zip/ham10000",
 }
 """Runs of `SETTINGS`, and training on all images in one place with as many steps."""
 LABELS = {
     **{(run, "FedADKD"): "FedADKD, binary reading" for run in SETTINGS if run.startswith("fedadkd-table")},
-    **{(run, "SeqKeep"): "SeqKeep, weight 3" for run in SETTINGS if run.startswith("fedkeep-averaged-sequences-r")},
+    **{(run, "SeqKeep"): "SeqKeep, weight 3" for run in SETTINGS if run.startswith(SHORT)},
 }
 """Other names of methods, by run, whose defaults were others then."""
 
@@ -121,20 +124,32 @@ def mean_over_classes(row: Row) -> float:
     return 100 * fmean(means)
 
 
+def shown_label(row: Row, rows: Sequence[Row]) -> str:
+    """Return a row's label, which says that it is of last models where another row has an average of the same runs."""
+    averaged = {method_of(other.label) for other in rows if other.label != method_of(other.label)}
+    return f"{row.label}, last model" if row.label in averaged else row.label
+
+
 def table(rows: list[Row], pooled: Sequence[Row] = ()) -> list[str]:
-    """Return a Markdown table of one setting; pooled training sends nothing, and its trainings do not compare."""
+    """Return a Markdown table of one setting; pooled training sends nothing, and its trainings do not compare.
+
+    Where test classes are unequal, the mean over classes is shown too; and if always answering the largest class is as
+    accurate as FedAvg, the cost of getting there says nothing and is left out.
+    """
     accuracy, forgetting = headline(trials_of(rows))
-    best, percent = rows[0], target(rows)
-    counts = rows[0].trials[0].test_total
-    unequal = percent is not None and bool(max(counts) > 2 * min(counts))
-    heads = ["method", "accuracy", *["mean over classes"] * unequal, "minus the first federated row", "forgetting"]
+    best, counts = rows[0], rows[0].trials[0].test_total
+    unequal = not rows[0].trials[0].task_sizes and bool(max(counts) > 2 * min(counts))
+    percent = target(rows)
+    if percent is not None and 100 * max(counts) >= percent * sum(counts):
+        percent = None
+    heads = ["method", "accuracy", *["mean over classes"] * unequal, "minus the best row", "forgetting"]
     heads += ["MB sent in all", *[f"MB to {percent} %"] * (percent is not None)]
     heads += ["trainings in a row", *[f"to {percent} %"] * (percent is not None), "seeds"]
     lines = [f"| {' | '.join(heads)} |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
     for row in sorted([*rows, *pooled], key=lambda row: row.value(accuracy).mean, reverse=True):
-        over_seeds, several = row.interval(accuracy), len(row.seeds) > 2
-        cells = [row.label, f"{100 * over_seeds.mean:.1f}"]
-        cells[1] += f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if several else ""
+        several = len(row.seeds) > 2
+        label = shown_label(row, pooled if row in pooled else rows)
+        cells = [f"{label} ({row.note})" if row.note else label, shown_accuracy(row, accuracy)]
         cells += [f"{mean_over_classes(row):.1f}"] if unequal else []
         compared = several and row is not best and row not in pooled
         cells += [show_difference(difference(row, best, accuracy)) if compared else ""]
@@ -145,6 +160,40 @@ def table(rows: list[Row], pooled: Sequence[Row] = ()) -> list[str]:
                 cells += ["" if row in pooled else cost_to_reach(row, percent, cost)]
         lines.append(f"| {' | '.join([*cells, str(len(row.seeds))])} |")
     return lines
+
+
+def shown_accuracy(row: Row, metric: str | Metric) -> str:
+    """Return a row's accuracy in percent, with its 95 % interval where there are three seeds or more."""
+    found = row.interval(metric)
+    interval = f" [{100 * found.low:.1f}, {100 * found.high:.1f}]" if len(row.seeds) > 2 else ""
+    return f"{100 * found.mean:.1f}{interval}"
+
+
+def gains(found: dict[str, list[Row]]) -> list[str]:
+    """Return a Markdown table of what the moving average gains: for FedSeq, for FedAvg, and between the two."""
+    heads = ["setting", "FedSeq, last model", "its moving average", "gain", "FedAvg, last model", "its moving average"]
+    heads += ["gain", "FedSeq's average minus FedAvg's", "seeds"]
+    lines = [f"| {' | '.join(heads)} |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
+    for name, rows in found.items():
+        by_label = {row.label: row for row in rows}
+        parallel = _with_average(by_label, "FedAvg")
+        for label in sorted(label for label in by_label if _family(label) == "FedSeq" and label == method_of(label)):
+            sequence = _with_average(by_label, label)
+            if not sequence:
+                continue
+            cells = [name + label.removeprefix("FedSeq")]
+            for pair in (sequence, parallel):
+                cells += [f"{100 * row.value('window_mean').mean:.1f}" for row in pair] if pair else ["", ""]
+                cells += [show_difference(difference(pair[1], pair[0], "window_mean"))] if pair else [""]
+            between = difference(sequence[1], parallel[1], "window_mean") if parallel else None
+            cells += [show_difference(between) if between else "", str(len(sequence[0].seeds))]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _with_average(by_label: dict[str, Row], label: str) -> tuple[Row, Row] | None:
+    average = label + AVERAGE_SUFFIX["moving"]
+    return (by_label[label], by_label[average]) if label in by_label and average in by_label else None
 
 
 def _family(label: str) -> str:
@@ -214,22 +263,49 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
         figures.save_figure(figure, path, dpi=150)
 
 
-def write_page(found: dict[str, list[Row]]) -> str:
-    """Return the page with its measured part written anew."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    parts = [before + BEGIN, ""]
+def setting_of(run: str) -> str:
+    """Return one sentence on what all rows of a run have in common, and what a row's label may change."""
+    read = read_run(ROOT / "results" / run)
+    recipe, trial = read.settings, read.trials[0]
+    training, running = recipe["training"], recipe["run"]
+    parts = [
+        f"{trial.info['num_clients']} clients, {trial.info['cohort_size']} a round",
+        f"{training['epochs']} local epoch{'s' * (training['epochs'] != 1)} with batches of {training['batch_size']}",
+        f"network {recipe['model']['name']}",
+        f"learning rate {training['lr']:g} where a row or its method has no other",
+        f"decay of moving averages {running['ema_decay']:g}",
+        f"evaluated every {running['evaluate_every']} rounds"
+        if running["evaluate_every"] > 1
+        else "evaluated each round",
+    ]
+    return f"{', '.join(parts)}."
+
+
+def tables(found: dict[str, list[Row]]) -> list[str]:
+    """Return the lines of a table for each setting, with links to its records."""
+    lines = []
     for (run, name), rows in zip(SETTINGS.items(), found.values(), strict=True):
         pooled = rows_of(POOLED[run]) if run in POOLED else []
         archives = [path.partition("/")[0] for path in (run, POOLED.get(run, "")) if path]
         links = " and ".join(f"[{archive}](../results/{archive})" for archive in archives)
-        parts += [f"### {name}", "", *table(rows, pooled), "", f"Records: {links}.", ""]
-    return "\n".join(parts) + END + rest.partition(END)[2]
+        lines += [f"### {name}", "", setting_of(run), "", *table(rows, pooled), "", f"Records: {links}.", ""]
+    return lines
+
+
+def pages(found: dict[str, list[Row]]) -> dict[Path, str]:
+    """Return the pages with what stands between their two marks written anew."""
+    texts = {}
+    for page, lines in ((PAGE, tables(found)), (AVERAGES_PAGE, [*gains(found), ""])):
+        before, _, rest = page.read_text().partition(BEGIN)
+        texts[page] = "\n".join([before + BEGIN, "", *lines]) + END + rest.partition(END)[2]
+    return texts
 
 
 def main() -> int:
-    """Write the page and its pictures."""
+    """Write the pages and the pictures."""
     found = {name: rows_of(archive) for archive, name in SETTINGS.items()}
-    PAGE.write_text(write_page(found))
+    for page, text in pages(found).items():
+        page.write_text(text)
     folder = ROOT / "docs" / "pictures"
     picture(found, folder / "which-method-bytes.png", megabytes, "MB sent so far by all, up and down")
     picture(found, folder / "which-method-time.png", trainings_in_a_row, "local trainings one after another so far")

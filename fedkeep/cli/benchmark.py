@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -145,32 +146,39 @@ def _show_gains(rows: Sequence[Row], label: str, console: Console) -> None:
     """
     accuracy, forgetting = headline(trials_of(rows))
     for new in (row for row in rows if method_of(row.label) == label and row.finished):
-        if not new.learned:
-            say(console, f"{new.label} has not learned, so that it is compared with no other.")
+        if new.trouble:
+            why = "had rounds of its window rolled back" if new.learned else "has not learned"
+            say(console, f"{new.label} {why}, so that it is compared with no other.")
             continue
         suffix = new.label.removeprefix(label)
-        kept = [row for row in rows if row.finished and row.learned and method_of(row.label) != label]
+        kept = [row for row in rows if row.finished and not row.trouble and method_of(row.label) != label]
         others = [row for row in kept if row.label.removeprefix(method_of(row.label)) == suffix]
         heads = (f"{new.label} minus it, {metric.title.lower()}" for metric in (accuracy, forgetting))
         table = plain_table("method", *map(escape, heads))
         for row in others:
             gains = (show_difference(difference(new, row, metric)) for metric in (accuracy, forgetting))
-            table.add_row(escape(row.label), *map(escape, gains))
-        table.caption = "In points, with the 95 % interval; * within one seed. What has not learned is left out."
+            table.add_row(escape(row.name), *map(escape, gains))
+        table.caption = (
+            "In points, with the 95 % interval; * within one seed. What has not learned is left out, and what had "
+            "rounds of its window rolled back."
+        )
         table.caption_justify = "left"
         console.print(table)
         say(console, _verdict(new, others, accuracy))
 
 
 def _verdict(new: Row, others: Sequence[Row], metric: Metric) -> str:
-    """Return how many methods one is above, below, and not separated from."""
-    intervals = [difference(new, row, metric).interval for row in others]
-    known = [interval for interval in intervals if interval.known]
+    """Return how many methods one is above, below, and not separated from, and how many it is not compared with."""
+    found = [difference(new, row, metric) for row in others]
+    known = [one.interval for one in found if one.interval.known]
     above = sum(one.separated and one.mean > 0 for one in known)
     below = sum(one.separated and one.mean < 0 for one in known)
-    unknown = len(intervals) - len(known)
+    reasons = Counter(one.reason for one in found if one.reason)
+    unknown = len(found) - len(known) - reasons.total()
+    within = " (within one seed; says nothing of other seeds)" * any(one.blocks for one in known)
     return (
-        f"{new.label} is above {above} and below {below} of {len(others)} methods by an interval that leaves out 0; "
-        f"from {len(known) - above - below} it is not separated"
+        f"{new.label} is above {above} and below {below} of {len(others)} methods by an interval that leaves out 0"
+        f"{within}; from {len(known) - above - below} it is not separated"
+        + "".join(f", {count} {'is' if count == 1 else 'are'} {reason}" for reason, count in reasons.items())
         + (f", and for {unknown} there is no interval: run more of their seeds." if unknown else ".")
     )

@@ -39,6 +39,11 @@ class Metric:
     series: str = ""
     windowed: bool = False
 
+    @property
+    def of_history(self) -> bool:
+        """Tell whether it depends on all rounds that were evaluated, whatever it covers."""
+        return "forgetting" in self.name or self.name == "best"
+
     def of(self, trial: TrialResult) -> float:
         """Return the value of one trial."""
         value: Callable[[TrialResult], float] = attrgetter(self.name)

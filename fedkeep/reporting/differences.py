@@ -10,6 +10,7 @@ from fedkeep import metrics
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.reporting.columns import Metric, metric_of
 from fedkeep.reporting.summary import Row, within_one_seed
+from fedkeep.reporting.trial import TrialResult
 
 EXPLANATION = (
     "In brackets the 95 % interval of the mean difference: Student's t over the seeds that both have. With one seed, "
@@ -32,6 +33,8 @@ class Difference:
         The difference with each of these seeds.
     interval : Interval
         Their mean with its confidence interval.
+    reason : str
+        Why there are no values; empty where there are, and without a seed that both have.
     """
 
     label: str
@@ -39,6 +42,7 @@ class Difference:
     seeds: tuple[int, ...]
     values: tuple[float, ...]
     interval: metrics.Interval
+    reason: str = ""
 
 
 def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
@@ -49,7 +53,7 @@ def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
     Parameters
     ----------
     row, reference : Row
-        Means over windows of different rounds are not compared: there is then no seed.
+        Trials that differ in what was measured are not compared: there is then no seed.
     metric : str or Metric
         What is compared.
 
@@ -62,19 +66,46 @@ def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
     metric = metric_of(metric)
     ours, theirs = ({trial.seed: trial for trial in side.trials} for side in (row, reference))
     pairs = {seed: (trial, theirs[seed]) for seed, trial in ours.items() if seed in theirs}
-    if metric.series or metric.windowed:
-        pairs = {seed: (a, b) for seed, (a, b) in pairs.items() if a.window_rounds == b.window_rounds}
+    reasons = {seed: _mismatch(*pair, metric) for seed, pair in pairs.items()}
+    pairs = {seed: pair for seed, pair in pairs.items() if not reasons[seed]}
     gains = {seed: metric.of(a) - metric.of(b) for seed, (a, b) in pairs.items()}
     gains = {seed: gain for seed, gain in gains.items() if not math.isnan(gain)}
     interval = metrics.t_interval(gains.values())
     if len(gains) == 1 and metric.series:
         trial, other = pairs[next(iter(gains))]
-        interval = within_one_seed(trial, metrics.paired(metric.by_round(trial), metric.by_round(other)))
-    return Difference(row.label, reference.label, tuple(gains), tuple(gains.values()), interval)
+        interval = within_one_seed(metrics.paired(metric.by_round(trial), metric.by_round(other)), trial, other)
+    reason = "" if pairs else next((f"not comparable: {reason}" for reason in reasons.values()), "")
+    return Difference(row.label, reference.label, tuple(gains), tuple(gains.values()), interval, reason)
+
+
+def _mismatch(trial: TrialResult, other: TrialResult, metric: Metric) -> str:
+    """Say in what two trials differ so that no method can be told from it; empty where they are comparable."""
+    if trial.info.get("dataset") != other.info.get("dataset"):
+        return "other data"
+    if trial.info.get("test_total") != other.info.get("test_total"):
+        return "other test examples"
+    ours, theirs = trial.partition, other.partition
+    same = ours.get("hash") and ours.get("hash") == theirs.get("hash")  # whatever versions call its settings
+    if not same and any(ours.get(key) != theirs.get(key) for key in ("scheme", "settings")):
+        return "other partition"
+    if (metric.series or metric.windowed) and trial.window_rounds != other.window_rounds:
+        return "windows differ"
+    # The best of more evaluations is higher, and what is lost since then is more.
+    rounds = [metric.by_round(one).keys() for one in (trial, other)]
+    if (metric.of_history and trial.evaluated.tolist() != other.evaluated.tolist()) or rounds[0] != rounds[1]:
+        return "evaluated in other rounds"
+    return ""
+
+
+def compared(row: Row, reference: Row, metric: str | Metric) -> Difference:
+    """Return the `difference` of two rows for a table; without values where one of them shows nothing, as at chance."""
+    if not (trouble := row.trouble or (reference.trouble and f"reference {reference.trouble}")):
+        return difference(row, reference, metric)
+    return Difference(row.label, reference.label, (), (), metrics.t_interval(()), trouble)
 
 
 def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "window_mean") -> list[Difference]:
-    """Return each other finished method's `difference` to the reference.
+    """Return each other finished method's difference to the reference, as `compared` has it.
 
     Raises
     ------
@@ -90,13 +121,14 @@ def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "win
         raise RunError(f"{reference} was run with different settings. Name one: {'; '.join(variants)}.")
     if reference not in table:
         raise RunError(f"There is no finished method {reference!r} to compare with.{did_you_mean(reference, table)}")
-    return [difference(row, table[reference], metric) for label, row in table.items() if label != reference]
+    return [compared(row, table[reference], metric) for label, row in table.items() if label != reference]
 
 
 def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:
     """Return the index of the finished row that is better than each other one by an interval that leaves out 0.
 
-    A method that has not learned is no other one: it forgets nothing, and costs nobody a lead.
+    A method that has not learned is no other one: it forgets nothing, and costs nobody a lead. Nor is one of whose
+    window rounds were rolled back.
 
     Returns
     -------
@@ -104,7 +136,8 @@ def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:
         Empty where there is no such row, or nothing to rank: the best mean alone does not lead.
     """
     metric = metric_of(metric)
-    means = {i: metric.better * row.value(metric).mean for i, row in enumerate(rows) if row.finished and row.learned}
+    known = {i: row for i, row in enumerate(rows) if row.finished and not row.trouble}
+    means = {i: metric.better * row.value(metric).mean for i, row in known.items()}
     means = {i: mean for i, mean in means.items() if not math.isnan(mean)}
     if not metric.better or len(means) < 2:
         return set()
@@ -120,6 +153,8 @@ def show_difference(found: Difference, *, percent: bool = True) -> str:
     ``"+0.40 [+0.10, +0.70]*"``.
     """
     interval, scale = found.interval, 100 if percent else 1
+    if found.reason:
+        return found.reason
     if math.isnan(interval.mean):
         return "–"
     text = f"{scale * interval.mean:+.2f}"

@@ -60,25 +60,33 @@ def result_table(rows: Sequence[Row]) -> TextTable:
 
 
 def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None:
-    """Return each finished method's differences to one of them, by default the first; None if there is only one.
+    """Return each finished method's differences to one of them; None if there is only one.
+
+    By default it is the first that can be compared.
 
     Raises
     ------
     RunError
         If no finished method has that label.
     """
-    finished = [row.label for row in rows if row.finished]
-    if not against and len(finished) < 2:
+    reference = against or _reference(rows)
+    if not reference:
         return None
     columns = headline(trials_of(rows))
-    found = [differences(rows, against or finished[0], metric) for metric in columns]
-    reference = found[0][0].reference if found[0] else against
+    found = [differences(rows, reference, metric) for metric in columns]
+    reference = found[0][0].reference if found[0] else reference
     heads = [f"minus {reference}", *(metric.heading(trials_of(rows)) for metric in columns), "seeds"]
     lines = [
         [of_row[0].label, *map(show_difference, of_row), ", ".join(map(str, of_row[0].seeds)) or NOTHING]
         for of_row in zip(*found, strict=True)
     ]
     return TextTable(heads, lines, f"Difference to {reference}, paired by seed, in percentage points. {EXPLANATION}")
+
+
+def _reference(rows: Sequence[Row]) -> str:
+    """Return the first finished method that can be compared, or else the first; empty where it is the only one."""
+    finished = [row for row in rows if row.finished]
+    return next((row.label for row in finished if not row.trouble), finished[0].label) if len(finished) > 1 else ""
 
 
 def target_table(rows: Sequence[Row], target: float) -> TextTable:
@@ -172,14 +180,13 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
     """Return the table as CSV: one line per row, each metric's mean, its interval, deviation and number of seeds.
 
     The first and last round of the window stand beside them, and in the metrics by which methods are compared the
-    difference to one of them, by default the first that is finished, with its interval and number of seeds. With a
+    difference to one of them, by default the first that can be compared, with its interval and number of seeds. With a
     target accuracy, in percent, there is also the mean of the first rounds that reach it.
 
     Numbers are at full precision: fractions, seconds, bytes; what was not measured is empty.
     """
     compared = headline(trials_of(rows))
-    finished = [row.label for row in rows if row.finished]
-    reference = against or (finished[0] if len(finished) > 1 else "")
+    reference = against or _reference(rows)
     gains = {
         (found.label, metric.name): found
         for metric in compared

@@ -21,7 +21,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
-from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference, show_interval
+from fedkeep.reporting.differences import EXPLANATION, compared, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CurveMetric, LineStyle, smoothing, styles
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.report_charts import line_chart
@@ -110,7 +110,10 @@ def _combined(runs: Sequence[Run]) -> Run:
     if len(runs) == 1:
         return runs[0]
     titles = list(dict.fromkeys(run.title for run in runs))
-    info = {"title": f"Comparison: {'; '.join(titles)}", "fedkeep": runs[0].info.get("fedkeep", "")}
+    versions = [str(run.info.get("fedkeep", "")) for run in runs]
+    if len(set(versions)) > 1:
+        versions = [f"{version or 'unknown'} ({run.path.name})" for run, version in zip(runs, versions, strict=True)]
+    info = {"title": f"Comparison: {'; '.join(titles)}", "fedkeep": ", ".join(dict.fromkeys(versions))}
     return Run(runs[0].path, info, "", tuple(trial for run in runs for trial in run.trials))
 
 
@@ -243,7 +246,7 @@ def _differences(rows: Sequence[Row]) -> dict[str, Any]:
     for place, row in enumerate(rows[1:], start=1):
         gains: list[tuple[str, str]] = []
         for reference in rows[:place]:
-            found = difference(row, reference, metric)
+            found = compared(row, reference, metric)
             each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
             gains.append((show_difference(found), each if len(found.values) > 1 else ""))
         lines.append({"label": row.label, "gains": gains})

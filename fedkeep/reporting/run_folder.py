@@ -207,7 +207,9 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     window = (
         float(given) if isinstance(given, int | float) and given > 0 else RunSettings().evaluation_window
     )  # old recipes name none
-    return [replace(trial, window=window, turn=max(turns, default=1)) for trial in trials]
+    decay = section.get("ema_decay") if isinstance(section, Mapping) else None
+    decay = float(decay) if isinstance(decay, int | float) and 0 <= decay < 1 else RunSettings().ema_decay
+    return [replace(trial, window=window, turn=max(turns, default=1), memory=1 / (1 - decay)) for trial in trials]
 
 
 def method_of(label: str) -> str:
@@ -276,7 +278,14 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
             label=trial.label + AVERAGE_SUFFIX[name],
             rounds=rounds,
             confusions=trial.confusions if name == first else (),
+            memory=trial.memory if name == "moving" else _memory_of(trial),
         )
+
+
+def _memory_of(trial: TrialResult) -> float:
+    """Return on how many rounds the model depends that a method averages itself, as SeqKeep does; 0 for others."""
+    decay = trial.options.get("ema_decay")
+    return 1 / (1 - decay) if isinstance(decay, int | float) and 0 <= decay < 1 else 0.0
 
 
 def _read_lines(path: Traversable) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep import metrics
+from fedkeep.data.data_options import DataOptions
 from fedkeep.experiment.recipe_loader import OPTIONS
 from fedkeep.interface import algorithms
 from fedkeep.options import as_table, options_of
@@ -19,7 +20,7 @@ from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult
 
 # What of a recipe says nothing about a method's result, or is already in the trial itself.
-NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data", "log"})
+NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "log"})
 NO_EFFECT = frozenset(
     {"recipe.run.evaluate_local_models", "recipe.run.evaluation_models", "recipe.run.evaluation_window"}
 )
@@ -66,6 +67,12 @@ class Row:
         return all(trial.learned for trial in self.trials)
 
     @property
+    def trouble(self) -> str:
+        """Say in a few words why the row is compared with no other; empty where it is."""
+        said = next((trial.trouble for trial in self.trials if trial.trouble), "")
+        return said or "rolled back" * self.broken
+
+    @property
     def note(self) -> str:
         """Return how far an unfinished trial got, or what went wrong in finished ones; empty where all went well."""
         if not self.finished:
@@ -100,16 +107,22 @@ class Row:
         """
         metric = metric_of(metric)
         if len(self.trials) == 1 and metric.series:
-            return within_one_seed(self.trials[0], metric.by_round(self.trials[0]))
+            return within_one_seed(metric.by_round(self.trials[0]), self.trials[0])
         values = (metric.of(trial) for trial in self.trials)
         return metrics.t_interval(value for value in values if not math.isnan(value))
 
 
-def within_one_seed(trial: TrialResult, values: Mapping[int, float]) -> metrics.Interval:
-    """Return the mean of values by round of one trial, with an interval over blocks of whole turns."""
+def within_one_seed(values: Mapping[int, float], *trials: TrialResult) -> metrics.Interval:
+    """Return the mean of values by round of trials with one seed, with an interval over blocks of whole turns.
+
+    Moving averages of neighbouring rounds have most models in common. In simulations of such series, blocks of three
+    times their memory leave out a mean of 0 in 5 to 8 % of the cases at a nominal 5 %, and short blocks in up to 44 %.
+    """
     rounds = list(values)
     spacing = float(np.median(np.diff(rounds))) if len(rounds) > 1 else 1.0
-    return metrics.block_interval(list(values.values()), turn=max(round(trial.turn / spacing), 1))
+    turn = max(max(round(trial.turn / spacing) for trial in trials), 1)
+    memory = max(trial.memory for trial in trials)
+    return metrics.block_interval(list(values.values()), turn=turn, shortest=max(math.ceil(3 * memory / spacing), 2))
 
 
 def summary(runs: Run | Iterable[Run]) -> list[Row]:
@@ -125,10 +138,13 @@ def summary(runs: Run | Iterable[Run]) -> list[Row]:
         One run or several, in the order in which their methods are to appear.
     """
     runs = [runs] if isinstance(runs, Run) else list(runs)
+    # Windows are of whole turns where one method takes turns, in whichever run it is.
+    turn = max((trial.turn for run in runs for trial in run.trials), default=1)
     by_label: dict[str, list[tuple[Run, TrialResult]]] = {}
     for run in runs:
         for trial in run.trials:
-            by_label.setdefault(trial.label, []).append((run, trial))
+            in_turns = trial if trial.turn == turn else replace(trial, turn=turn)
+            by_label.setdefault(trial.label, []).append((run, in_turns))
     rows: list[Row] = []
     for label, members in by_label.items():
         for name, trials in _distinguish(label, members).items():
@@ -160,13 +176,20 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
         {key for table in tables for key in table if any(other.get(key) != table[key] for other in tables)},
         key=lambda key: (key.count("."), key),
     )
-    if "rounds" in differing and "window" in differing:
-        differing.remove("window")  # it follows
     words_of = {key: _word(key) for key in differing}
     shown = [key for i, key in enumerate(differing) if words_of[key] not in [words_of[k] for k in differing[:i]]]
+    if "rounds" in shown and "window" in shown:
+        shown.remove("window")  # it mostly follows
     named: dict[str, list[TrialResult]] = {}
     for table, group in zip(tables, groups.values(), strict=True):
         words = [f"{words_of[key]}={table.get(key, 'unset')}" for key in shown]
+        alike = [other for other in tables if all(other.get(key) == table.get(key) for key in shown)]
+        # What no word above tells apart is named in full.
+        words += [
+            f"{key.removeprefix('recipe.')}={table.get(key, 'unset')}"
+            for key in differing
+            if key not in shown and any(other.get(key) != table.get(key) for other in alike)
+        ]
         for run_name, trials in _without_clashes(group).items():
             said = ", ".join(words + [f"run {run_name}"] * bool(run_name))
             named[f"{label} ({said})" if said else label] = trials
@@ -198,7 +221,7 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
         key: trial.info[key] for key in ("rounds", "dataset", "num_clients", "cohort_size") if key in trial.info
     }
     # A section that a version did not know, or that was left out, is at its defaults.
-    written: dict[str, Any] = {name: {} for name in OPTIONS} | dict(run.settings)
+    written: dict[str, Any] = {name: {} for name in ("data", *OPTIONS)} | dict(run.settings)
     recipe = {key: _section(key, value) for key, value in written.items() if key not in NOT_SETTINGS}
     recipe["training"] = {**recipe["training"], **trial.info.get("training", {})}  # the method's own
     own = {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": covered} | of_trial | _options(trial)
@@ -210,6 +233,8 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
 
 def _section(name: str, written: Any) -> Any:
     """Return a section of a recipe; what its version did not have yet is at its default, which changes nothing."""
+    if name == "data" and isinstance(written, Mapping):  # its name may be a path: the trial has the data set's own
+        return {"validation": 0.0} | as_table(DataOptions()) | {k: v for k, v in written.items() if k != "name"}
     if name not in OPTIONS or not isinstance(written, Mapping):
         return written
     section = as_table(OPTIONS[name]()) | dict(written)

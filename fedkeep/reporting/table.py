@@ -95,6 +95,9 @@ def caption(rows: Sequence[Row]) -> str:
     seeds += " A method at chance has not learned, and is compared with no other." * any(
         not row.learned for row in rows if row.finished
     )
+    seeds += " A method of whose window rounds were rolled back is compared with no other." * any(
+        row.broken for row in rows if row.finished
+    )
     rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
     return seeds + rest
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from nets import Net
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -85,6 +88,44 @@ def test_a_run_that_is_read_again_needs_the_network_that_it_cannot_import(run: R
     assert torch.equal(trial.model(Net)(inputs), run["fedavg", 0].model()(inputs))
 
 
+def test_a_network_of_ones_own_is_exported_and_takes_its_weights_back(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    run = fedkeep.run(**GIVEN | {"model": net}, seeds=1, out=tmp_path / "run")
+    folder = fedkeep.export_model(run, onnx=False)
+    weights = load_file(folder / "model.safetensors")
+    assert weights.keys() == net.state_dict().keys()
+    net.load_state_dict(weights)
+    inputs = torch.tensor(DATA[2], dtype=torch.float32)
+    with torch.no_grad():
+        scores = net.eval()(inputs)
+    assert torch.allclose(torch.export.load(folder / "model.pt2").module()(inputs), scores, atol=1e-5)
+    np.savez(tmp_path / "new.npz", x=inputs.numpy())
+    found = list(fedkeep.predict(folder, [tmp_path / "new.npz"], network=net))
+    assert [each.label for each in found] == list(map(str, scores.argmax(-1).tolist()))
+    card = (folder / "README.md").read_text()
+    assert "a module like `torch.nn.modules.container:Sequential()`. With FedKeep: `fedkeep predict FOLDER" in card
+    with pytest.raises(ConfigError, match=r"An exported model gets its network as in fedkeep\.predict"):
+        list(fedkeep.predict(folder, [tmp_path / "new.npz"], allow_code=True))
+    again = fedkeep.export_model(fedkeep.read_run(run.path), tmp_path / "again", network=net, onnx=False)
+    assert weights.keys() == load_file(again / "model.safetensors").keys()
+
+
+class Untraceable(Net):
+    """Does something that PyTorch cannot export: it looks at values."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs if float(inputs.sum()) > 0 else -inputs)
+
+
+def test_the_weights_of_a_network_that_cannot_be_exported_load_into_its_class(tmp_path: Path) -> None:
+    run = fedkeep.run(**GIVEN | {"model": Untraceable}, seeds=1, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="cannot export the network") as error:
+        fedkeep.export_model(run)
+    found = re.search(r"Its weights are in (.*), and load into the same class", str(error.value))
+    assert found is not None
+    Untraceable().load_state_dict(load_file(found[1]))
+
+
 def test_a_table_and_a_comparison(run: RunResult) -> None:
     table = run.table()
     assert list(table.index) == ["FedAvg", "FedAvg, moving average", "MOON", "MOON, moving average"]
@@ -98,6 +139,19 @@ def test_a_table_and_a_comparison(run: RunResult) -> None:
         run.compare("sfedkd", "FedAvg")
     with pytest.raises(RunError, match="There are no curves of 'los'"):
         run.plot("los")  # type: ignore[arg-type]
+
+
+def test_a_label_is_one_row_and_a_name_that_several_rows_have_is_none(run: RunResult) -> None:
+    slow = "FedAvg, lr 0.01"
+    trials = [replace(t, label=t.label.replace("MOON", slow), algorithm="fedavg") for t in reversed(run.trials)]
+    two = replace(run, trials=tuple(trials))
+    assert two.compare("FedAvg", slow).label == "FedAvg"
+    assert two.compare("fedavg", slow).values == tuple(-value for value in two.compare(slow, "FedAvg").values)
+    named = replace(two, trials=tuple(replace(t, label=t.label.replace("FedAvg", "Mean")) for t in trials))
+    with pytest.raises(RunError, match=r"several rows of 'fedavg'.*label: Mean, lr 0\.01; Mean\."):
+        named.compare("fedavg", "Mean")
+    one = replace(run, trials=tuple(t for t in named.trials if not t.label.startswith("Mean, lr")))
+    assert one.compare("fedavg", "Mean, moving average").label == "Mean"
 
 
 def copied(run: RunResult, folder: Path) -> Path:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
+from rich.console import Console
 
 from fedkeep.cli import main
-from fedkeep.reporting.run_folder import read_run
+from fedkeep.cli.benchmark import _show_gains
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.trial import TrialResult
 
 METHOD = '''
 """FedAvg under another name."""
@@ -87,6 +94,42 @@ def test_what_has_not_learned_is_compared_with_nothing(
     command = ["benchmark", str(file), "--against", str(records), "--out", str(tmp_path / "out"), "--workers", "1"]
     assert main([*command, "--quiet"]) == 0
     assert "Still has not learned, so that it is compared with no other." in " ".join(capsys.readouterr().out.split())
+
+
+def printed_gains(trials: list[TrialResult]) -> str:
+    """Return what is said of FedSeq's gains on others."""
+    console = Console(file=io.StringIO(), width=200)
+    _show_gains(summary(Run(Path("run"), {}, "", tuple(trials))), "FedSeq", console)
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+def made_up(trial: TrialResult, correct: int, rounds: int = 40, **row: Any) -> TrialResult:
+    """Return a trial with as many correct answers of each class in each round."""
+    rows = [trial.rounds[-1] | {"round": n + 1, "correct": [correct - n % 2] * 10} | row for n in range(rounds)]
+    return replace(trial, rounds=rows, info=trial.info | {"rounds": rounds, "test_total": [36] * 10})
+
+
+def test_the_verdict_says_what_it_rests_on(records: Path) -> None:
+    by_label = {t.label: t for t in read_run(records).trials if t.seed == 0}
+    fedavg, fedseq = by_label["FedAvg"], by_label["FedSeq"]
+    text = printed_gains([made_up(fedavg, 20), made_up(fedseq, 25)])
+    assert "FedSeq is above 1 and below 0 of 1 methods by an interval that leaves out 0 (within one seed; says " in text
+    assert "nothing of other seeds); from 0 it is not separated." in text
+    text = printed_gains([made_up(fedavg, 20, rounds=20), made_up(fedseq, 25)])
+    assert "FedAvg not comparable: windows differ" in text
+    assert "from 0 it is not separated, 1 is not comparable: windows differ." in text
+    assert "run more" not in text
+
+
+def test_a_rival_whose_window_was_rolled_back_is_no_rival(records: Path) -> None:
+    by_label = {t.label: t for t in read_run(records).trials if t.seed == 0}
+    fedavg, fedseq = by_label["FedAvg"], by_label["FedSeq"]
+    assert "below 0 of 0 methods" in printed_gains([made_up(fedavg, 20, rolled_back=True), made_up(fedseq, 25)])
+    text = printed_gains([made_up(fedavg, 20), made_up(fedseq, 25, rolled_back=True)])
+    assert "FedSeq had rounds of its window rolled back, so that it is compared with no other." in text
+    early = made_up(fedavg, 20)
+    early.rounds[0]["rolled_back"] = True
+    assert "FedAvg (1 of 40 rounds rolled back)" in printed_gains([early, made_up(fedseq, 25)])
 
 
 @pytest.mark.parametrize(

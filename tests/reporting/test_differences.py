@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from synthetic_run import RECIPE, write_run, write_trial
+from synthetic_run import RECIPE, write_json, write_run, write_trial
 
 from fedkeep.errors import RunError
 from fedkeep.reporting.columns import METRICS, rounds_covered
 from fedkeep.reporting.differences import difference, differences, leaders, show_difference
-from fedkeep.reporting.formats import markdown
+from fedkeep.reporting.formats import markdown, rows_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import summary
@@ -72,6 +76,31 @@ def test_the_best_mean_leads_only_where_an_interval_separates_it(tmp_path: Path)
     assert leaders(near, "train_seconds") == set(), "what is not ranked has no best"
 
 
+def test_what_has_not_learned_stands_in_no_table_of_differences(tmp_path: Path) -> None:
+    """It forgets nothing, by an interval that leaves out 0."""
+    run = seeds(tmp_path / "run", FedAvg=[2, 2], FedSeq=[10, 11], SFedKD=[15, 17])
+    rows = summary(run)
+    text = markdown(rows)
+    assert "| minus FedSeq | accuracy, round 1 |" in text, "the first that can be compared"
+    assert "| FedAvg | at chance | at chance | – |" in text
+    assert "| SFedKD | reference at chance | reference at chance | – |" in markdown(rows, "FedAvg")
+    assert render(run).count("<td>reference at chance</td>") == 2
+    (line,) = [line for line in csv.DictReader(io.StringIO(rows_csv(rows))) if line["method"] == "FedAvg"]
+    assert (line["window_mean_difference"], line["window_mean_difference_n"]) == ("", "0")
+
+
+def test_a_window_with_rounds_rolled_back_wins_no_comparison(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for seed in range(2):
+        write_trial(run, "FedAvg", seed, [[8, 8]] * 4)
+        write_trial(run, "FedSeq", seed, [[7, 7]] * 4)
+        write_trial(run, "SFedKD", seed, [[9, 9]] * 4, rows={4: {"rolled_back": True}})
+    rows = summary(read_run(run))
+    assert leaders(rows, "window_mean") == {0}
+    assert "| SFedKD | rolled back | rolled back | – |" in markdown(rows)
+    assert "A method of whose window rounds were rolled back is compared with no other." in caption(rows)
+
+
 def test_one_seed_without_a_series_leads_nothing(tmp_path: Path) -> None:
     rows = summary(seeds(tmp_path / "run", FedAvg=[2], SFedKD=[20]))
     assert leaders(rows, "window_mean") == leaders(rows, "last") == set()
@@ -104,6 +133,23 @@ def test_within_one_seed_blocks_of_the_window_stand_for_seeds_and_say_so(tmp_pat
     assert "+7.00 [+3.60, +10.40]*" in page
     assert "marked *" in page
     assert "(of one seed, from blocks of its evaluations)" in page
+
+
+def test_blocks_of_a_moving_average_are_as_long_as_its_memory(tmp_path: Path) -> None:
+    """Neighbouring averages have most models in common: in short blocks they would look like many results."""
+    run = write_run(tmp_path / "run", recipe=RECIPE.replace("rounds = 4", "rounds = 160\nema_decay = 0.8"))
+    for label, lead in (("FedAvg", 0), ("FedSeq", 1)):
+        last = [[2] * 5 + [0] * 4 + [lead * (number % 2)] for number in range(160)]
+        averages = {n + 1: {"evaluation_models": {"moving": {"correct": row}}} for n, row in enumerate(last)}
+        write_trial(
+            run, label, 0, last, total=[2] * 10, counts=[[1] * 10] * 2, rows=averages,
+            evaluation_models=["last", "moving"],
+        )  # fmt: skip
+    rows = {row.label: row for row in summary(read_run(run))}
+    pairs = [("FedSeq", "FedAvg"), ("FedSeq, moving average", "FedAvg, moving average")]
+    blocks = [difference(rows[one], rows[other], "window_mean").interval.n for one, other in pairs]
+    assert blocks == [10, 5], "of 80 evaluations: eight each, and fifteen, three times 1 / (1 - 0.8)"
+    assert rows["FedSeq, moving average"].interval("window_mean").n == 5
 
 
 def test_a_report_says_that_nothing_is_separated(tmp_path: Path) -> None:
@@ -146,7 +192,7 @@ def test_windows_of_different_lengths_go_by_no_common_name_and_are_not_compared(
     assert "| 90.00 ±0.00 (round 2) [" in text
     found = difference(rows[1], rows[0], "window_mean")
     assert found.seeds == ()
-    assert show_difference(found) == "–"
+    assert show_difference(found) == "not comparable: windows differ"
     assert leaders(rows, "window_mean") == set()
     assert difference(rows[1], rows[0], "last").seeds == (0, 1), "a last accuracy is one of each"
 
@@ -174,6 +220,64 @@ def test_a_method_that_takes_turns_gives_all_methods_of_the_run_whole_turns(tmp_
     other = write_run(tmp_path / "other")
     write_trial(other, "FedSKF", 0, [[1, 1]] * 10, counts=counts, algorithm="fedskf", cohort_size=2)
     assert read_run(other).trials[0].window_rounds == (6, 10), "of a cohort that is drawn there is no turn"
+
+
+def test_a_method_that_takes_turns_gives_them_to_the_methods_of_other_runs(tmp_path: Path) -> None:
+    """Otherwise a benchmark against a run with FedSKF would train for nothing."""
+    counts = [[8, 2], [0, 10], [5, 5]]
+    runs = []
+    for name, algorithm in (("records", "fedskf"), ("benchmark", "fedprox")):
+        run = write_run(tmp_path / name)
+        for seed in (0, 1):
+            rounds = [[8, 5 + r % 3] for r in range(10)]
+            write_trial(run, algorithm, seed, rounds, counts=counts, algorithm=algorithm, cohort_size=3)
+        runs.append(read_run(run))
+    rows = summary(runs)
+    assert {trial.window_rounds for row in rows for trial in row.trials} == {(8, 10)}
+    assert difference(rows[1], rows[0], "window_mean").seeds == (0, 1)
+
+
+def other(tmp_path: Path, change: str) -> Run:
+    """Write a run of FedSeq in the setting of the run below but for one change."""
+    run = write_run(tmp_path / change.replace(" ", "-"))
+    for seed in range(2):
+        corrects: list[list[int] | None] = [[9, 9], [8, 9], [9, 9], [9, 9]]
+        if change == "rounds":
+            corrects[1] = None
+        more: dict[str, Any] = {"total": [10, 11]} if change == "test examples" else {}
+        folder = write_trial(
+            run, "FedSeq", seed, corrects, **more, dataset="fashion-mnist" if change == "data" else "digits"
+        )
+        if change == "partition":
+            partition = json.loads((folder / "partition.json").read_text())
+            write_json(folder / "partition.json", partition | {"hash": f"other{seed}", "settings": {"C": 1}})
+    return read_run(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "accuracy", "forgetting"),
+    [
+        ("none", "+10.00 [+10.00, +10.00]", "+0.00 [+0.00, +0.00], not separated"),
+        ("data", "not comparable: other data", "not comparable: other data"),
+        ("test examples", "not comparable: other test examples", "not comparable: other test examples"),
+        ("partition", "not comparable: other partition", "not comparable: other partition"),
+        ("rounds", "+10.00 [+10.00, +10.00]", "not comparable: evaluated in other rounds"),
+    ],
+)
+def test_what_differs_in_what_was_measured_is_not_compared(
+    tmp_path: Path, change: str, accuracy: str, forgetting: str
+) -> None:
+    """Of other data, an interval would separate the data; of fewer evaluations, forgetting is less."""
+    run = write_run(tmp_path / "run")
+    for seed in range(2):
+        write_trial(run, "FedAvg", seed, [[8, 8]] * 4)
+    runs = [read_run(run), other(tmp_path, change)]
+    rows = summary(runs)
+    found = [show_difference(difference(rows[1], rows[0], name)) for name in ("window_mean", "window_forgetting")]
+    assert found == [accuracy, forgetting]
+    assert all(text in markdown(rows) for text in found)
+    assert found[0] in render(runs)
+    assert leaders(rows, "window_mean") == ({1} if change in ("none", "rounds") else set())
 
 
 def test_with_tasks_the_window_is_of_each(tmp_path: Path) -> None:

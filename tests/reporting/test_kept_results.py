@@ -68,7 +68,8 @@ def test_the_page_is_what_the_archives_and_the_notes_give(tmp_path: Path, monkey
 def test_the_table_that_decides_is_what_the_archives_give() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "which_method.py"))
     found = {name: tool["rows_of"](run) for run, name in tool["SETTINGS"].items()}
-    assert tool["write_page"](found) == tool["PAGE"].read_text(), "run python tools/which_method.py"
+    for page, written in tool["pages"](found).items():
+        assert written == page.read_text(), "run python tools/which_method.py"
 
 
 def test_archives_that_pages_name_are_there() -> None:

@@ -159,6 +159,14 @@ def test_a_label_cannot_become_markup(tmp_path: Path) -> None:
     assert "&lt;b&gt;x&lt;/b&gt;" in text
 
 
+def test_a_page_of_several_runs_names_the_version_of_each(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, fedkeep=version) for name, version in (("old", "0.1.0"), ("new", "0.2.0"))]
+    for seed, run in enumerate(runs):
+        write_trial(run, "FedAvg", seed, [[9, 9]])
+    assert "0.1.0 (old), 0.2.0 (new)" in render([read_run(run) for run in runs])
+    assert "0.1.0 (" not in render([read_run(runs[0]), read_run(runs[0])])
+
+
 def test_unstarted_and_unevaluated_runs_have_a_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     assert "no method has started yet" in render(read_run(run))

@@ -120,6 +120,51 @@ def test_different_recipes_rounds_and_partitions_stay_apart(tmp_path: Path) -> N
     assert labels == ["FedAvg (rounds=1)", "FedAvg (rounds=2)"]
 
 
+@pytest.mark.parametrize(
+    ("line", "labels"),
+    [
+        ("validation = 0.1", ["FedAvg (validation=0.0)", "FedAvg (validation=0.1)"]),
+        ('scaling = "none"', ["FedAvg (scaling=standard)", "FedAvg (scaling=none)"]),
+        ("size = [8, 8]", ["FedAvg (size=[])", "FedAvg (size=[8, 8])"]),
+        ('scaling = "standard"\nlength = 64', ["FedAvg"]),
+    ],
+)
+def test_results_on_other_data_stay_apart(tmp_path: Path, line: str, labels: list[str]) -> None:
+    """Held-out images are no test images; an option at its default is as good as left out, and a path is no setting."""
+    one = write_run(tmp_path / "a")
+    two = write_run(tmp_path / "b", recipe=RECIPE.replace('name = "digits"', f'name = "/home/me/digits"\n{line}'))
+    write_trial(one, "FedAvg", 0, [[1, 1]])
+    write_trial(two, "FedAvg", 1, [[2, 2]])
+    assert [row.label for row in summary([read_run(one), read_run(two)])] == labels
+
+
+def test_a_window_that_does_not_follow_from_the_rounds_is_named(tmp_path: Path) -> None:
+    runs = []
+    for seed, (rounds, window) in enumerate([(4, 0.5), (8, 0.5), (4, 1)]):
+        recipe = RECIPE.replace("rounds = 4", f"rounds = {rounds}\nevaluation_window = {window}")
+        run = write_run(tmp_path / f"run{seed}", recipe=recipe)
+        write_trial(run, "FedAvg", seed, [[5, 5]] * rounds)
+        runs.append(read_run(run))
+    assert [(row.label, row.seeds) for row in summary(runs)] == [
+        ("FedAvg (rounds=4, window=3-4)", (0,)),
+        ("FedAvg (rounds=8)", (1,)),
+        ("FedAvg (rounds=4, window=4-4)", (2,)),
+    ]
+
+
+def test_options_of_a_method_and_of_a_recipe_with_one_name_are_both_named(tmp_path: Path) -> None:
+    runs = []
+    for seed, (own, local) in enumerate([(0.9, 0.0), (0.5, 0.0), (0.9, 0.5)]):
+        run = write_run(tmp_path / f"run{seed}", recipe=RECIPE.replace("lr = 0.1", f"lr = 0.1\nmomentum = {local}"))
+        write_trial(run, "FedAvgM", seed, [[5, 5]], options={"momentum": own})
+        runs.append(read_run(run))
+    assert [(row.label, row.seeds) for row in summary(runs)] == [
+        ("FedAvgM (momentum=0.9, training.momentum=0.0)", (0,)),
+        ("FedAvgM (momentum=0.5)", (1,)),
+        ("FedAvgM (momentum=0.9, training.momentum=0.5)", (2,)),
+    ]
+
+
 def test_two_results_of_one_seed_are_told_apart_by_run(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "monday"), write_run(tmp_path / "tuesday")
     write_trial(one, "FedAvg", 0, [[1, 1]])
