@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.dataset import DataSet, channel_statistics
-from fedkeep.data.holdout import hold_out
+from fedkeep.data.holdout import NO_TEST_EXAMPLES, hold_out
+from fedkeep.data.readers import check_filled, composed
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import DataError, did_you_mean, in_one_line
 
@@ -72,7 +73,7 @@ def from_arrays(
         chosen = hold_out(columns["label"], TEST_SHARE)
         test = {key: column[chosen] for key, column in columns.items()}
         columns = {key: column[~chosen] for key, column in columns.items()}
-        note = f"No test examples were given: {TEST_SHARE:.0%} of each class held out."
+        note = f"{NO_TEST_EXAMPLES}: {TEST_SHARE:.0%} of each class held out."
     else:
         test, note = {"input": tested, "label": train[len(labels) :]}, ""
         if client is not None:
@@ -176,7 +177,10 @@ def _to_column(values: Any, where: str, rows: int) -> np.ndarray[Any, np.dtype[A
             f"{where} must be one integer or text for each of the {rows} examples, not {array.dtype} "
             f"{list(array.shape)}."
         )
-    return array.astype(np.int64) if array.dtype.kind in "biu" else array
+    if array.dtype.kind in "biu":
+        return array.astype(np.int64)
+    check_filled(array.tolist(), where.rpartition(", ")[2], where)
+    return np.asarray([composed(value) for value in array.tolist()], dtype=str)
 
 
 def _number_labels(
@@ -192,6 +196,6 @@ def _number_labels(
     if label_names is not None:
         if together.dtype.kind == "U":
             raise DataError(f"{name}: y holds the names of the classes already: leave label_names out.")
-        return torch.from_numpy(together), tuple(map(str, label_names))
+        return torch.from_numpy(together), tuple(composed(str(one)) for one in label_names)
     found, number = np.unique(together, return_inverse=True)
     return torch.from_numpy(number.astype(np.int64).reshape(-1)), tuple(map(str, found.tolist()))

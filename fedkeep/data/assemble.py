@@ -11,9 +11,10 @@ from torch import Tensor
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.decode import decode
-from fedkeep.data.holdout import hold_out
+from fedkeep.data.dedup import note_on_copies
+from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups
 from fedkeep.data.readers import RawSplits, read_batches
-from fedkeep.data.schema import CLIENT, Schema, number_values
+from fedkeep.data.schema import CLIENT, GROUP, Schema, number_values
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, did_you_mean
 
@@ -61,16 +62,25 @@ def assemble(
     wheres = [f"{where} (split {split!r})" for split in present]
     for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
         # Test examples need not be anybody's.
-        schema.check(table, what, optional=(CLIENT,) if number else ())
+        schema.check(table, what, optional=(CLIENT, GROUP) if number else ())
     # Labels come first: what is wrong with them shows before the images have been decoded.
     labels, label_names, declared = number_values(tables, wheres, schema.label)
     further = {column: _number_column(tables, wheres, stored, labels) for stored, column in schema.columns}
-    notes = [note]
+    notes = [note, schema.note]
     if len(label_names) < declared:
         notes.append(
             f"{len(label_names)} of the {declared} declared classes occur in this copy; labels are renumbered."
         )
+    is_own = options is not None
     options = options or DataOptions()
+    # Before inputs are read, since test rows must not have a part in their scaling.
+    held_out = None
+    if len(tables) == 1:
+        within = further[schema.group][0][0] if schema.group else labels[0]
+        whole = schema.group == GROUP
+        held_out = (
+            hold_out_groups(within, labels[0], schema.test_share) if whole else hold_out(within, schema.test_share)
+        )
     inputs: list[Tensor] = []
     description: dict[str, tuple[Any, ...]] = {}
     if schema.image:
@@ -79,7 +89,7 @@ def assemble(
             rows = len(labels[number])
             inputs.append(decode(batches, rows, what, schema.channels, schema.side, options.size))
     else:
-        inputs, description = read_inputs(tables, wheres, schema, options)
+        inputs, description = read_inputs(tables, wheres, schema, options, held_out)
     parts = [
         {
             "input": inputs[number],
@@ -88,18 +98,21 @@ def assemble(
         }
         for number in range(len(tables))
     ]
-    if len(parts) == 1:
-        parts, found = _hold_out_test(parts[0], schema)
-        notes.append(found)
+    if held_out is not None:
+        parts, found = _hold_out_test(parts[0], held_out, schema)
+        notes += [found, note_on_copies(parts[0]["input"], parts[1]["input"]) if is_own else ""]
     elif schema.test not in ("", "test"):
         notes.append(f"The split {schema.test!r} is the test set.")
+    if held_out is None and schema.group == GROUP:
+        shared = int(torch.isin(parts[1][GROUP], parts[0][GROUP]).sum())
+        notes.append(f"{shared} test examples are of groups that are in the training split too." if shared else "")
     if schema.image:
         parts = _equal_channels(parts)
         mean, std = normalisation or channel_statistics(parts[0]["input"])
         description = {"mean": mean, "std": std}
     notes.append(_classes_without_training(parts, label_names))
     train, test = parts
-    values = {column: names for column, (_, names) in further.items()}
+    values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
     return DataSet(name, train, test, label_names, note=" ".join(filter(None, notes)), values=values, **description)
 
 
@@ -125,16 +138,16 @@ def _classes_without_training(parts: Sequence[Mapping[str, Tensor]], label_names
     )
 
 
-def _hold_out_test(data: Mapping[str, Tensor], schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
+def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
     """Return the training and the test part of the only split, and a note about it."""
-    chosen = hold_out(data[schema.group or "label"], schema.test_share)
     if not bool(chosen.any()):
         raise DataError(
-            f"There is no test split, and with {len(data['label'])} examples there are too few to hold one out. Add a "
-            "folder or a file 'test'."
+            f"There is no test split, and with {len(data['label'])} examples there are too few to hold one out"
+            f"{' in whole groups' if schema.group == GROUP else ''}. Add a folder or a file 'test'."
         )
     parts = [{name: column[rows] for name, column in data.items()} for rows in (~chosen, chosen)]
-    return parts, f"No test split in the source: {schema.test_share:.0%} of each {schema.group or 'class'} held out."
+    of = "each class, in whole groups," if schema.group == GROUP else f"each {schema.group or 'class'}"
+    return parts, f"{NO_TEST_SPLIT}: {schema.test_share:.0%} of {of} held out."
 
 
 def _equal_channels(parts: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

@@ -24,7 +24,7 @@ from fedkeep.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_VERSION = 2  # to be raised when the same files would be decoded to something else
+_VERSION = 3  # to be raised when the same files would be decoded to something else
 
 
 def cache_folder() -> Path:
@@ -49,7 +49,7 @@ def file_stamps(files: Iterable[Path], root: Path) -> list[tuple[str, int, int]]
     return found
 
 
-def entry_path(name: str, how: Any, version: Any) -> Path:
+def entry_path(name: str, how: Any, version: Any, decoding: int = _VERSION) -> Path:
     """Return the file of a cache entry.
 
     Parameters
@@ -60,8 +60,10 @@ def entry_path(name: str, how: Any, version: Any) -> Path:
         How the data set is decoded. Another value gives another entry.
     version : JSON-able
         The version of the source, such as `file_stamps` or a commit.
+    decoding : int
+        The version of the code that decodes; for what is not decoded one that stays, so that the entry does too.
     """
-    return cache_folder() / f"{_stem(name, how)}-{_digest(version)}.safetensors"
+    return cache_folder() / f"{_stem(name, how, decoding)}-{_digest(version)}.safetensors"
 
 
 def latest_entry(name: str, how: Any) -> Path | None:
@@ -139,9 +141,9 @@ def _write_entry(path: Path, dataset: DataSet) -> None:
         raise
 
 
-def _stem(name: str, how: Any) -> str:
+def _stem(name: str, how: Any, decoding: int = _VERSION) -> str:
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "--", name)[-60:].strip("-.") or "data"
-    return f"{readable}-{_digest([_VERSION, name, how])}"
+    return f"{readable}-{_digest([decoding, name, how])}"
 
 
 def _digest(value: Any) -> str:

@@ -146,6 +146,18 @@ _ENTRIES = (
 CATALOG: Mapping[str, CatalogEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
+def is_known(name: str) -> bool:
+    """Return whether data are those of known data sets alone.
+
+    Parameters
+    ----------
+    name : str
+        The name of the data in a recipe: a data set's name or Hub id, or several with ``+`` between them.
+    """
+    hub_ids = {entry.hub for entry in _ENTRIES if entry.hub}
+    return all(part.strip() in CATALOG or part.strip() in hub_ids for part in name.split("+"))
+
+
 def known_datasets(data_dir: str | Path | None = None) -> Mapping[str, CatalogEntry]:
     """Return the known data sets by name, each with the location and the number of classes of its local copy.
 

@@ -69,7 +69,7 @@ class DataSet:
         ``[n, channels, height, width]``; token ids, int64 ``[n, length]``; or numbers that are scaled already,
         float32 of any shape ``[n, ...]``.
     label_names : tuple of str
-        The class names; their number is the number of classes.
+        The class names; their number is the number of classes. A site may have one alone; a run needs two.
     mean, std : tuple of float
         Of images, per channel, of pixels scaled to 0..1, which `normalise` uses. Of a table, what each feature was
         scaled with. Empty for all other inputs.
@@ -97,8 +97,8 @@ class DataSet:
     features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.label_names) < 2:
-            raise DataError(f"{self.name}: a classification needs at least 2 classes, not {len(self.label_names)}.")
+        if not self.label_names:
+            raise DataError(f"{self.name}: there are no classes. Give the name of each in label_names.")
         repeated = [name for name, count in Counter(self.label_names).items() if count > 1]
         if repeated:
             raise DataError(

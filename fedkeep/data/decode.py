@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ MAX_PIXELS = 89_478_485
 """The most pixels of an image, which is also where Pillow begins to warn of decompression bombs."""
 
 _DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")  # Pillow's modes with more than 8 bits a channel
+# What Pillow reads 16 bits a channel from, to keep the upper 8 in modes such as RGB. BMP's "BGR;16" is 16 bits a pixel.
+_DEEP_SOURCE = re.compile(r"\w+;16[BLN]")
 
 
 def decode(
@@ -31,7 +34,7 @@ def decode(
     side: int | None = None,
     size: tuple[int, ...] = (),
 ) -> Tensor:
-    """Decode images into one tensor.
+    """Decode images into one tensor; a photo is turned upright if its EXIF data say how the camera was turned.
 
     Parameters
     ----------
@@ -56,8 +59,8 @@ def decode(
     Raises
     ------
     DataError
-        If images differ in size, are too large, have more than 8 bits a channel, are of none of the `FORMATS`, or
-        cannot be read by Pillow.
+        If images differ in size, are too large, have more than 8 bits a channel or several pages, are of none of the
+        `FORMATS`, or cannot be read by Pillow.
     MissingExtra
         If Pillow is not installed.
     """
@@ -68,10 +71,8 @@ def decode(
     for batch in images:
         for encoded in batch:
             source = _source(encoded, row, where)
-            image = _open(pillow, source, formats, row, where)
-            if size:
-                image = _upright(image, row, where)
-            image = _convert(image, channels, row, where)
+            image = _upright(_open(pillow, source, formats, row, where), source, row, where)
+            image = _convert(image, channels)
             if side is not None and image.size != (side, side):
                 image = _resize_middle(pillow, image, side)
             if size and image.size != (size[1], size[0]):
@@ -116,24 +117,52 @@ def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) ->
             image = pillow.open(_stream(source), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise pillow.DecompressionBombError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
-        image.load()
+        refused = _why_refused(image)
+        if not refused:
+            image.load()
     except Exception as error:  # damaged files make Pillow's readers raise almost anything
         raise DataError(
             f"{where}: row {row}{_path_of(source)} is not an image that Pillow can read: "
             f"{in_one_line(error, 200) or type(error).__name__}. Formats: {', '.join(FORMATS)}. Replace or remove it."
         ) from error
+    if refused:
+        raise DataError(f"{where}: row {row}{_path_of(source)} has {refused}")
     formats[:] = [image.format if image.format in FORMATS else "JPEG"]  # phones' MPO is opened as JPEG
     return image
 
 
-def _upright(image: Any, row: int, where: str) -> Any:
+def _why_refused(image: Any) -> str:
+    """Return what an image has of which a part would be lost, and what to do; empty if nothing would.
+
+    Its pixels must not be loaded yet: then nothing tells any more how they are stored.
+    """
+    if found := _deep_pixels(image):
+        return f"more than 8 bits a channel ({found}), which would be cut off. Convert the images to 8 bits first."
+    if image.format == "TIFF" and image.n_frames > 1:  # of an animation, the first image stands for all
+        return f"{image.n_frames} pages, of which only the first would be used. Save each page as an image of its own."
+    return ""
+
+
+def _deep_pixels(image: Any) -> str:
+    """Return what shows that an image has more than 8 bits a channel; empty if nothing does."""
+    if image.mode in _DEEP_MODES:
+        return f"Pillow mode {image.mode}"
+    for *_, arguments in image.tile:
+        if found := _DEEP_SOURCE.search(str(arguments)):
+            return f"stored as {found[0]}"
+        if image.format == "PPM" and isinstance(arguments, tuple) and arguments[-1] > 255:
+            return f"values up to {arguments[-1]}"
+    return ""
+
+
+def _upright(image: Any, source: Any, row: int, where: str) -> Any:
     """Return a photo as it is to be seen: a camera that was turned says so beside the pixels."""
     operations = require_optional("PIL.ImageOps", "Decoding images", "data")
     try:
         return operations.exif_transpose(image)
     except Exception as error:  # damaged EXIF makes Pillow raise almost anything
         raise DataError(
-            f"{where}: row {row} has damaged EXIF data ({in_one_line(error, 200)}). Save it anew."
+            f"{where}: row {row}{_path_of(source)} has damaged EXIF data ({in_one_line(error, 200)}). Save it anew."
         ) from error
 
 
@@ -145,13 +174,8 @@ def _path_of(source: Any) -> str:
     return f" ({source})" if isinstance(source, str | Path) else ""
 
 
-def _convert(image: Any, channels: int | None, row: int, where: str) -> Any:
+def _convert(image: Any, channels: int | None) -> Any:
     """Return the image in greyscale or RGB; see `decode`."""
-    if image.mode in _DEEP_MODES:
-        raise DataError(
-            f"{where}: row {row} has more than 8 bits a channel (Pillow mode {image.mode}), which would be cut off. "
-            "Convert the images to 8 bits first."
-        )
     mode = {1: "L", 3: "RGB"}.get(channels or 0) or ("L" if image.mode in ("L", "1", "LA") else "RGB")
     return image if image.mode == mode else image.convert(mode)
 

@@ -12,12 +12,12 @@ from fedkeep.data.dataset import DataSet
 
 
 def image_hashes(images: Tensor) -> Tensor:
-    """Return a hash of each image's pixels.
+    """Return a hash of each image's pixels, or of other inputs' numbers.
 
     Parameters
     ----------
     images : Tensor
-        uint8 ``[n, channels, height, width]``.
+        uint8 ``[n, channels, height, width]``, or other inputs.
 
     Returns
     -------
@@ -27,6 +27,23 @@ def image_hashes(images: Tensor) -> Tensor:
     rows = images.cpu().numpy()
     hashes = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
     return torch.tensor([int.from_bytes(one, "little", signed=True) for one in hashes], dtype=torch.int64)
+
+
+def note_on_copies(train: Tensor, test: Tensor) -> str:
+    """Return a note on held-out examples that are exact copies of training examples; empty if there are none.
+
+    Parameters
+    ----------
+    train, test : Tensor
+        The inputs of both splits.
+    """
+    count = int(torch.isin(image_hashes(test), image_hashes(train)).sum())
+    if not count:
+        return ""
+    return (
+        f"{count} of {len(test)} held-out examples are exact copies of training examples, on which a network does "
+        "better than on new ones: remove copies, or name the column of what belongs together in data.group."
+    )
 
 
 def without_images(dataset: DataSet, hashes: Tensor) -> DataSet:

@@ -31,13 +31,17 @@ class Features:
     is_value: tuple[bool, ...]
 
 
-def standardise(train: Features, test: Features | None) -> tuple[Tensor, Tensor | None, list[float], list[float]]:
+def standardise(
+    train: Features, test: Features | None, held_out: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, list[float], list[float]]:
     """Scale numbers with the mean and the standard deviation of the training rows.
 
     Parameters
     ----------
     train, test : Features
         The same features of both splits; no test rows are None.
+    held_out : Tensor, optional
+        bool ``[n]``: rows of the training split that will be test rows, and so have no part in mean and deviation.
 
     Returns
     -------
@@ -48,12 +52,42 @@ def standardise(train: Features, test: Features | None) -> tuple[Tensor, Tensor 
         deviation 1.
     """
     keep = torch.tensor(train.is_value)
-    mean = train.numbers.mean(0).masked_fill(keep, 0.0)
-    std = train.numbers.std(0, correction=0).masked_fill(keep, 1.0)
+    known = train.numbers if held_out is None else train.numbers[~held_out]
+    mean = known.mean(0).masked_fill(keep, 0.0)
+    std = known.std(0, correction=0).masked_fill(keep, 1.0)
     std = std.masked_fill(std <= 1e-12 * mean.abs().clamp(min=1e-100), 1.0)
     scaled = [None if part is None else ((part.numbers - mean) / std).float() for part in (train, test)]
     assert scaled[0] is not None
     return scaled[0], scaled[1], mean.tolist(), std.tolist()
+
+
+def scaled_again(dataset: DataSet) -> DataSet:
+    """Return a table scaled with the mean and the standard deviation of the training rows that it has now.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        The data set, of which training rows were taken; one without scaled features is returned as it is.
+    """
+    mean, std = torch.tensor(dataset.mean).double(), torch.tensor(dataset.std).double()
+    scaled = (mean != 0) | (std != 1)  # the others are values of text, or numbers that are to stay as they are
+    if not dataset.features or not bool(scaled.any()):
+        return dataset
+    train = dataset.train["input"].double()
+    shift = train.mean(0).masked_fill(~scaled, 0.0)
+    factor = train.std(0, correction=0).masked_fill(~scaled, 1.0)
+    factor = factor.masked_fill(factor < 1e-6, 1.0)  # constant now; float32 has made it no exact 0
+
+    def scale(data: Data) -> Data:
+        return {**data, "input": ((data["input"].double() - shift) / factor).float()}
+
+    return replace(
+        dataset,
+        train=scale(dataset.train),
+        test=scale(dataset.test),
+        mean=tuple((mean + std * shift).tolist()),
+        std=tuple((std * factor).tolist()),
+    )
 
 
 def match_features(dataset: DataSet, names: Sequence[str], mean: Sequence[float], std: Sequence[float]) -> DataSet:

@@ -24,6 +24,8 @@ from fedkeep.errors import DataError, PartitionError
 PREFIX = "arrays:"
 """What the name of a kept data set begins with; its digest follows."""
 
+_FORMAT = 2  # nothing is decoded here: a run of an earlier version finds its examples when it is resumed
+
 
 def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) -> DataSet:
     """Return a data set with a column ``"client"`` that says who holds each training row; rows of nobody are left out.
@@ -139,4 +141,4 @@ def find(name: str) -> DataSet:
 
 
 def _entry(name: str) -> Path:
-    return cache.entry_path(name.replace(":", "-"), "given", "")
+    return cache.entry_path(name.replace(":", "-"), "given", "", decoding=_FORMAT)

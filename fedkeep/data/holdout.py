@@ -11,7 +11,30 @@ from torch import Tensor
 
 from fedkeep._utils.seeds import numpy_rng
 from fedkeep.data.dataset import DataSet
+from fedkeep.data.dedup import note_on_copies
+from fedkeep.data.features import scaled_again
+from fedkeep.data.schema import GROUP
 from fedkeep.errors import DataError
+
+NO_TEST_SPLIT = "No test split in the source"
+NO_TEST_EXAMPLES = "No test examples were given"
+"""What the note of a data set begins with whose test examples were held out when it was read, or made."""
+
+
+def is_test_held_out(dataset: DataSet) -> bool:
+    """Tell whether test examples were taken out of the training examples, whose rows then have other numbers.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        The data set.
+
+    Returns
+    -------
+    bool
+        True if its note says so.
+    """
+    return any(words in dataset.note for words in (NO_TEST_SPLIT, NO_TEST_EXAMPLES))
 
 
 def hold_out(groups: Tensor, share: float, purpose: str = "test split") -> Tensor:
@@ -38,22 +61,72 @@ def hold_out(groups: Tensor, share: float, purpose: str = "test split") -> Tenso
     return torch.from_numpy(chosen)
 
 
-def validated(dataset: DataSet, share: float) -> DataSet:
+def hold_out_groups(groups: Tensor, labels: Tensor, share: float, purpose: str = "test split") -> Tensor:
+    """Choose whole groups for a test split: about the same share of every class, always the same rows.
+
+    Parameters
+    ----------
+    groups : Tensor
+        int64 ``[n]``: which rows belong together.
+    labels : Tensor
+        int64 ``[n]``: their classes; a group counts for the class of its first row.
+    share : float
+        Of the rows of each class, as near to it as whole groups come.
+    purpose : str
+        Rows for another one are others.
+
+    Returns
+    -------
+    Tensor
+        bool ``[n]``, true for a test row.
+    """
+    _, first, group, sizes = np.unique(groups.numpy(), return_index=True, return_inverse=True, return_counts=True)
+    classes = labels.numpy()[first]
+    order = np.lexsort((numpy_rng(0, purpose).random(len(sizes)), classes))
+    taken = np.zeros(len(sizes), dtype=bool)
+    for one in np.unique(classes):
+        of_class = order[classes[order] == one]
+        up_to = np.cumsum(sizes[of_class])
+        taken[of_class] = up_to - sizes[of_class] / 2 < share * up_to[-1]
+    return torch.from_numpy(taken[group.reshape(-1)])
+
+
+def validated(dataset: DataSet, share: float, count_copies: bool = False) -> DataSet:
     """Return a data set whose test split is the same share of each class of its training split, which loses it.
 
-    Options are chosen on it, so that the test split stays unseen. The rows are the same for all seeds of a run.
+    Options are chosen on it, so that the test split stays unseen. The rows are the same for all seeds of a run. If
+    the data set says which examples belong together, whole groups are held out.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        The data set.
+    share : float
+        The share.
+    count_copies : bool
+        Whether the note says how many of these examples are in the training split too.
 
     Raises
     ------
     DataError
         If the share is too small for a single image.
     """
-    chosen = hold_out(dataset.train["label"].cpu(), share, "validation split")
+    label, purpose = dataset.train["label"].cpu(), "validation split"
+    grouped = GROUP in dataset.train
+    chosen = (
+        hold_out_groups(dataset.train[GROUP].cpu(), label, share, purpose)
+        if grouped
+        else hold_out(label, share, purpose)
+    )
     if not bool(chosen.any()):
         raise DataError(
             f"{dataset.name} has {len(chosen)} training images, of which data.validation={share} holds none out. "
             "Raise it."
         )
     train, test = ({name: column[rows] for name, column in dataset.train.items()} for rows in (~chosen, chosen))
-    note = f"Evaluated on {share:.0%} of each class's training images, held out; the test images are not used."
-    return replace(dataset, train=train, test=test, note=" ".join(filter(None, (dataset.note, note))))
+    of = "each class's training images" + (", in whole groups" if grouped else "")
+    note = f"Evaluated on {share:.0%} of {of}, held out; the test images are not used."
+    if count_copies and (found := note_on_copies(train["input"], test["input"])):
+        note = f"{note} {found}"
+    # The held-out rows had a part in the scaling of a table, which nothing may know of them.
+    return scaled_again(replace(dataset, train=train, test=test, note=" ".join(filter(None, (dataset.note, note)))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,7 +133,7 @@ def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:
     def build() -> DataSet:
         return assemble(entry.name, read_parquet(files), schema, str(folder), entry.normalisation, entry.note)
 
-    version = cache.file_stamps((path for paths in files.values() for path in paths), folder)
+    version = _version(folder, (path for paths in files.values() for path in paths))
     return cache.load_or_build(cache.entry_path(entry.name, _decoding(entry), version), build)
 
 
@@ -166,8 +167,15 @@ def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
     if found is None:
         return ()
     path = found[0].resolve()
-    files = [path] if path.is_file() else find_data_files(path).files
-    return path, *cache.file_stamps(files, path if path.is_dir() else path.parent)
+    return _version(path, [path] if path.is_file() else find_data_files(path).files)
+
+
+def _version(path: Path, files: Iterable[Path]) -> tuple[object, ...]:
+    """Return what tells a file or folder from all others, and its content from earlier ones.
+
+    Files of two sites may have the same names, sizes and times, as those of an archive do: so where they lie counts.
+    """
+    return path.resolve(), *cache.file_stamps(files, path if path.is_dir() else path.parent)
 
 
 def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
@@ -190,7 +198,6 @@ def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
         return from_arrays(**read_npz(path), name=name)
     found = find_data_files(path)
-    root = path if path.is_dir() else path.parent
 
     def build() -> DataSet:
         splits = found.read()
@@ -200,7 +207,7 @@ def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
     how = ["folder", as_table(options), found.note]
     if found.note:
         log.warning("%s: %s", name, found.note)
-    return cache.load_or_build(cache.entry_path(name, how, cache.file_stamps(found.files, root)), build)
+    return cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
 
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:

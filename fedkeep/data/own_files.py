@@ -118,14 +118,19 @@ def _from_tables(splits: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
     return {split: _to_dataset([(path, _read_table(path)) for path in files]) for split, files in splits.items()}
 
 
-def _read_table(path: Path) -> Any:
-    """Return a file as a pyarrow table."""
+def _read_table(path: Path, as_text: Sequence[str] = ()) -> Any:
+    """Return a file as a pyarrow table; some columns of a CSV file as the text that is written there."""
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
     csv = require_optional("pyarrow.csv", "Reading CSV files", "data")
-    options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+    text = require_optional("pyarrow", "Reading CSV files", "data").string()
+    parse = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+    # Without it an empty cell, or R's NA, is a text like any other: a class, a client or a category of its own.
+    convert = csv.ConvertOptions(strings_can_be_null=True, column_types=dict.fromkeys(as_text, text))
     try:
         is_parquet = path.suffix == ".parquet"
-        table = parquet.read_table(path) if is_parquet else csv.read_csv(path, parse_options=options)
+        table = (
+            parquet.read_table(path) if is_parquet else csv.read_csv(path, parse_options=parse, convert_options=convert)
+        )
         names = table.column_names  # fails for names that are no UTF-8
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
         kind = path.suffix.removeprefix(".").upper()
@@ -148,12 +153,45 @@ def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
                 raise DataError(
                     f"{lacks} has no column {min(absent)!r}, which {has} has. Give all files the same columns."
                 )
+    tables = _with_text(tables)
     try:
         parts = [table.select(first.column_names) for _, table in tables]
         return library.Dataset(arrow.concat_tables(parts, promote_options="permissive"))
     except Exception as error:  # of pyarrow, and of `datasets` for odd metadata
         names = f"{first_path}" + (f" and {len(tables) - 1} more files" if len(tables) > 1 else "")
         raise DataError(f"{names} cannot be read as one table ({in_one_line(error, 300)}).") from error
+
+
+def _with_text(tables: Sequence[tuple[Path, Any]]) -> list[tuple[Path, Any]]:
+    """Return tables in which a column is text in all files if it is in one, as are categories such as 1, 2 and x."""
+    types = require_optional("pyarrow", "Reading tables", "data").types
+    text: dict[str, Path] = {}
+    for path, table in tables:
+        for field in table.schema:
+            if types.is_string(field.type) or types.is_large_string(field.type):
+                text.setdefault(field.name, path)
+    result = []
+    for path, table in tables:
+        others = [field for field in table.schema if field.name in text]
+        for field in others:
+            if types.is_floating(field.type):
+                raise DataError(
+                    f"{path} has numbers in the column {field.name!r}, but {text[field.name]} has text. Correct the "
+                    "file in which these are not what the column means."
+                )
+        digits = [
+            field.name
+            for field in others
+            if types.is_integer(field.type) or types.is_boolean(field.type) or types.is_date(field.type)
+        ]
+        if digits:
+            # A CSV file is read again, since 01 would be 1 by now.
+            written = _read_table(path, digits) if path.suffix != ".parquet" else table
+            for name in digits:
+                column = written.column(name).cast("string")
+                table = table.set_column(table.column_names.index(name), name, column)
+        result.append((path, table))
+    return result
 
 
 def _files_of_clients(path: Path, clients: Path) -> DataFiles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -69,6 +70,43 @@ def read_batches(split: Any, column: str, where: str) -> Iterator[list[Any]]:
 def read_column(split: Any, column: str, where: str) -> list[Any]:
     """Return one column as a list; see `read_batches`."""
     return [value for batch in read_batches(split, column, where) for value in batch]
+
+
+def composed(name: str) -> str:
+    """Return a name in Unicode's composed form (NFC), so that it is one name.
+
+    macOS writes an accented letter of a file's name as the letter and the accent, other systems as one character.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def check_filled(values: Sequence[Any], column: str, where: str) -> None:
+    """Raise `DataError` if a value of a column is missing: nothing, NaN or blank text; it names the first such row.
+
+    Parameters
+    ----------
+    values : sequence
+        The values.
+    column : str
+        The column that holds them.
+    where : str
+        What the error calls the table.
+    """
+    missing = [
+        row
+        for row, value in enumerate(values)
+        if value is None or value != value or (isinstance(value, str) and not value.strip())
+    ]
+    if missing:
+        raise DataError(
+            f"{where}: row {missing[0]} has no {column!r} (empty or NaN); rows without it: {len(missing)}. Fill or "
+            "remove them."
+        )
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
@@ -183,7 +221,10 @@ def _subfolders(root: Path) -> dict[str, Path]:
 
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
-    return {name: _images(path) for name, path in _subfolders(folder).items()}
+    found: dict[str, list[Path]] = {}
+    for name, path in sorted((composed(name), path) for name, path in _subfolders(folder).items()):
+        found.setdefault(name, []).extend(_images(path))
+    return found
 
 
 def _images(folder: Path) -> list[Path]:

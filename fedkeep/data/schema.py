@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.data_options import DataOptions
-from fedkeep.data.readers import TEST_NAMES, RawSplits, datasets_library, read_column
+from fedkeep.data.readers import TEST_NAMES, RawSplits, check_filled, composed, datasets_library, read_column
 from fedkeep.errors import DataError, did_you_mean
 
 _IMAGE_NAMES = ("image", "img")
 CLIENT = "client"
 """The column of a `DataSet` that says whose an example is."""
+GROUP = "group"
+"""The column of a `DataSet` that says which examples belong together, such as those of a patient."""
+_INDEX = re.compile(r"|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # what pandas and R call the numbers of rows
 _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
@@ -33,7 +37,8 @@ class Schema:
     columns : tuple of (str, str)
         Further columns: the stored name and the name in a `DataSet`. Their values are numbered in sorted order.
     group : str
-        A name in `columns` within which a missing test split is held out; empty for within each class.
+        A name in `columns` within which a missing test split is held out; empty for within each class. `GROUP` is held
+        out in whole groups.
     test_share : float
         Share of each group that is held out if there is no test split; with 0 a missing test split is an error.
     channels : int or None
@@ -42,6 +47,8 @@ class Schema:
         Pixels to which the middle square of each image is resized; None leaves images as they are.
     inputs : tuple of str
         Without images: the columns that are the input.
+    note : str
+        Which columns were left out, and why.
     """
 
     image: str = "image"
@@ -54,6 +61,7 @@ class Schema:
     channels: int | None = None
     side: int | None = None
     inputs: tuple[str, ...] = ()
+    note: str = ""
 
     def check(self, split: Any, where: str, optional: Sequence[str] = ()) -> None:
         """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has.
@@ -102,21 +110,29 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     test = next((name for name in TEST_NAMES if name in splits), "")
     if not features:
         raise DataError(f"{where}: it is not known which columns there are. Write the file again.")
-    for column in filter(None, (options.label, options.client, options.text, *options.columns)):
+    for column in filter(None, (options.label, options.client, options.group, options.text, *options.columns)):
         if column not in features:
             raise DataError(f"{where}: there is no column {column!r}.{did_you_mean(column, features)}")
     client = options.client or (CLIENT if CLIENT in features else "")
-    label = options.label or _label_column({name: features[name] for name in features if name != client}, where)
-    columns = ((client, CLIENT),) if client else ()
-    images = [name for name in features if _is_image(features[name]) and name not in (label, client)]
+    others = {name: features[name] for name in features if name not in (client or None, options.group or None)}
+    label = options.label or _label_column(others, where)
+    columns = tuple((stored, name) for stored, name in ((client, CLIENT), (options.group, GROUP)) if stored)
+    group = GROUP if options.group else ""
+    images = [name for name in features if _is_image(features[name]) and name not in (label, client, options.group)]
     if images and not (options.text or options.columns):
         image = _only("Image", images, _IMAGE_NAMES, features, where)
-        return Schema(image=image, label=label, test=test, columns=columns, test_share=0.2)
+        return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2)
     chosen = (options.text,) if options.text else options.columns
-    inputs = chosen or tuple(name for name in features if name not in (label, client))
+    taken = {label, *(stored for stored, _ in columns)}
+    rest = [name for name in features if name not in taken]
+    index = [name for name in rest if _INDEX.fullmatch(name) and not chosen]
+    inputs = chosen or tuple(name for name in rest if name not in index)
     if not inputs:
         raise DataError(f"{where}: besides {label!r} there is no column that could be the input.")
-    return Schema(image="", label=label, test=test, columns=columns, test_share=0.2, inputs=inputs)
+    note = (
+        f"Left out as numbers of rows: the column {', '.join(map(repr, index))}. To use it, rename it." if index else ""
+    )
+    return Schema("", label, test=test, columns=columns, group=group, test_share=0.2, inputs=inputs, note=note)
 
 
 def _is_image(feature: Any) -> bool:
@@ -197,7 +213,7 @@ def number_values(
                     f"{where}: the column {column!r} declares other classes than {wheres[0]}. Write both splits with "
                     "the same class names in the same order."
                 )
-        names = tuple(str(declared[value]) for value in occurring)
+        names = tuple(composed(str(declared[value])) for value in occurring)
     else:
         names = tuple(str(value) for value in occurring)
     cuts = np.cumsum([len(values) for values in columns])[:-1]
@@ -210,14 +226,12 @@ def _values(split: Any, column: str, where: str) -> np.ndarray[Any, np.dtype[Any
     values = read_column(split, column, where)
     if not values:
         raise DataError(f"{where}: there are no rows.")
-    missing = sum(value is None or value != value for value in values)
-    if missing:
-        raise DataError(f"{where}: {missing} rows have no {column!r} (empty or NaN). Remove or fill them.")
+    check_filled(values, column, where)
     array = np.asarray(values)
     if array.dtype.kind in "biu" and array.ndim == 1:
         return array.astype(np.int64)
-    if array.dtype.kind == "U":
-        return array
+    if array.dtype.kind == "U" and array.ndim == 1:
+        return np.asarray([composed(value) for value in values], dtype=str)
     raise DataError(
         f"{where}: the column {column!r} must hold integers or text, not {split.features[column]} such as "
         f"{values[0]!r}."

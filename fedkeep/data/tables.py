@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -11,19 +12,24 @@ from torch import Tensor
 
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.features import Features, standardise
-from fedkeep.data.readers import read_column
+from fedkeep.data.readers import check_filled, composed, read_column
 from fedkeep.data.schema import Schema
 from fedkeep.data.tokens import pad, tokenise
 from fedkeep.errors import DataError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+MOSTLY_NUMBERS = 0.9
+"""The share of numbers from which on a column of text is taken for one of numbers with something wrong in it."""
+
+_NUMBER = re.compile(r"\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*")
+
 MAX_VALUES = 1000
 """The most values of a column of text; a column with more is a name or a free text, and no feature."""
 
 
 def read_inputs(
-    tables: Sequence[Any], wheres: Sequence[str], schema: Schema, options: DataOptions
+    tables: Sequence[Any], wheres: Sequence[str], schema: Schema, options: DataOptions, held_out: Tensor | None = None
 ) -> tuple[list[Tensor], dict[str, tuple[Any, ...]]]:
     """Return the inputs of each split of a table: token ids, or numbers.
 
@@ -37,6 +43,8 @@ def read_inputs(
         Which columns are the label, the input and something else.
     options : DataOptions
         Text, scaling and length.
+    held_out : Tensor, optional
+        bool ``[n]``: the rows of the only split that will be test rows; numbers are scaled by the others.
 
     Returns
     -------
@@ -67,7 +75,7 @@ def read_inputs(
         numbers = [part.numbers.float() for part in parts]
         mean, std = [0.0] * len(parts[0].names), [1.0] * len(parts[0].names)
     else:
-        train, test, mean, std = standardise(parts[0], parts[1] if len(parts) > 1 else None)
+        train, test, mean, std = standardise(parts[0], parts[1] if len(parts) > 1 else None, held_out)
         numbers = [train] if test is None else [train, test]
     return numbers, {"features": parts[0].names, "mean": tuple(mean), "std": tuple(std)}
 
@@ -123,6 +131,7 @@ def _features(pairs: Sequence[tuple[Any, str]], names: Sequence[str]) -> Iterato
         if of_splits[0].dtype.kind == "f":
             kept.append((name, of_splits))
             continue
+        _check_text(name, of_splits, [where for _, where in pairs])
         found = np.unique(np.concatenate(of_splits))
         if len(found) > MAX_VALUES:
             raise DataError(
@@ -134,6 +143,21 @@ def _features(pairs: Sequence[tuple[Any, str]], names: Sequence[str]) -> Iterato
     is_value = tuple(title not in names for title in titles)
     for split in range(len(pairs)):
         yield Features(titles, torch.from_numpy(np.stack([values[split] for _, values in kept], 1)), is_value)
+
+
+def _check_text(name: str, of_splits: Sequence[Array], wheres: Sequence[str]) -> None:
+    """Raise `DataError` if a column of text is one of numbers but for some values, such as ``?`` or ``<0.5``."""
+    share = np.mean([bool(_NUMBER.fullmatch(value)) for values in of_splits for value in values])
+    if share < MOSTLY_NUMBERS:
+        return
+    for values, where in zip(of_splits, wheres, strict=True):
+        for row, value in enumerate(values):
+            if "," in value or not _NUMBER.fullmatch(value):
+                raise DataError(
+                    f"{where}: row {row} has {name!r} = {value!r}, which is no number, but {share:.0%} of the column "
+                    "look like numbers. Write a number there (3.5, not 3,5), remove the row, or leave the column out "
+                    "with data.columns. If its values are categories, let each begin with a letter."
+                )
 
 
 def read_values(table: Any, name: str, where: str) -> Array:
@@ -154,11 +178,9 @@ def read_values(table: Any, name: str, where: str) -> Array:
         If a value is neither; it names the row.
     """
     values = read_column(table, name, where)
-    row = next((row for row, value in enumerate(values) if value is None or value != value), None)
-    if row is not None:
-        raise DataError(f"{where}: row {row} has no {name!r} (empty or NaN). Fill or remove the row.")
+    check_filled(values, name, where)
     if all(isinstance(value, str) for value in values):
-        return np.asarray(values, dtype=object)
+        return np.asarray([composed(value) for value in values], dtype=object)
     if not all(isinstance(value, bool | int | float) for value in values):
         odd = next(value for value in values if not isinstance(value, bool | int | float))
         raise DataError(

@@ -70,7 +70,8 @@ def _load(
     name: str, folder: Path | None, validation: float, options: DataOptions, version: tuple[object, ...]
 ) -> DataSet:
     dataset = load(name, data_dir=folder, options=options)
-    return validated(dataset, validation) if validation else dataset
+    # Of known data sets it is known; their notes stay as they were.
+    return validated(dataset, validation, count_copies=bool(version)) if validation else dataset
 
 
 def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
@@ -216,7 +217,18 @@ def split_server_data(
         What is left for the clients.
     server : Data
         What the server holds; empty for most recipes.
+
+    Raises
+    ------
+    DataError
+        If the data set has fewer than two classes.
     """
+    # Not where data are loaded: of a site's own data all examples may be of one of the run's classes.
+    if dataset.num_classes < 2:
+        raise DataError(
+            f"{dataset.name}: a run needs at least 2 classes to tell apart, and there is only "
+            f"{dataset.label_names[0]!r}. Is data.label the column of the classes?"
+        )
     dataset, server = recipe.auxiliary.split(dataset, seed)
     if recipe.public.name:
         server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)

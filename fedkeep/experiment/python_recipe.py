@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedkeep.data import DataSet, from_arrays, given
 from fedkeep.data.data_options import DataOptions
+from fedkeep.data.holdout import is_test_held_out
 from fedkeep.data.partition import IID, ByColumn, Scheme, schemes
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
@@ -265,10 +266,11 @@ def examples_of(data: Any, rows: Any = None, data_dir: str | Path | None = None)
     if rows is None and isinstance(data, str | Path):
         return str(data)
     dataset = load_data(str(data), data_dir) if isinstance(data, str | Path) else dataset_of(data)
-    if rows is not None and isinstance(data, tuple | list) and len(data) == 2:
+    if rows is not None and is_test_held_out(dataset):
         raise DataError(
-            "the clients' rows count the training examples, and of (x, y) some would be held out for the test. Give "
-            "(x, y, x_test, y_test)."
+            f"the clients' rows count the training examples, and of {dataset.name} some were held out for the test, so "
+            "that the numbers would be those of other examples. Give test examples too, such as (x, y, x_test, y_test) "
+            "or a file test.csv; or name a column of the data that says whose each example is, partition='site'."
         )
     return given.keep(dataset if rows is None else given.assign_clients(dataset, rows))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from fedkeep.errors import MissingExtra
 from fedkeep.export.trained_model import TrainedModel
 from fedkeep.interface import get_algorithm
 from fedkeep.interface.algorithm import describe_replies
+from fedkeep.models.custom import Custom
 from fedkeep.options import as_table
 from fedkeep.reporting.table import human_bytes
 
@@ -42,7 +44,7 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
         "",
         "## Use it",
         "",
-        f"It takes {kind} {_shape(shape)}. {_scaling(model)}",
+        f"It takes {kind} {_shape(shape)}. {_scaling(model)}{_image_files(model)}",
         "Column i of the scores belongs to the i-th class of `config.json`'s `label_names`. In plain PyTorch:",
         "",
         "```python",
@@ -53,8 +55,7 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
     if onnx:
         lines += ["With ONNX Runtime:", "", "```python", *onnx_lines(shape, kind), "```", ""]
     lines += [
-        "`model.safetensors` holds the weights by name, for `load_state_dict` of a module of your own. With FedKeep: "
-        "`fedkeep predict FOLDER FILES`.",
+        f"`model.safetensors` holds the weights by name, for `load_state_dict` of a module {_module(model)}",
         "",
         "## How it was trained",
         "",
@@ -70,8 +71,9 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
         f"- measured: {human_bytes(trial.up)} sent and {human_bytes(trial.down)} received by a client in a round in "
         "which it took part",
         "",
-        "No example left a client except as this list says. What models and statistics reveal about examples is not "
-        "bounded: nothing was noised.",
+        "No example left a client except as this list says.",
+        "",
+        *_privacy(model),
         "",
     ]
     return "\n".join(lines)
@@ -133,6 +135,99 @@ def _scaling(model: TrainedModel) -> str:
     if model.input.get("features"):
         return "Give it the `features` of `config.json`, each less its `mean` and divided by its `std`."
     return "Give it inputs as they were in training."
+
+
+def _module(model: TrainedModel) -> str:
+    """Return which module takes the weights, and how FedKeep predicts with them."""
+    if isinstance(model.recipe.model, Custom):
+        return (
+            f"like `{model.recipe.model.name}`. With FedKeep: `fedkeep predict FOLDER FILES --allow-code` where Python "
+            "can import that, otherwise `fedkeep.predict(FOLDER, FILES, network=NETWORK)` with it."
+        )
+    return "of your own. With FedKeep: `fedkeep predict FOLDER FILES`."
+
+
+def _image_files(model: TrainedModel) -> str:
+    """Return how a file becomes the pixels that the network takes; empty for what is no image."""
+    shape = model.input["shape"]
+    if model.input["type"] != "uint8" or len(shape) != 3 or shape[0] not in (1, 3):
+        return ""
+    channels, height, width = shape
+    size = f"{width} x {height} pixels (width x height)"
+    resized = {
+        "whole": f"resizes all of it to {size} with Pillow's LANCZOS, as was done for training",
+        "middle": f"resizes its middle square to {size} with Pillow's LANCZOS, unless it has this size",
+        "none": f"takes {size} alone, since no image was resized for training",
+    }[model.resizing]
+    return (
+        f" `fedkeep predict` turns an image file upright as its EXIF data say, converts it to "
+        f"{'RGB' if channels == 3 else 'greyscale'}, and {resized}; a program of your own has to do the same."
+    )
+
+
+def _privacy(model: TrainedModel) -> list[str]:
+    """Return what was noised and the epsilons of the trial, or that nothing was."""
+    privacy = model.recipe.privacy
+    at_delta = f"for delta {privacy.delta:g}"
+    noises = {  # of the options that are on: what is done, and the epsilon that the trial's record gives for it
+        "noise_multiplier": (
+            f"DP-SGD in local training: noise multiplier {privacy.noise_multiplier:g}, the gradient of each example "
+            f"clipped to norm {privacy.max_grad_norm:g}",
+            f"{{}} of an example {at_delta}, noised label counts included",
+            "epsilon",
+        ),
+        "counts_epsilon": (
+            f"noise on label counts and what follows from them: epsilon {privacy.counts_epsilon:g} for each telling",
+            "{} of an example, in all",
+            "counts_epsilon",
+        ),
+        "client_noise_multiplier": (
+            f"central differential privacy: noise multiplier {privacy.client_noise_multiplier:g} on the mean update, "
+            f"the update of each client clipped to norm {privacy.max_update_norm:g}",
+            f"{{}} of a whole client {at_delta}",
+            "client_epsilon",
+        ),
+        "confidences_epsilon": (
+            f"noise on the confidences that clients are sent: epsilon {privacy.confidences_epsilon:g} in each round",
+            "{} of an example of the server, in all",
+            "confidences_epsilon",
+        ),
+        "prototypes_noise_multiplier": (
+            f"noise on prototypes: noise multiplier {privacy.prototypes_noise_multiplier:g}, a client's change of all "
+            f"of them clipped to norm {privacy.max_prototype_change:g}",
+            f"{{}} of all that a client holds {at_delta}",
+            "prototypes_epsilon",
+        ),
+    }
+    lines = [
+        f"- {done} ({_epsilon(model, metric, of_what)})"
+        for option, (done, of_what, metric) in noises.items()
+        if getattr(privacy, option)
+    ]
+    noised = bool(lines)
+    if privacy.secure_aggregation:
+        lines.append("- secure aggregation: the server saw sums of models, and no client's own")
+    if not noised:
+        lines += [""] * bool(lines)
+        return [*lines, "What models and statistics reveal about examples is not bounded: nothing was noised."]
+    return [
+        "What was done for privacy:",
+        "",
+        *lines,
+        "",
+        "An epsilon is of all rounds of this trial, and where clients differ the largest; other trials on the same "
+        "examples add theirs. It bounds nothing that has no noise in this list. The noise of a simulation follows from "
+        "its seed and protects nobody; at real sites it is secret.",
+    ]
+
+
+def _epsilon(model: TrainedModel, metric: str, of_what: str) -> str:
+    """Return an epsilon of the trial in words."""
+    try:
+        value = float(getattr(model.trial, metric))
+    except MissingExtra:
+        return "epsilon is not known here: its accountant needs the extra privacy"
+    return "this method sends nothing of the kind" if math.isnan(value) else of_what.format(f"epsilon {value:.4g}")
 
 
 def _training(model: TrainedModel) -> dict[str, str]:

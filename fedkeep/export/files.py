@@ -18,10 +18,13 @@ from safetensors.torch import save
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import model_to_table
+from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.export.card import model_card
 from fedkeep.export.trained_model import TrainedModel, trained_model
+from fedkeep.models.predictor import exported
 from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.results import RunResult
 from fedkeep.simulation.model_averaging import EvaluationModel
 
 WEIGHTS, PROGRAM, ONNX, CONFIG, CARD = "model.safetensors", "model.pt2", "model.onnx", "config.json", "README.md"
@@ -39,12 +42,14 @@ def export_model(
     evaluation_model: EvaluationModel | None = None,
     onnx: bool | None = None,
     allow_code: bool = False,
+    network: Any = None,
 ) -> Path:
     """Write a trained model into a folder, for use without FedKeep.
 
-    The folder holds ``model.safetensors`` (the weights by name), ``model.pt2`` (a program for `torch.export.load`,
-    which takes inputs as they are stored), ``model.onnx`` (the same for ONNX), ``config.json`` (network, input shape,
-    normalisation, class names) and ``README.md`` (the model card).
+    The folder holds ``model.safetensors`` (the weights by name; a network of your own loads them with
+    ``load_state_dict``), ``model.pt2`` (a program for `torch.export.load`, which takes inputs as they are stored),
+    ``model.onnx`` (the same for ONNX), ``config.json`` (network, input shape, normalisation, how images are resized,
+    class names) and ``README.md`` (the model card).
 
     Parameters
     ----------
@@ -63,6 +68,9 @@ def export_model(
         Whether to write ``model.onnx``; default: if the packages for it are installed.
     allow_code : bool
         Let the recipe import its network.
+    network : nn.Module or type or Callable, optional
+        A network of your own that was given in Python, if this is a run that was read again and the network cannot be
+        imported.
 
     Returns
     -------
@@ -75,16 +83,25 @@ def export_model(
         If there is no such model, the model alone does not predict, or PyTorch cannot export its network.
     """
     run = run if isinstance(run, Run) else read_run(run)
-    model = trained_model(run, method=method, seed=seed, evaluation_model=evaluation_model, allow_code=allow_code)
+    given = run.architecture if isinstance(run, RunResult) else None
+    model = trained_model(
+        run,
+        method=method,
+        seed=seed,
+        evaluation_model=evaluation_model,
+        allow_code=allow_code,
+        model=given if network is None else architecture_of(network),
+    )
     with_onnx = onnx_available() if onnx is None else onnx
     if with_onnx and not onnx_available():
         raise ConfigError("ONNX needs packages that are not installed. Install the extra export: onnx, onnxscript.")
     folder = Path(out) if out is not None else _default_folder(model)
     if folder.is_file():
         raise RunError(f"{folder} is a file. Choose another --out.")
-    program = _program(model)
-    weights = {name: tensor.contiguous() for name, tensor in model.weights.items()}
-    atomic_write(folder / WEIGHTS, save(weights, {"format": "pt"}))
+    weights = exported(model.predictor.network, model.weights)
+    contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
+    atomic_write(folder / WEIGHTS, save(contiguous, {"format": "pt"}))
+    program = _program(model, folder / WEIGHTS)
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     atomic_write(folder / PROGRAM, buffer.getvalue())
@@ -121,12 +138,13 @@ def _config(model: TrainedModel) -> dict[str, Any]:
         "first_classes": model.first_classes,
         "rows_per_class": model.predictor.rows_per_class,
         "input": model.input,
+        "resizing": model.resizing,
         "data": as_table(model.recipe.data_options),
         "label_names": model.label_names,
     }
 
 
-def _program(model: TrainedModel) -> torch.export.ExportedProgram:
+def _program(model: TrainedModel, weights: Path) -> torch.export.ExportedProgram:
     """Return the network as a PyTorch program, for any number of inputs at once."""
     example = torch.zeros(2, *model.input["shape"], dtype=getattr(torch, model.input["type"]))
     try:
@@ -138,7 +156,7 @@ def _program(model: TrainedModel) -> torch.export.ExportedProgram:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"PyTorch cannot export the network {model.recipe.model.name}: {reason} Its weights are in "
-            f"{model.trial.path}/model.safetensors, and load into the same class with load_state_dict."
+            f"{weights}, and load into the same class with load_state_dict."
         ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names the paths of this machine

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.decode import decode
 from fedkeep.data.inputs import SUFFIXES, read_rows
-from fedkeep.errors import DataError, FedKeepError, RunError
+from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError
 from fedkeep.experiment.model_config import read_model
+from fedkeep.experiment.python_recipe import architecture_of
+from fedkeep.export.trained_model import Resizing
+from fedkeep.models import Architecture
 from fedkeep.models.predictor import Predictor, build_predictor
 from fedkeep.options import build
 
@@ -49,7 +52,9 @@ class Prediction:
     row: int | None = None
 
 
-def load_model(folder: str | Path, *, allow_code: bool = False) -> tuple[Predictor, dict[str, Any]]:
+def load_model(
+    folder: str | Path, *, allow_code: bool = False, network: Any = None
+) -> tuple[Predictor, dict[str, Any]]:
     """Load an exported model.
 
     Parameters
@@ -58,13 +63,15 @@ def load_model(folder: str | Path, *, allow_code: bool = False) -> tuple[Predict
         What `fedkeep.export_model` wrote.
     allow_code : bool
         Let it import its network, if that is the user's own.
+    network : nn.Module or type or Callable, optional
+        The user's own network, if it cannot be imported.
 
     Returns
     -------
     predictor : Predictor
         The network, which takes inputs as they are stored.
     config : dict
-        Its ``config.json``: input shape, normalisation, class names.
+        Its ``config.json``: input shape, normalisation, how images are resized, class names.
 
     Raises
     ------
@@ -79,7 +86,9 @@ def load_model(folder: str | Path, *, allow_code: bool = False) -> tuple[Predict
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         about = config["input"]
         predictor = build_predictor(
-            read_model(config["network"], f"{folder / 'config.json'}, network", allow_code),
+            _architecture(config["network"], folder / "config.json", allow_code)
+            if network is None
+            else architecture_of(network),
             load_file(folder / "model.safetensors"),
             shape=tuple(about["shape"]),
             classes=config["first_classes"],
@@ -96,12 +105,28 @@ def load_model(folder: str | Path, *, allow_code: bool = False) -> tuple[Predict
     return predictor, config
 
 
+def _architecture(table: Mapping[str, Any], path: Path, allow_code: bool) -> Architecture:
+    try:
+        return read_model(table, f"{path}, network", allow_code)
+    except ConfigError as error:
+        if ":" not in table["name"]:
+            raise
+        raise ConfigError(
+            f"{error} An exported model gets its network as in fedkeep.predict(FOLDER, FILES, network=...), and its "
+            "model.pt2 needs none."
+        ) from None
+
+
 @torch.no_grad()
-def predict(folder: str | Path, files: Sequence[str | Path], *, allow_code: bool = False) -> Iterator[Prediction]:
+def predict(
+    folder: str | Path, files: Sequence[str | Path], *, allow_code: bool = False, network: Any = None
+) -> Iterator[Prediction]:
     """Predict the classes of images, or of the rows of tables, texts and arrays.
 
-    Images are converted to the model's channels. Those of another size are cut to their middle and resized. Columns of
-    a table are found by their names, and scaled as in training; columns that the model does not know are left out.
+    Images are prepared as in training: turned upright, converted to the model's channels, and resized as ``data.size``
+    says. A model that was trained on a known data set gets the middle square of an image of another size; any other
+    one refuses it. Columns of a table are found by their names, and scaled as in training; columns that the model does
+    not know are left out.
 
     Parameters
     ----------
@@ -112,6 +137,8 @@ def predict(folder: str | Path, files: Sequence[str | Path], *, allow_code: bool
         them.
     allow_code : bool
         Let the model import its network.
+    network : nn.Module or type or Callable, optional
+        The user's own network, if it cannot be imported.
 
     Yields
     ------
@@ -123,13 +150,17 @@ def predict(folder: str | Path, files: Sequence[str | Path], *, allow_code: bool
     FedKeepError
         If a file is missing, or is not what the model takes.
     """
-    predictor, config = load_model(folder, allow_code=allow_code)
+    predictor, config = load_model(folder, allow_code=allow_code, network=network)
     about, names = config["input"], config["label_names"]
     shape = about["shape"]
     images = about["type"] == "uint8" and len(shape) == 3 and shape[0] in (1, 3)
     options = build(DataOptions, config.get("data", {}), f"{folder}/config.json, data")
+    # An older export does not say how images were resized: to data.size, if there was one, as a whole.
+    resizing = config.get("resizing", "whole" if options.size else "middle")
+    preparation = _Preparation(shape, options.size, resizing) if images else None
     vocabulary = min((m.num_embeddings for m in predictor.modules() if isinstance(m, nn.Embedding)), default=None)
-    for part in _batches(_paths(files, IMAGES if images else frozenset(SUFFIXES)), about, options, images):
+    paths = _paths(files, IMAGES if images else frozenset(SUFFIXES))
+    for part in _batches(paths, about, options, preparation):
         if vocabulary is not None:
             _check_token_ids(part, vocabulary)
         for start in range(0, len(part.inputs), BATCH):
@@ -146,6 +177,29 @@ class _Batch:
     inputs: Tensor
 
 
+@dataclass(frozen=True)
+class _Preparation:
+    """How an image file becomes an input, as in training."""
+
+    shape: Sequence[int]
+    size: tuple[int, ...]
+    resizing: Resizing
+
+    def read(self, paths: Sequence[Path]) -> _Batch:
+        return _Batch([(path, None) for path in paths], torch.cat([self._read(path) for path in paths]))
+
+    def _read(self, path: Path) -> Tensor:
+        channels, height, width = self.shape
+        side = height if self.resizing == "middle" and height == width else None
+        image = decode([[str(path)]], 1, str(path), channels, side, self.size)
+        if tuple(image.shape[2:]) != (height, width):
+            raise DataError(
+                f"{path} has {image.shape[3]} x {image.shape[2]} pixels, and the model takes {width} x {height}: all "
+                "images of its training had this size. Resize it as those were."
+            )
+        return image
+
+
 def _check_token_ids(part: _Batch, vocabulary: int) -> None:
     unknown = ((part.inputs < 0) | (part.inputs >= vocabulary)).flatten(1).any(1).nonzero().flatten().tolist()
     if unknown:
@@ -155,36 +209,25 @@ def _check_token_ids(part: _Batch, vocabulary: int) -> None:
         )
 
 
-def _batches(paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, images: bool) -> Iterator[_Batch]:
+def _batches(
+    paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, images: _Preparation | None
+) -> Iterator[_Batch]:
     """Yield images, some at a time, and each file of rows."""
     pictures: list[Path] = []
     for path in paths:
-        if images and path.suffix != ".npz":
+        if images is not None and path.suffix != ".npz":
             pictures.append(path)
             if len(pictures) == BATCH:
-                yield _decode(pictures, about["shape"])
+                yield images.read(pictures)
                 pictures = []
         else:
-            if pictures:
-                yield _decode(pictures, about["shape"])
+            if images is not None and pictures:
+                yield images.read(pictures)
                 pictures = []
             rows = read_rows(path, about, options)
             yield _Batch([(path, row) for row in range(len(rows))], rows)
-    if pictures:
-        yield _decode(pictures, about["shape"])
-
-
-def _decode(paths: Sequence[Path], shape: Sequence[int]) -> _Batch:
-    return _Batch([(path, None) for path in paths], torch.cat([_read(path, shape) for path in paths]))
-
-
-def _read(path: Path, shape: Sequence[int]) -> Tensor:
-    channels, height, width = shape
-    image = decode([[str(path)]], 1, str(path), channels, height if height == width else None)
-    if tuple(image.shape[2:]) != (height, width):
-        found = f"{image.shape[3]} x {image.shape[2]}"
-        raise DataError(f"{path} has {found} pixels, and the model takes {width} x {height}. Resize it first.")
-    return image
+    if images is not None and pictures:
+        yield images.read(pictures)
 
 
 def _paths(files: Sequence[str | Path], suffixes: frozenset[str]) -> Iterator[Path]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedkeep._utils.digests import DamagedFile, check_file, read_manifest
+from fedkeep.data.catalog import is_known
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
@@ -21,6 +22,9 @@ from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.model_averaging import EvaluationModel
 from fedkeep.simulation.trial import MANIFEST
+
+Resizing: TypeAlias = Literal["whole", "middle", "none"]
+"""How an image file of another size becomes an input: all of it is resized, or its middle square, or it is refused."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,13 @@ class TrainedModel:
         """Shape and type of an input, and its normalisation."""
         described: dict[str, Any] = self.trial.info["input"]
         return described
+
+    @property
+    def resizing(self) -> Resizing:
+        """How image files become inputs: as in training, and for known data sets, whose sizes are fixed, by a cut."""
+        if self.recipe.data_options.size:
+            return "whole"
+        return "middle" if is_known(self.recipe.data) else "none"
 
     @property
     def first_classes(self) -> int:

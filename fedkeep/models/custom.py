@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from fedkeep.models.weights import tensor_hash
 Factory: TypeAlias = Callable[[Shape, int], nn.Module]
 FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
 
+_BUILT: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+"""Trained parameters of all networks in use that users' functions built, by `id`."""
 _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 
@@ -69,12 +72,13 @@ class Custom(Architecture):
         Raises
         ------
         ConfigError
-            If it is not a `torch.nn.Module`, does not return logits [b, classes], has no parameters, or has tensors
-            other than float32 and integers.
+            If it is not a `torch.nn.Module`, does not return logits [b, classes], has no parameters, has tensors
+            other than float32 and integers, or shares a parameter that is trained with a network built before.
         """
         network = self.factory(shape, classes)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"{self.name} returned {_kind(network)} instead of a torch.nn.Module.")
+        self._check_new(network)
         # Comes first, since it gives lazy layers their shapes.
         blank = self._check_logits(network, shape, classes)
         if next(network.parameters(), None) is None:
@@ -86,6 +90,20 @@ class Custom(Architecture):
                     "Weights are float32 and other buffers integers here; call .float() on the network."
                 )
         return _split_at_last_linear(network, blank)
+
+    def _check_new(self, network: nn.Module) -> None:
+        """Raise `ConfigError` for a network, or a part that is trained, which a network in use has already.
+
+        One and the same would be trained and evaluated at once, and each seed would begin where the last one ended.
+        """
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        if any(_BUILT.get(id(parameter)) is parameter for parameter in trained):
+            raise ConfigError(
+                f"{self.name} returned a {type(network).__name__} that it has returned before, or that shares trained "
+                "parameters with one. It must build a new network each time; or give the network itself as the model, "
+                "which is copied."
+            )
+        _BUILT.update({id(parameter): parameter for parameter in trained})
 
     def _check_logits(self, network: nn.Module, shape: Shape, classes: int) -> Tensor:
         """Return two blank inputs for which the network gives logits; raise `ConfigError` if it does not."""
@@ -328,12 +346,26 @@ class SplitNetwork(nn.Module):
         The user's network, with `torch.nn.Identity` in the place of that layer.
     classifier : nn.Linear
         The layer.
+    classifier_name : str
+        Its name in the user's network.
     """
 
-    def __init__(self, body: nn.Module, classifier: nn.Linear) -> None:
+    def __init__(self, body: nn.Module, classifier: nn.Linear, classifier_name: str) -> None:
         super().__init__()
         self.body = body
         self.classifier = classifier
+        self.classifier_name = classifier_name
+
+    def own_name(self, name: str) -> str:
+        """Return the name of a tensor in the user's network.
+
+        Parameters
+        ----------
+        name : str
+            Its name here.
+        """
+        part, _, rest = name.partition(".")
+        return rest if part == "body" else f"{self.classifier_name}.{rest}"
 
     def features(self, inputs: Tensor) -> Tensor:
         """Compute the input of the classifier.
@@ -393,7 +425,7 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
     classifier = layers[names[0]]
     holder = network.get_submodule(parent)
     setattr(holder, attribute, nn.Identity())
-    split = SplitNetwork(network, classifier)
+    split = SplitNetwork(network, classifier, names[0])
     with suppress(Exception):  # a network may read its last layer in another way than by calling it
         shared = {id(weight) for weight in network.parameters()} & {id(weight) for weight in classifier.parameters()}
         if not shared and torch.equal(_evaluated(split, blank), logits):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.models.base import Architecture, Shape
+from fedkeep.models.custom import SplitNetwork
 from fedkeep.models.heads import resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import Weights, load_weights
@@ -75,7 +76,8 @@ def build_predictor(
     architecture : Architecture
         The network's architecture.
     weights : Weights
-        The trained weights; their classifier may have grown since the network was first built.
+        The trained weights, or those that were exported; their classifier may have grown since the network was first
+        built.
     shape : tuple[int, int, int]
         Shape of an input without the batch: channels, height and width.
     classes : int
@@ -104,6 +106,35 @@ def build_predictor(
             "this network computes its features with a frozen extractor, which is not part of the trained weights. "
             "model.safetensors in the trial's folder holds the classifier; use it behind that extractor."
         )
+    weights = _imported(network, weights)
     resize_classifier(network, weights)
     load_weights(network, weights)
     return Predictor(network, mean, std, rows_per_class).eval()
+
+
+def exported(network: nn.Module, weights: Weights) -> Weights:
+    """Return weights by the names that they have in a user's own network, as its ``load_state_dict`` takes them.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network that was trained, which may be the user's network in two parts.
+    weights : Weights
+        Its weights.
+
+    Returns
+    -------
+    Weights
+        The same tensors.
+    """
+    if not isinstance(network, SplitNetwork):
+        return weights
+    return {network.own_name(name): tensor for name, tensor in weights.items()}
+
+
+def _imported(network: nn.Module, weights: Weights) -> Weights:
+    """Return weights by a network's names, also if they have the names that `exported` gave them."""
+    if not isinstance(network, SplitNetwork) or weights.keys() == network.state_dict().keys():
+        return weights
+    names = {network.own_name(name): name for name in network.state_dict()}
+    return {names.get(name, name): tensor for name, tensor in weights.items()}

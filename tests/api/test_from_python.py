@@ -212,7 +212,7 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"data": (X, np.eye(10)[Y], X, Y)}, DataError, "y must be one integer or text"),
         ({"data": ([["a"], ["b"]], [0, 1], X, Y)}, DataError, "x must hold numbers, not text"),
         ({"data": (X * np.nan, Y, X, Y)}, DataError, "NaN or infinite"),
-        ({"data": (X, Y)}, DataError, "Give \\(x, y, x_test, y_test\\)"),
+        ({"data": (X, Y)}, DataError, "such as \\(x, y, x_test, y_test\\)"),
         ({"data": "digitz"}, DataError, "no data set 'digitz'"),
         ({"model": 3}, ConfigError, "model must be a torch.nn.Module, its class"),
         ({"model": "lenet"}, ConfigError, "no model 'lenet'"),
@@ -353,3 +353,15 @@ def test_the_digest_says_what_a_run_learned_from(run: RunResult) -> None:
     assert 'name = "arrays:' in recipe
     assert json.loads((run.path / "run.json").read_text())["network"]["shape"] == [64]
     assert run["fedavg", 0].info["dataset"] == "arrays"
+
+
+@pytest.mark.parametrize("given", ["file", "data set"])
+def test_rows_of_clients_need_test_examples_of_their_own(given: str, tmp_path: Path) -> None:
+    """A fifth is held out first, so that row 3 would be another example than the file's row 3."""
+    file = tmp_path / "patients.csv"
+    file.write_text("age,label\n" + "".join(f"{number % 37},{'ab'[number % 2]}\n" for number in range(60)))
+    x = torch.arange(60, dtype=torch.float32).reshape(60, 1)
+    data = file if given == "file" else fedkeep.data.from_arrays(x, torch.arange(60) % 2)
+    rows = {"north": range(20), "south": range(20, 40)}
+    with pytest.raises(DataError, match="held out for the test"):
+        fedkeep.run(data=data, partition=rows, model="mlp", methods=["fedavg"], rounds=1, out=tmp_path / "run")

@@ -80,7 +80,7 @@ def columns(**changes: Any) -> dict[str, Any]:
     [
         ({"label_names": ("a", "b", "a")}, "same name: 'a'"),
         ({"label_names": ("a", "b")}, "0..2, but 2 classes"),
-        ({"label_names": ("a",)}, "at least 2 classes"),
+        ({"label_names": ()}, "there are no classes"),
         ({"mean": (0.5,)}, "3 channel"),
         ({"mean": (float("nan"), 0.1, 0.1)}, "finite"),
         ({"std": (0.1, 0.0, 0.1)}, "above 0"),

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 from small_sources import image, own_folders, pillow, write_femnist, write_mnist
 
-from fedkeep.data.cache import cache_folder
+from fedkeep.data.cache import cache_folder, entry_path
+from fedkeep.data.given import find, keep
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 
@@ -89,6 +90,27 @@ def test_changed_files_are_decoded_again(tmp_path: Path) -> None:
     assert load("mnist", data_dir=tmp_path).train["label"].tolist() == [0, 1, 2, 3]
     write_mnist(tmp_path, train=(3, 2, 1, 0))
     assert load("mnist", data_dir=tmp_path).train["label"].tolist() == [3, 2, 1, 0]
+
+
+def test_folders_of_the_same_name_size_and_time_are_two_data_sets(tmp_path: Path) -> None:
+    for site, label in (("a", "x,y"), ("b", "y,x")):
+        folder = tmp_path / site / "data"
+        folder.mkdir(parents=True)
+        first, second = label.split(",")
+        for split in ("train", "test"):
+            (folder / f"{split}.csv").write_text(f"age,label\n1,{first}\n2,{second}\n")
+            os.utime(folder / f"{split}.csv", (10**9, 10**9))  # as an archive restores it
+    loaded = [load(str(tmp_path / site / "data")) for site in "ab"]
+    assert [dataset.train["label"].tolist() for dataset in loaded] == [[0, 1], [1, 0]]
+
+
+def test_examples_given_in_python_are_found_by_later_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = keep(load("digits"))
+    monkeypatch.setattr("fedkeep.data.cache._VERSION", 99)
+    assert find(name).name == "digits"
+    assert (
+        entry_path("arrays-0", "given", "", decoding=2).name == "arrays-0-a085f328c3f6d7f1-12ae32cb1ec02d01.safetensors"
+    )
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "other metadata"])

@@ -13,7 +13,7 @@ import torch
 from small_sources import encoded, image, own_folders, parquet, pyarrow, write, write_femnist, write_mnist
 
 from fedkeep.data import DataSet
-from fedkeep.data.catalog import CATALOG, known_datasets
+from fedkeep.data.catalog import CATALOG, is_known, known_datasets
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError, MissingExtra
 
@@ -52,6 +52,11 @@ def test_known_set_from_parquet_keeps_the_classes_that_occur(tmp_path: Path, mon
     assert dataset.train["input"][:, 0, 0, 0].tolist() == [70, 21, 22, 93]
     assert dataset.mean == (0.1307,)
     assert "3 of the 10 declared classes" in dataset.note
+
+
+def test_what_is_known_is_known_by_name_by_hub_id_and_together() -> None:
+    for name, known in {"digits": True, "ylecun/mnist": True, "mnist + cifar10": True, "mnist+photos": False}.items():
+        assert is_known(name) is known
 
 
 def test_a_known_set_with_more_classes_than_it_has_is_refused(tmp_path: Path) -> None:
@@ -140,7 +145,7 @@ def test_femnist_without_test_is_split_inside_each_writer(tmp_path: Path) -> Non
         ({"images": [image(1), image(2)], "label": [0, 1]}, "'image' is missing. Did you mean 'images'"),
         ({"image": [image(1), image(2)], "label": [0, 11]}, "row 1 has 'label' = 11, but 10 declared"),
         ({"image": [image(1), image(2)], "label": [0, -1]}, "hides its labels"),
-        ({"image": [image(1), image(2)], "label": [0, None]}, "1 rows have no 'label'"),
+        ({"image": [image(1), image(2)], "label": [0, None]}, "row 1 has no 'label'"),
         (
             {"image": [image(1), image(2, (4, 5))], "label": [0, 1]},
             "Row 1 is 4 x 5 pixels, the first is 4 x 4. Let all be resized",

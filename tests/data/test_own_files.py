@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 from small_sources import encoded, own_folders, pillow, pyarrow, write
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
+from fedkeep.data.holdout import validated
 from fedkeep.data.partition import ByColumn
 from fedkeep.errors import DataError
+from fedkeep.experiment.build import load_data
 from fedkeep.flower.views import describe_dataset, match_dataset
 
 TABLE = """age,sex,stage,label,site
@@ -39,6 +43,9 @@ def table(tmp_path: Path, text: str = TABLE, name: str = "people.csv") -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return str(path)
+
+
+DIRTY = "age,dose,label\n" + "".join(f"{row},{'<0.5' if row == 11 else 5},{'xy'[row % 2]}\n" for row in range(20))
 
 
 def site(*rows: str) -> str:
@@ -73,6 +80,82 @@ def test_only_training_rows_decide_the_scaling(tmp_path: Path) -> None:
     dataset = load(str(tmp_path / "d"))
     assert dataset.train["input"].flatten().tolist() == [-1, 1]
     assert dataset.test["input"].flatten().tolist() == [99, 3]
+
+
+def test_rows_that_are_held_out_do_not_decide_the_scaling(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = [f"{age},{'fmx'[row % 3]},{'xy'[row % 2]}" for row, age in enumerate(draw.normal(5, 3, 60))]
+    path = table(tmp_path, site(*rows))
+    dataset = load(path)
+    for known in (dataset, validated(dataset, 0.25)):
+        age, values = known.train["input"][:, 0], known.train["input"][:, 1:]
+        assert (age.mean().item(), age.std(correction=0).item()) == pytest.approx((0, 1), abs=1e-6)
+        assert set(values.unique().tolist()) == {0, 1}
+        both = torch.cat((known.train["input"][:, 0], known.test["input"][:, 0])).double()
+        written = {round(float(row.split(",")[0]), 4) for row in rows}
+        assert {round(value, 4) for value in (both * known.std[0] + known.mean[0]).tolist()} <= written
+    raw = load(path, options=DataOptions(scaling="none"))
+    assert validated(raw, 0.25).mean == raw.mean == (0, 0, 0, 0)
+
+
+def test_whole_groups_are_held_out_for_test_and_for_validation(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = []
+    for patient in range(60):
+        for age in draw.normal(5, 3, 1 + patient % 4):
+            rows.append(f"{age},p{patient:02},{'xy'[patient % 2]}")
+    path = table(tmp_path, "\n".join(["age,patient,label", *rows]) + "\n")
+    dataset = load(path, options=DataOptions(group="patient"))
+    part = validated(dataset, 0.25)
+    for known, share, among in ((dataset, 0.2, "in the source: 20%"), (part, 0.25, "Evaluated on 25%")):
+        assert known.features == ("age",)
+        assert not set(known.train["group"].tolist()) & set(known.test["group"].tolist())
+        sizes = [known.test["label"].bincount(), known.train["label"].bincount()]
+        assert (sizes[0] / (sizes[0] + sizes[1])).tolist() == pytest.approx([share] * 2, abs=0.04)
+        assert f"{among} of each class" in known.note
+        assert "in whole groups" in known.note
+    assert "group" not in dataset.values, "a patient's name is not kept"
+    alone = load(path, options=DataOptions(columns=("age",)))
+    assert "group" not in alone.train
+    table(tmp_path, "age,patient,label\n1,a,x\n2,b,y\n", "d/train.csv")
+    table(tmp_path, "age,label\n1,x\n2,y\n", "d/test.csv")
+    given = load(str(tmp_path / "d"), options=DataOptions(group="patient"))
+    assert (given.train["group"].tolist(), given.test["group"].tolist()) == ([0, 1], [-1, -1])
+    table(tmp_path, "age,patient,label\n1,b,x\n2,c,y\n", "d/test.csv")
+    assert "1 test examples are of groups" in load(str(tmp_path / "d"), options=DataOptions(group="patient")).note
+    table(tmp_path, "age,patient,label\n1,a,x\n2,a,y\n3,a,x\n", "one.csv")
+    with pytest.raises(DataError, match="too few to hold one out in whole groups"):
+        load(str(tmp_path / "one.csv"), options=DataOptions(group="patient"))
+
+
+def test_images_of_a_group_are_held_out_together(tmp_path: Path) -> None:
+    columns = {
+        "image": [{"bytes": encoded(row), "path": None} for row in range(40)],
+        "label": ["a", "b"] * 20,
+        "patient": [f"p{row // 4}" for row in range(40)],
+    }
+    write(tmp_path / "d" / "train.parquet", columns, {})
+    dataset = load(str(tmp_path / "d"), options=DataOptions(group="patient"))
+    assert not set(dataset.train["group"].tolist()) & set(dataset.test["group"].tolist())
+    assert len(dataset.test["label"]) == 8
+
+
+def test_held_out_examples_that_are_copies_of_training_examples_are_counted(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for row in range(20):
+            (tmp_path / "d" / name / f"{row:02}.png").write_bytes(
+                encoded(50 if row < 10 else 60 + row + 90 * (name == "b"))
+            )
+    dataset = load(str(tmp_path / "d"))
+    copies = int((dataset.test["input"][:, 0, 0, 0] == 50).sum())
+    assert copies > 0
+    assert f"{copies} of 8 held-out examples are exact copies of training examples" in dataset.note
+    part = load_data(str(tmp_path / "d"), validation=0.25)
+    copies = int((part.test["input"][:, 0, 0, 0] == 50).sum())
+    assert f"{copies} of {len(part.test['label'])} held-out examples are exact copies" in part.note
+    apart = load(table(tmp_path, site(*(f"{row},f,{'xy'[row % 2]}" for row in range(20)))))
+    assert "copies" not in apart.note + load_data("digits", validation=0.1).note
 
 
 def test_a_column_of_clients_is_the_natural_partition(tmp_path: Path) -> None:
@@ -168,6 +251,7 @@ def test_photos_are_turned_as_the_camera_was(tmp_path: Path) -> None:
             stored.save(tmp_path / "d" / name / f"{row}.png", exif=turned)
     dataset = load(str(tmp_path / "d"), options=DataOptions(size=(4, 2)))
     assert dataset.train["input"][0, 0].tolist() == [[255, 0]] * 4
+    assert torch.equal(load(str(tmp_path / "d")).train["input"], dataset.train["input"]), "also if none is resized"
 
 
 def test_text_becomes_token_ids_that_every_client_computes_alike(tmp_path: Path) -> None:
@@ -216,10 +300,11 @@ def test_arrays(tmp_path: Path) -> None:
         ({"x": [[1.0]] * 4, "y": [0, 1]}, "for each of the 4 examples"),
         ({"x": [[1.0]] * 4, "y": [0.5, 1, 0, 1]}, "one integer or text"),
         ({"x": [[1.0]] * 4, "y": [0, 1, 0, 1], "client": [0, 1]}, "client must be"),
+        ({"x": [[1.0]] * 4, "y": ["a", "b", "", "b"]}, "row 2 has no 'y'"),
         ({"x": np.zeros((10, 8, 8, 3), np.uint8), "y": [0, 1] * 5}, "channels last"),
         ({"x": [[float("nan")]] * 10, "y": [0, 1] * 5}, "NaN"),
         ({"x": [[1.0]] * 10, "y": [object()] * 10}, "must hold numbers or text"),
-        ({"x": [[1.0]] * 10, "y": [0, 1] * 5, "label_names": ["only"]}, "at least 2 classes"),
+        ({"x": [[1.0]] * 10, "y": [0, 1] * 5, "label_names": ["only"]}, r"0\.\.1, but 1 classes"),
     ],
 )
 def test_arrays_that_do_not_fit(arrays: dict[str, Any], says: str) -> None:
@@ -231,11 +316,17 @@ def test_arrays_that_do_not_fit(arrays: dict[str, Any], says: str) -> None:
     ("text", "options", "says"),
     [
         (TABLE.replace("40,m,1", ",m,1"), {}, "row 2 has no 'age'"),
+        (TABLE.replace("30,f,", "30,,"), {}, "row 0 has no 'sex'"),
+        (TABLE.replace("2,ill", "2,"), {}, "row 1 has no 'label'.*rows without it: 2"),
+        (TABLE.replace("1,well", "1,NA"), {}, "row 0 has no 'label'"),
+        (TABLE.replace("well,south", "well, "), {"client": "site"}, "row 2 has no 'site'"),
         (TABLE.replace("label", "diagnosis"), {}, "no column says which class.*data.label"),
         (TABLE, {"label": "lable"}, "no column 'lable'. Did you mean 'label'"),
         (TABLE, {"client": "place"}, "no column 'place'"),
         (TABLE.replace("sex", "age"), {}, "two columns that are called 'age'"),
         (TABLE + "1,2\n", {}, "people/train.csv cannot be read as CSV.*Expected 5 columns, got 2: 1,2"),
+        (DIRTY, {}, "row 11 has 'dose' = '<0.5', which is no number, but 95% of the column look like numbers"),
+        (DIRTY.replace("<0.5", "5").replace(",5,", ',"0,5",'), {}, "row 0 has 'dose' = '0,5'.*3.5, not 3,5"),
         (TABLE, {"text": "age"}, "row 0 has no text, but 30"),
         ("label\nx\ny\n", {}, "besides 'label' there is no column"),
         ("", {}, "cannot be read as CSV"),
@@ -246,6 +337,75 @@ def test_arrays_that_do_not_fit(arrays: dict[str, Any], says: str) -> None:
 def test_tables_that_cannot_be_used(tmp_path: Path, text: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=f"(?s){says}"):
         split(table(tmp_path, text), **options)
+
+
+@pytest.mark.parametrize("column", ["sex", "label", "client"])
+def test_blank_text_in_parquet_is_missing(tmp_path: Path, column: str) -> None:
+    columns = {"sex": ["f", "m"] * 5, "label": ["x", "y"] * 5, "client": ["a", "b"] * 5}
+    columns[column][3] = " "
+    path = tmp_path / "d" / "train.parquet"
+    path.parent.mkdir()
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(DataError, match=f"row 3 has no '{column}'"):
+        load(str(tmp_path / "d"))
+
+
+def test_a_name_is_one_name_however_its_accents_are_written(tmp_path: Path) -> None:
+    one, two = ("m\u00e4nnlich", "ma\u0308nnlich")  # as Linux and as macOS write it
+    rows = [f"{row},{(one, two, 'x')[row % 3]}," for row in range(12)]
+    table(tmp_path, site(*(row + one for row in rows), "9,x,z"), f"d/clients/{one}.csv")
+    table(tmp_path, site(*(row + two for row in rows), "9,x,z"), "d/clients/b.csv")
+    dataset = load(str(tmp_path / "d"))
+    assert dataset.label_names == (one, "z")
+    assert dataset.features == ("age", f"sex={one}", "sex=x")
+    assert dataset.values["client"] == ("b", one)
+    for split_name, names in {"train": (one, "x"), "test": (two, "x")}.items():
+        for name in names:
+            (tmp_path / "images" / split_name / name).mkdir(parents=True)
+            (tmp_path / "images" / split_name / name / "0.png").write_bytes(encoded(5))
+    assert load(str(tmp_path / "images")).label_names == (one, "x")
+    assert from_arrays([[1.0]] * 10, [one, two] * 4 + ["x"] * 2).label_names == (one, "x")
+
+
+def test_digits_that_are_no_numbers_stay_categories(tmp_path: Path) -> None:
+    some = [f"{row},{('1', '2', '3', 'x')[row % 4]},{'xy'[row % 2]}" for row in range(20)]
+    assert load(table(tmp_path, site(*some))).features[1:] == ("sex=1", "sex=2", "sex=3", "sex=x")
+    columns = {"code": ["1", "2"] * 10, "label": ["x", "x", "y", "y"] * 5}  # text by the type of the column
+    path = tmp_path / "d" / "train.parquet"
+    path.parent.mkdir()
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    assert load(str(tmp_path / "d")).features == ("code=1", "code=2")
+
+
+def test_the_index_that_pandas_writes_is_no_input(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": range(20), "label": ["x", "y"] * 10}, index=range(5, 25))
+    frame.to_csv(tmp_path / "a.csv")
+    pandas.read_csv(tmp_path / "a.csv").to_csv(tmp_path / "b.csv", index=False)
+    frame.set_index(pandas.Index([f"{row}" for row in range(20)])).to_parquet(tmp_path / "c.parquet")
+    for name, index in (("a.csv", ""), ("b.csv", "Unnamed: 0"), ("c.parquet", "__index_level_0__")):
+        dataset = load(str(tmp_path / name))
+        assert dataset.features == ("age",), name
+        assert f"Left out as numbers of rows: the column '{index}'" in dataset.note
+    named = load(str(tmp_path / "b.csv"), options=DataOptions(columns=("age", "Unnamed: 0")))
+    assert named.features == ("age", "Unnamed: 0"), "where it is asked for"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_digits_in_one_clients_file_and_letters_in_anothers_are_text(tmp_path: Path, suffix: str) -> None:
+    for name, stages, labels in (("a", "1212121212", "0101010101"), ("b", "xyxy121212", "kkkkkkkkkk")):
+        rows = [f"{row},0{stage},{label}" for row, (stage, label) in enumerate(zip(stages, labels, strict=True))]
+        path = Path(table(tmp_path, site(*rows), f"d/clients/{name}.csv"))
+        if suffix == "parquet":
+            pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), path.with_suffix(".parquet"))
+            path.unlink()
+    dataset = load(str(tmp_path / "d"))
+    first = "sex=01" if suffix == "csv" else "sex=1"
+    assert (dataset.features[:2], dataset.label_names) == (("age", "sex=01"), ("0", "1", "k"))
+    assert first in dataset.features
+    table(tmp_path, site("1,0.5,x", "2,1.5,y"), "d/clients/c.csv")
+    with pytest.raises(DataError, match=r"c\.csv has numbers in the column 'sex', but .*b\..* has text"):
+        load(str(tmp_path / "d"))
 
 
 def test_files_of_clients_need_the_same_columns(tmp_path: Path) -> None:
@@ -299,6 +459,56 @@ def bomb() -> bytes:
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n{} loop\nshowpage\n"
+
+
+def deep_png(colour_type: int, channels: int) -> bytes:
+    """A PNG of 2 x 2 pixels with 16 bits a channel, in the lower 12 of which the values are."""
+    rows = (b"\0" + np.full(2 * channels, 4000, ">u2").tobytes()) * 2
+    parts = (
+        b"IHDR" + struct.pack(">IIBBBBB", 2, 2, 16, colour_type, 0, 0, 0),
+        b"IDAT" + zlib.compress(rows),
+        b"IEND",
+    )
+    chunks = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def paged_tiff() -> bytes:
+    buffer = io.BytesIO()
+    first, second = (pillow.new("L", (4, 4), value) for value in (1, 2))
+    first.save(buffer, "TIFF", save_all=True, append_images=[second])
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (deep_png(0, 1), r"more than 8 bits a channel \(Pillow mode I;16"),
+        (deep_png(2, 3), r"more than 8 bits a channel \(stored as RGB;16B\).*Convert the images to 8 bits"),
+        (deep_png(4, 2), "more than 8 bits a channel"),
+        (deep_png(6, 4), "more than 8 bits a channel"),
+        (b"P6\n1 1\n65535\n" + bytes(6), r"more than 8 bits a channel \(values up to 65535\)"),
+        (paged_tiff(), "2 pages, of which only the first would be used. Save each page"),
+    ],
+    ids=["grey", "RGB", "grey with alpha", "RGBA", "PPM", "TIFF"],
+)
+def test_images_of_which_a_part_would_be_lost_are_refused_by_name(tmp_path: Path, data: bytes, says: str) -> None:
+    for name in "ab":
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for row in range(2):
+            (tmp_path / "d" / name / f"{row}.png").write_bytes(encoded(1, mode="RGB"))
+    (tmp_path / "d" / "b" / "1.png").write_bytes(data)
+    with pytest.raises(DataError, match=rf"(?s)row 3 \(.*d/b/1\.png\) has {says}"):
+        load(str(tmp_path / "d"), options=DataOptions(size=(4, 4)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK"])
+def test_tiffs_with_one_page_of_8_bits_are_read(tmp_path: Path, mode: str) -> None:
+    for name in "ab":
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for row in range(5):
+            pillow.new(mode, (4, 4)).save(tmp_path / "d" / name / f"{row}.tif", compression="tiff_lzw")
+    assert load(str(tmp_path / "d")).shape[1:] == (4, 4)
 
 
 @pytest.mark.parametrize(

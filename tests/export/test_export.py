@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.data import DataSet
+from fedkeep.data import DataOptions, DataSet
 from fedkeep.data.tokens import tokenise
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.experiment import Experiment
@@ -99,10 +99,62 @@ def test_the_files_say_what_belongs_to_the_model_and_name_no_path(run: Path, exp
         name: tuple(t.shape) for name, t in load_file(run / "trials" / "fedseq-seed4" / "model.safetensors").items()
     }
     card = (exported / "README.md").read_text()
-    for output in ("FedSeq", "exdir", "8 clients", "## Accuracy by class", "| 9 |", "train: model"):
+    for output in (
+        "FedSeq",
+        "exdir",
+        "8 clients",
+        "## Accuracy by class",
+        "| 9 |",
+        "train: model",
+        "nothing was noised",
+    ):
         assert output in card, output
     for path in exported.iterdir():
         assert str(Path(fedkeep.__file__).parent).encode() not in path.read_bytes(), path.name
+
+
+def test_the_card_says_what_was_done_for_privacy(tmp_path: Path) -> None:
+    settings = {
+        "noise_multiplier": 1.0,
+        "counts_epsilon": 0.5,
+        "prototypes_noise_multiplier": 2.0,
+    }
+    recipe = load_recipe(
+        tiny.write_recipe(tmp_path),
+        settings=[f"privacy.{name}={value}" for name, value in settings.items()],
+        methods=["sfedkd"],
+        rounds=1,
+    )
+    run = fedkeep.run(recipe, out=tmp_path / "run")
+    card = (fedkeep.export_model(run, onnx=False) / "README.md").read_text()
+    assert "nothing was noised" not in card
+    trial = run.trials[0]
+    for line in (
+        "DP-SGD in local training: noise multiplier 1, the gradient of each example clipped to norm 1 "
+        f"(epsilon {trial.epsilon:.4g} of an example for delta 1e-05",
+        "noise on label counts and what follows from them: epsilon 0.5 for each telling (epsilon 0.5 of an example",
+        "noise on prototypes: noise multiplier 2, a client's change of all of them clipped to norm 1 "
+        "(this method sends nothing of the kind)",
+    ):
+        assert line in card, line
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "says", "noised"),
+    [
+        ("fedavg", ["client_noise_multiplier=0.5"], r"central differential .*\(epsilon [\d.]+ of a whole client", True),
+        ("fedcad", ["confidences_epsilon=0.5"], r"0\.5 in each round \(epsilon 0\.5 of an example of the server", True),
+        ("fedavg", ["secure_aggregation=true"], "secure aggregation: the server saw sums of models", False),
+    ],
+)
+def test_the_card_says_who_was_protected(
+    tmp_path: Path, method: str, settings: list[str], says: str, noised: bool
+) -> None:
+    options = [f"privacy.{setting}" for setting in settings] + ["auxiliary.images_per_class=2", "run.cohort_size=3"]
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=options, methods=[method], rounds=1)
+    card = (fedkeep.export_model(fedkeep.run(recipe, out=tmp_path / "run"), onnx=False) / "README.md").read_text()
+    assert re.search(says, card)
+    assert ("nothing was noised" in card) is not noised
 
 
 def test_an_average_is_another_model_and_is_what_its_row_says(run: Path) -> None:
@@ -141,6 +193,56 @@ def test_images_are_predicted_from_the_command_line(
     assert main(["predict", str(exported), str(tmp_path / "no.png")]) == 1
     assert main(["predict", str(exported), str(tmp_path / "missing.png")]) == 1
     assert "there is no file" in capsys.readouterr().err
+
+
+def take_turned_photos(folder: Path) -> Path:
+    """Write photos that lie on their side, as a turned camera stores them, no two of a class of one size."""
+    from PIL import Image
+
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown a quarter turn clockwise
+    noise = np.random.default_rng(0)
+    for split, number in (("train", 20), ("test", 8)):
+        for name, light in (("day", (200, 150)), ("night", (150, 200))):
+            (folder / split / name).mkdir(parents=True)
+            for photo in range(number):
+                pixels = np.full((30 + photo, 50, 3), 20, dtype=np.uint8)
+                pixels[:8], pixels[-8:] = light  # of the photo upright, the right and the left edge
+                pixels += noise.integers(10, size=pixels.shape, dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{photo}.png", exif=turned)
+    return folder
+
+
+def test_photos_are_predicted_as_they_were_prepared_for_training(tmp_path: Path) -> None:
+    photos = take_turned_photos(tmp_path / "photos")
+    model, _ = exported_from(photos, tmp_path, size=[12, 24])
+    test = fedkeep.load(str(photos), options=DataOptions(size=(12, 24))).test
+    with torch.no_grad():
+        ours = fedkeep.load_model(model)[0](test["input"]).softmax(-1).amax(-1)
+    found = list(fedkeep.predict(model, [photos / "test"]))
+    assert [each.probability for each in found] == pytest.approx(ours.tolist(), abs=1e-6)
+    assert len(set(ours.tolist())) == len(found) == 16
+    card = (model / "README.md").read_text()
+    assert "upright as its EXIF data say, converts it to RGB, and resizes all of it to 24 x 12 pixels" in card
+    config = json.loads((model / "config.json").read_text())
+    del config["resizing"]
+    (model / "config.json").write_text(json.dumps(config))
+    assert list(fedkeep.predict(model, [photos / "test"])) == found, "as an older version exported it"
+
+
+def test_photos_of_which_none_was_resized_for_training_are_not_cut(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for photo in range(10):
+            Image.new("L", (8, 8), 20 * photo).save(tmp_path / "photos" / name / f"{photo}.png")
+    model, _ = exported_from(tmp_path / "photos", tmp_path)
+    assert len(list(fedkeep.predict(model, [tmp_path / "photos"]))) == 20
+    Image.new("L", (16, 20)).save(tmp_path / "large.png")
+    with pytest.raises(DataError, match=r"has 16 x 20 pixels, and the model takes 8 x 8: all images of its training"):
+        list(fedkeep.predict(model, [tmp_path / "large.png"]))
+    assert "takes 8 x 8 pixels (width x height) alone" in (model / "README.md").read_text()
 
 
 def test_models_with_tasks_have_all_classes(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_a_folder_of_images_is_a_sites_data(tasks: int, recipe: str, tmp_path: P
     assert f"site b is connected, with {held_by_b} examples" in log
 
 
+def test_a_site_may_have_examples_of_one_class_only_but_a_run_needs_two(recipe: str, tmp_path: Path) -> None:
+    own = {site: str(write_images(tmp_path / site, classes)) for site, classes in {"a": (3,), "b": (0, 2)}.items()}
+    settings = ["run.cohort_size=2"]
+    serve(line_to(tmp_path, own), config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, sites=2))
+    (record,) = records(tmp_path / "run")
+    assert (record["lost"], record["examples"]) == ({}, 3 * IMAGES)
+    alone = config(recipe, tmp_path / "alone", settings, methods="fedavg", rounds=1, sites=2, data=own["a"])
+    with pytest.raises(DataError, match=r"at least 2 classes to tell apart, and there is only '3'.*data\.label"):
+        serve(line_to(tmp_path, own), alone)
+
+
 @pytest.fixture
 def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:

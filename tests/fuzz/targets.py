@@ -462,6 +462,7 @@ def data_files(draw: st.DrawFn) -> tuple[str, bytes, dict[str, Any]]:
                 optional={
                     "label": columns,
                     "client": columns,
+                    "group": columns,
                     "text": columns,
                     "columns": st.lists(columns, max_size=2),
                     "size": st.sampled_from([[8, 8], [1, 64]]),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.models import Shape, architectures
-from fedkeep.models.custom import Custom, custom, from_path, split_classifier
+from fedkeep.models.custom import Custom, SplitNetwork, custom, from_path, split_classifier
 from fedkeep.options import as_table
 
 SHAPE = (1, 4, 4)
@@ -178,6 +178,11 @@ def test_a_network_is_split_at_the_linear_layer_that_gives_its_logits() -> None:
     assert torch.equal(classifier.weight, plain.fc.weight)
     assert torch.equal(split(images), plain(images))
     assert {"classifier.weight", "classifier.bias"} <= split.state_dict().keys()
+    assert isinstance(split, SplitNetwork)
+    own = {split.own_name(name): tensor for name, tensor in split.state_dict().items()}
+    assert {name: tuple(t.shape) for name, t in own.items()} == {
+        name: tuple(t.shape) for name, t in plain.state_dict().items()
+    }
 
 
 class Reads(Fixed):
@@ -298,3 +303,38 @@ def test_from_path_refuses_what_is_no_path(path: str) -> None:
 def test_from_path_says_what_is_wrong(package: str, path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message.format(package)):
         from_path(path.format(package), allow_code=True)
+
+
+class WithParts(nn.Module):
+    """It has features and a classifier, so that it is not split and stays the object that it is."""
+
+    def __init__(self, body: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.body = body or nn.Linear(4, 3)
+        self.classifier = nn.Linear(3, 2)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        features: Tensor = self.body(inputs)
+        return features
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(inputs))
+        return logits
+
+
+def test_a_function_that_returns_the_same_network_again_is_refused() -> None:
+    """It would be trained and evaluated at once, and a seed would begin where the last one ended."""
+    network, body = WithParts(), nn.Linear(4, 3)
+    for factory in (lambda: network, lambda: WithParts(body)):
+        architecture = custom(factory, "mine")
+        kept = architecture.build((4,), 2)
+        with pytest.raises(ConfigError, match="mine returned a WithParts that it has returned before"):
+            architecture.build((4,), 2)
+        assert kept is not None
+    new = custom(WithParts, "mine")
+    assert new.build((4,), 2) is not new.build((4,), 2)
+    copied = custom(network)
+    assert copied.build((4,), 2) is not copied.build((4,), 2)
+    body.requires_grad_(False)  # what is not trained may be shared
+    shared = custom(lambda: WithParts(body), "mine")
+    assert shared.build((4,), 2) is not shared.build((4,), 2)
