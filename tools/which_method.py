@@ -31,14 +31,16 @@ PAGE = ROOT / "docs" / "which-method.md"
 AVERAGES_PAGE = ROOT / "docs" / "averaged-sequences.md"
 BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and ends here -->"
 SHORT, LONG = "fedkeep-averaged-sequences-rounds-0.6.zip", "fedkeep-averaged-sequences.zip"
+LONGEST = "averaged-sequences-long.zip"
 SETTINGS = {
     "sfedkd-table1.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
     "fedkeep-campaign-sfedkd-rounds-0.2.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 200 rounds",
     f"{SHORT}/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client, 60 rounds",
+    f"{LONGEST}/fashion-mnist-1000-rounds": "Fashion-MNIST, two classes, 1,000 rounds, five seeds",
     "confirm-averages.zip": "Fashion-MNIST, two classes a client, 100 rounds",
     f"{SHORT}/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1), 60 rounds",
     f"{SHORT}/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client, 60 rounds",
-    "averaged-sequences-long.zip/cifar10-150-rounds": "CIFAR-10, two classes a client, 150 rounds",
+    f"{LONGEST}/cifar10-150-rounds": "CIFAR-10, two classes a client, 150 rounds",
     f"{SHORT}/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1), 60 rounds",
     f"{LONG}/femnist-writers": "FEMNIST, one client for each writer, 100 rounds",
     f"{LONG}/cifar100-30-exdir-6-1": "Thirty classes of CIFAR-100, six a client, 100 rounds",
