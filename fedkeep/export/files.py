@@ -24,7 +24,6 @@ from fedkeep.export.trained_model import TrainedModel, trained_model
 from fedkeep.models.predictor import exported
 from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.results import RunResult
 from fedkeep.simulation.model_averaging import EvaluationModel
 
 WEIGHTS, PROGRAM, ONNX, CONFIG, CARD = "model.safetensors", "model.pt2", "model.onnx", "config.json", "README.md"
@@ -83,7 +82,7 @@ def export_model(
         If there is no such model, the model alone does not predict, or PyTorch cannot export its network.
     """
     run = run if isinstance(run, Run) else read_run(run)
-    given = run.architecture if isinstance(run, RunResult) else None
+    given = getattr(run, "architecture", None)  # of a run that was begun in Python
     model = trained_model(
         run,
         method=method,
