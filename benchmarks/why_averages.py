@@ -4,10 +4,10 @@
     python benchmarks/why_averages.py variants [--rows FILE] [--data-dir DIR] [--only NAME ...] [--seeds S ...]
 
 ``why`` looks at the models of one FedSeq run: how far they are apart, and how accurate what lies between them is.
-``variants`` tries other sequences: parallel chains, clients in the order of their label counts, and a distillation that
-fades. Each variant is a subclass of a method, a few lines long. Accuracy is measured on a tenth of the training images
-that no client has. Every result is a line of FILE, and what is there is not run again. Both write why_averages.md
-beside this file, from all lines of FILE; its part "What they say" is written by hand and kept.
+``variants`` tries other sequences: parallel chains, and clients in the order of their label counts. Each variant is a
+subclass of a method, a few lines long. Accuracy is measured on a tenth of the training images that no client has. Every
+result is a line of FILE, and what is there is not run again. Both write why_averages.md beside this file, from all
+lines of FILE; its part "What they say" is written by hand and kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from torch.nn.functional import cosine_similarity
 import fedkeep
 from fedkeep.aggregation.mean import ema
 from fedkeep.algorithms.sequential.fedseq import FedSeq
-from fedkeep.algorithms.sequential.seqkeep import MovingAverage, SeqKeep
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Method
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -120,29 +119,14 @@ class Ordered(Algorithm[KnownCounts]):
         return client.fit(model, CrossEntropy())
 
 
-@dataclass(frozen=True)
-class Fading(SeqKeep):
-    """SeqKeep whose distillation weighs less from round to round, and nothing in the end."""
-
-    title = "Fading"
-    lasts: int = option(50, "rounds until the weight is zero", low=1)
-
-    def round(self, server: Server[MovingAverage], cohort: Cohort) -> None:
-        left = max(0.0, 1 - (server.round - 1) / self.lasts)
-        SeqKeep.round(replace(self, w_nontarget=left * self.w_nontarget), server, cohort)
-
-
 def variants() -> dict[str, tuple[Algorithm[Any, Any], int]]:
     """Return the methods to try by name, with the number of trainings in a row that a round of each takes."""
-    fading = Fading(w_nontarget=1.0, ema_decay=0.9, evaluate="last", lasts=VARIANT_ROUNDS)
     return {
         FEDSEQ: (FedSeq(), 10),
         "2 chains of 5": (Chains(chains=2), 5),
         "5 chains of 2": (Chains(chains=5), 2),
         "most different client next": (Ordered(), 10),
         "most similar client next": (Ordered(similar_first=True), 10),
-        "10 chains of 1 (FedAvg, equal weights)": (Chains(chains=10), 1),
-        "distillation from the average, weight 1 fading to 0": (fading, 10),
     }
 
 
