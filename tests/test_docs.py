@@ -231,6 +231,17 @@ def test_every_column_of_a_table_has_a_head(name: str) -> None:
     assert not [head for head in heads if any(not cell.strip() for cell in head.strip("|").split("|"))]
 
 
+def test_the_navigation_calls_tutorials_by_their_headings(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    site = importlib.import_module("site_source")
+    sections = {title: pages for entry in site.navigation({}) for title, pages in entry.items()}
+    assert [title for entry in sections["Tutorials"] for title in entry] == [
+        "Your own data", "Your own model", "Your own method", "New classes over time"
+    ]  # fmt: skip
+    assert sections["Findings"][0] == "docs/findings.md"
+
+
 def test_links_to_what_pages_are_made_from_lead_to_the_pages_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
     monkeypatch.syspath_prepend(ROOT / "tools")

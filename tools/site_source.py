@@ -140,15 +140,15 @@ SECTIONS = {
     "data.md": "how-to",
     "report.md": "how-to",
     "findings.md": "findings",
-    "privacy.md": "security",
-    "threat-model.md": "security",
-    "reproduction.md": "findings",
-    "results.md": "findings",
     "averaged-sequences.md": "findings",
     "averaged-sequences-tried.md": "findings",
     "tried-readings.md": "findings",
+    "results.md": "findings",
+    "reproduction.md": "findings",
+    "privacy.md": "security",
+    "threat-model.md": "security",
 }
-"""Where pages of docs/ stand that the navigation does not name one by one; all others are about reliability."""
+"""Where pages of docs/ stand that the navigation does not name, in its order; all others are about reliability."""
 NAMED = {
     "what-it-does.md", "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md",
     "model-heterogeneity.md", "class-incremental.md", "architecture.md", "releasing.md",
@@ -157,7 +157,9 @@ NAMED = {
 
 def rest(*sections: str) -> list[Any]:
     """Return the pages of docs/ in some sections, so that a new page is on the site without further ado."""
-    pages = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name not in NAMED)
+    places = {page: place for place, page in enumerate(SECTIONS)}
+    pages = sorted({path.name for path in (ROOT / "docs").glob("*.md")} - NAMED)
+    pages.sort(key=lambda page: places.get(page, len(places)))
     found: list[Any] = [f"docs/{page}" for page in pages if SECTIONS.get(page, "reliability") in sections]
     return [*found, {"Reporting a weakness": "SECURITY.md"}] if "security" in sections else found
 
@@ -168,8 +170,8 @@ def costs() -> list[str]:
 
 
 def heading(text: str) -> str:
-    """Return the first heading of a page or a tutorial."""
-    return re.search(r"^(?:# )?# (.+)$", text, flags=re.M)[1]  # type: ignore[index]
+    """Return the first heading of a page, or of a tutorial, whose text stands in comments."""
+    return re.search(r"^(?:# )?# (?!%%)(.+)$", text, flags=re.M)[1]  # type: ignore[index]
 
 
 def write(name: str, text: str) -> None:
