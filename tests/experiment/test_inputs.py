@@ -138,3 +138,16 @@ def test_classes_that_no_client_has_are_named(tmp_path: Path, caplog: pytest.Log
     experiment.check()
     (missing,) = untrained_classes(experiment.federation(0))
     assert f"No client has an example of '{missing}'" in caplog.text
+
+
+def test_tasks_of_a_single_class_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny.write_recipe(tmp_path)
+    for sizes, named in (("[5, 5]", ""), ("[1, 9]", ""), ("[7, 1, 2]", "Task 2 has a single new class")):
+        caplog.clear()
+        settings = [
+            f"tasks.num_tasks={sizes.count(',') + 1}",
+            f"tasks.classes_per_task={sizes}",
+            "partition.scheme=iid",
+        ]
+        Experiment(load_recipe(path, methods=["fedlwf"], settings=settings)).check()
+        assert (named in caplog.text) if named else ("single" not in caplog.text)

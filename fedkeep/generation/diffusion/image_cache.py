@@ -123,6 +123,7 @@ class ImageCache:
             key = {
                 "version": VERSION,
                 "generator": weights_hash,
+                "device": generator.device.type,  # whose arithmetic rounds differently
                 "prototype": tensor_hash(prototypes[row]),
                 "sampler": as_table(sampler),
                 "class": int(label),

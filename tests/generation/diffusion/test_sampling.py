@@ -209,6 +209,17 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytes
         assert sampled.since() == fresh, label
 
 
+def test_images_of_another_device_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU rounds differently: what a run generates must not depend on which device filled the cache."""
+    first = stored(tmp_path)
+    elsewhere = toy.generator()
+    elsewhere.device = torch.device("meta")
+    drawn = torch.zeros(2, *elsewhere.shape, dtype=torch.uint8)
+    monkeypatch.setattr("fedkeep.generation.diffusion.image_cache.sample", lambda *_, **__: drawn)
+    assert not stored(tmp_path, elsewhere)["input"].any()
+    assert torch.equal(stored(tmp_path)["input"], first["input"])
+
+
 def test_by_default_it_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path))
     assert ImageCache().path == tmp_path / "generated"
