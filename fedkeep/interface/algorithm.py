@@ -117,7 +117,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     def generated_per_class(self) -> int:
         """Generated images of each class that clients add to their own examples, which `Fit.num_examples` counts too.
 
-        A client that says it has trained on more than both is refused.
+        A client is refused if it says that it trained on more examples than its own and these together.
         """
         return 0
 
@@ -125,30 +125,32 @@ class Algorithm(Options, ABC, Generic[S, C]):
     def keeps_examples(self) -> bool:
         """Whether clients train on examples of earlier tasks too, which `Fit.num_examples` then counts.
 
-        Of other methods a client is refused that says it has trained on more examples than it holds in the task.
+        If False, a client is refused that says it trained on more examples than it holds in the task.
         """
         return False
 
     @property
-    def outside_epsilon(self) -> str:
-        """What a method learns from a client's examples besides the noised steps of `Client.fit`; empty: nothing.
+    def reason_against_dp_sgd(self) -> str:
+        """Why DP-SGD cannot make the method private, and what to choose instead; empty: it can.
 
-        It names the option that causes it, and ends with what to choose instead: "the means of features that
-        MyMethod.means=true keeps. Set MyMethod.means=false". DP-SGD is refused then, before the first round. What
-        clients send need not be named here: it is seen from the types of their replies.
+        Such a reason is what a method learns from a client's examples beside the noised steps of `Client.fit`: "with
+        MyMethod.means=true clients keep mean features, which epsilon would not cover. Set MyMethod.means=false." DP-SGD
+        is refused then, before the first round. What clients send need not be named here: it is seen from the types of
+        their replies.
         """
-        kept = "examples that clients keep, and tell the number of. Take a method that keeps none"
+        kept = (
+            "clients keep examples and tell their number, which epsilon would not cover. Take a method that keeps none."
+        )
         return kept if self.keeps_examples else ""
 
     @property
     def only_averages(self) -> bool:
         """Whether `round` uses clients' models only in weighted means over all of them.
 
-        Then the mean may stand in for each.
-
-        Secure aggregation puts the mean weighted by `Fit.num_examples` in the place of each model, or the plain mean if
-        the method has an option ``aggregation`` with the value ``"uniform"``; `Fit.loss` and `Fit.num_steps` are 0. It
-        refuses a method that says False. Sequences, and methods whose clients send more than a `Fit`, need not say so.
+        If True, secure aggregation may replace every client's model by their mean: weighted by `Fit.num_examples`, or
+        the plain mean if the method has an option ``aggregation`` with the value ``"uniform"``; `Fit.loss` and
+        `Fit.num_steps` are 0. Secure aggregation refuses a method with False. Sequences, and methods whose clients send
+        more than a `Fit`, are refused anyway.
         """
         return True
 

@@ -43,8 +43,8 @@ def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Def
             "counts, which would leave them without noise. Set loss_check=off, or "
             "loss_check=server and privacy.counts_epsilon."
         )
-    if algorithm.outside_epsilon:
-        raise ConfigError(f"privacy.noise_multiplier: epsilon would not cover {algorithm.outside_epsilon}.")
+    if algorithm.reason_against_dp_sgd:
+        raise ConfigError(f"privacy.noise_multiplier: {algorithm.reason_against_dp_sgd}")
     for name, step in client_steps(type(algorithm)).items():
         reply = annotations_of(unwrap_step(step)).get("return")
         counted = unwrap_step(step) is send_label_counts

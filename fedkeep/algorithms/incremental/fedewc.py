@@ -52,8 +52,8 @@ class FedEWC(Algorithm[NoState, EWCState]):
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     @property
-    def outside_epsilon(self) -> str:
-        return "Fisher information of the examples, by which FedEWC holds weights. Take FedLwF, which needs none"
+    def reason_against_dp_sgd(self) -> str:
+        return "FedEWC uses the Fisher information of examples, which epsilon would not cover. Take FedLwF."
 
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)

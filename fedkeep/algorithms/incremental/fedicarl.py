@@ -100,8 +100,11 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         return True
 
     @property
-    def outside_epsilon(self) -> str:
-        return "examples that FediCaRL's clients choose by their features, and keep. Take FedLwF, which keeps none"
+    def reason_against_dp_sgd(self) -> str:
+        return (
+            "FediCaRL's clients keep examples that they choose by their features, which epsilon would not cover. Take "
+            "FedLwF, which keeps none."
+        )
 
     def round(self, server: Server[ClassMeans], cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)

@@ -135,12 +135,15 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         return self.level == "icarl"
 
     @property
-    def outside_epsilon(self) -> str:
+    def reason_against_dp_sgd(self) -> str:
         kept = {
-            "pass": "mean features of old classes, from which clients learn",
-            "icarl": "examples that clients choose by their features, and keep,",
+            "pass": "mean features of old classes",
+            "icarl": "examples that they choose by their features",
         }.get(self.level)
-        return f"{kept} with FedSKF.level={self.level}. Set FedSKF.level=lwf" if kept else ""
+        why = (
+            f"with FedSKF.level={self.level} clients keep {kept}, which epsilon would not cover. Set FedSKF.level=lwf."
+        )
+        return why if kept else ""
 
     @property
     def only_averages(self) -> bool:

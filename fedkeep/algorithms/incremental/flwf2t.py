@@ -74,9 +74,12 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
         return self.exemplars_per_class > 0
 
     @property
-    def outside_epsilon(self) -> str:
-        kept = f"FLwF2T.exemplars_per_class={self.exemplars_per_class}. Set FLwF2T.exemplars_per_class=0"
-        return f"examples that clients choose by their features, and keep, with {kept}" if self.keeps_examples else ""
+    def reason_against_dp_sgd(self) -> str:
+        why = (
+            f"with FLwF2T.exemplars_per_class={self.exemplars_per_class} clients keep examples that they choose by their "
+            "features, which epsilon would not cover. Set FLwF2T.exemplars_per_class=0."
+        )
+        return why if self.keeps_examples else ""
 
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)

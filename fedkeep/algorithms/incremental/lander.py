@@ -91,8 +91,8 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
         return False  # it needs the losses
 
     @property
-    def outside_epsilon(self) -> str:
-        return "trainings on two data sets at once, which LANDER's are from the second task on. Take FedLwF"
+    def reason_against_dp_sgd(self) -> str:
+        return "LANDER trains on two data sets at once from the second task on, and DP-SGD takes one. Take FedLwF."
 
     def begin_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
         state = server.state

@@ -60,8 +60,8 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     @property
-    def outside_epsilon(self) -> str:
-        return "trainings on two data sets at once, which TARGET's are from the second task on. Take FedLwF"
+    def reason_against_dp_sgd(self) -> str:
+        return "TARGET trains on two data sets at once from the second task on, and DP-SGD takes one. Take FedLwF."
 
     def begin_task(self, server: Server[InversionServerState], clients: Cohort) -> None:
         state = server.state

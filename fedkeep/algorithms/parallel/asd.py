@@ -33,10 +33,10 @@ class ASD(FedAvg):
     beta_entropy: float = option(1.0, "how little an unsure teacher counts", low=0.0)
 
     @property
-    def outside_epsilon(self) -> str:
+    def reason_against_dp_sgd(self) -> str:
         return (
-            "label frequencies, by which ASD weighs the examples of a batch against each other, while DP-SGD takes "
-            "each alone. Take FedLSD or FedNTD, which weigh all alike"
+            "ASD weighs the examples of a batch against each other by label frequencies, and DP-SGD takes each alone. "
+            "Take FedLSD or FedNTD, which weigh all alike."
         )
 
     def rule(self) -> WeightRule:
