@@ -76,8 +76,8 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
     @property
     def reason_against_dp_sgd(self) -> str:
         why = (
-            f"with FLwF2T.exemplars_per_class={self.exemplars_per_class} clients keep examples that they choose by their "
-            "features, which epsilon would not cover. Set FLwF2T.exemplars_per_class=0."
+            f"with FLwF2T.exemplars_per_class={self.exemplars_per_class} clients keep examples that they choose by "
+            "their features, which epsilon would not cover. Set FLwF2T.exemplars_per_class=0."
         )
         return why if self.keeps_examples else ""
 
