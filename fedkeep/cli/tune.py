@@ -66,8 +66,8 @@ def run(options: Namespace, console: Console) -> int:
         console.print("\nstopped; finished rounds are saved. The same command with the same --out continues.")
         return 130
     table = Table("", "method", tuning.metric.title, "seeds", box=box.SIMPLE_HEAD, pad_edge=False)
-    for mark, label, value, seeds in table_of(tuning):
-        table.add_row(mark, escape(label), value, seeds, style="bold" if mark else "")
+    for verdict, label, value, seeds in table_of(tuning):
+        table.add_row(verdict, escape(label), value, seeds, style="bold" if verdict else "")
     console.print(table)
     say(console, f"folder: {tuning.path}")
     for name in best_recipes(tuning):

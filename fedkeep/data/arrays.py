@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.holdout import NO_TEST_EXAMPLES, hold_out
-from fedkeep.data.readers import check_filled, composed
+from fedkeep.data.readers import check_filled, to_nfc
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import DataError, did_you_mean, in_one_line
 
@@ -180,7 +180,7 @@ def _to_column(values: Any, where: str, rows: int) -> np.ndarray[Any, np.dtype[A
     if array.dtype.kind in "biu":
         return array.astype(np.int64)
     check_filled(array.tolist(), where.rpartition(", ")[2], where)
-    return np.asarray([composed(value) for value in array.tolist()], dtype=str)
+    return np.asarray([to_nfc(value) for value in array.tolist()], dtype=str)
 
 
 def _number_labels(
@@ -196,6 +196,6 @@ def _number_labels(
     if label_names is not None:
         if together.dtype.kind == "U":
             raise DataError(f"{name}: y holds the names of the classes already: leave label_names out.")
-        return torch.from_numpy(together), tuple(composed(str(one)) for one in label_names)
+        return torch.from_numpy(together), tuple(to_nfc(str(one)) for one in label_names)
     found, number = np.unique(together, return_inverse=True)
     return torch.from_numpy(number.astype(np.int64).reshape(-1)), tuple(map(str, found.tolist()))

@@ -72,8 +72,8 @@ def read_column(split: Any, column: str, where: str) -> list[Any]:
     return [value for batch in read_batches(split, column, where) for value in batch]
 
 
-def composed(name: str) -> str:
-    """Return a name in Unicode's composed form (NFC), so that it is one name.
+def to_nfc(name: str) -> str:
+    """Return text in Unicode's form NFC, in which equal-looking names are equal.
 
     macOS writes an accented letter of a file's name as the letter and the accent, other systems as one character.
 
@@ -222,7 +222,7 @@ def _subfolders(root: Path) -> dict[str, Path]:
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
-    for name, path in sorted((composed(name), path) for name, path in _subfolders(folder).items()):
+    for name, path in sorted((to_nfc(name), path) for name, path in _subfolders(folder).items()):
         found.setdefault(name, []).extend(_images(path))
     return found
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.data_options import DataOptions
-from fedkeep.data.readers import TEST_NAMES, RawSplits, check_filled, composed, datasets_library, read_column
+from fedkeep.data.readers import TEST_NAMES, RawSplits, check_filled, datasets_library, read_column, to_nfc
 from fedkeep.errors import DataError, did_you_mean
 
 _IMAGE_NAMES = ("image", "img")
@@ -213,7 +213,7 @@ def number_values(
                     f"{where}: the column {column!r} declares other classes than {wheres[0]}. Write both splits with "
                     "the same class names in the same order."
                 )
-        names = tuple(composed(str(declared[value])) for value in occurring)
+        names = tuple(to_nfc(str(declared[value])) for value in occurring)
     else:
         names = tuple(str(value) for value in occurring)
     cuts = np.cumsum([len(values) for values in columns])[:-1]
@@ -231,7 +231,7 @@ def _values(split: Any, column: str, where: str) -> np.ndarray[Any, np.dtype[Any
     if array.dtype.kind in "biu" and array.ndim == 1:
         return array.astype(np.int64)
     if array.dtype.kind == "U" and array.ndim == 1:
-        return np.asarray([composed(value) for value in values], dtype=str)
+        return np.asarray([to_nfc(value) for value in values], dtype=str)
     raise DataError(
         f"{where}: the column {column!r} must hold integers or text, not {split.features[column]} such as "
         f"{values[0]!r}."

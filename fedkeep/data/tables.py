@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.features import Features, standardise
-from fedkeep.data.readers import check_filled, composed, read_column
+from fedkeep.data.readers import check_filled, read_column, to_nfc
 from fedkeep.data.schema import Schema
 from fedkeep.data.tokens import pad, tokenise
 from fedkeep.errors import DataError
@@ -180,7 +180,7 @@ def read_values(table: Any, name: str, where: str) -> Array:
     values = read_column(table, name, where)
     check_filled(values, name, where)
     if all(isinstance(value, str) for value in values):
-        return np.asarray([composed(value) for value in values], dtype=object)
+        return np.asarray([to_nfc(value) for value in values], dtype=object)
     if not all(isinstance(value, bool | int | float) for value in values):
         odd = next(value for value in values if not isinstance(value, bool | int | float))
         raise DataError(

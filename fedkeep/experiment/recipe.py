@@ -63,8 +63,8 @@ class Method:
         name = re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.")
         if name and len(name) <= MAX_SLUG_LENGTH:
             return name
-        mark = sha256(self.label.encode()).hexdigest()[:8]
-        return f"{name[: MAX_SLUG_LENGTH - 9] or 'method'}-{mark}"
+        suffix = sha256(self.label.encode()).hexdigest()[:8]
+        return f"{name[: MAX_SLUG_LENGTH - 9] or 'method'}-{suffix}"
 
 
 @dataclass(frozen=True)

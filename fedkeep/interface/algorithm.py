@@ -27,7 +27,7 @@ from fedkeep.options import Options
 C = TypeVar("C", default=NoState)
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MARK = "_fedkeep_client_step"
+_CLIENT_STEP_FLAG = "_fedkeep_client_step"
 
 
 def on_client(function: F) -> F:
@@ -44,7 +44,7 @@ def on_client(function: F) -> F:
     Callable
         The same function.
     """
-    setattr(function, _MARK, True)
+    setattr(function, _CLIENT_STEP_FLAG, True)
     return function
 
 
@@ -61,7 +61,7 @@ def is_client_step(function: Any) -> bool:
     bool
         True if it is marked.
     """
-    return bool(getattr(function, _MARK, False))
+    return bool(getattr(function, _CLIENT_STEP_FLAG, False))
 
 
 @dataclass(frozen=True)

@@ -97,15 +97,15 @@ def _mismatch(trial: TrialResult, other: TrialResult, metric: Metric) -> str:
     return ""
 
 
-def compared(row: Row, reference: Row, metric: str | Metric) -> Difference:
-    """Return the `difference` of two rows for a table; without values where one of them shows nothing, as at chance."""
+def difference_or_reason(row: Row, reference: Row, metric: str | Metric) -> Difference:
+    """Return the `difference` of two rows, or why there is none, such as ``at chance``."""
     if not (trouble := row.trouble or (reference.trouble and f"reference {reference.trouble}")):
         return difference(row, reference, metric)
     return Difference(row.label, reference.label, (), (), metrics.t_interval(()), trouble)
 
 
 def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "window_mean") -> list[Difference]:
-    """Return each other finished method's difference to the reference, as `compared` has it.
+    """Return each other finished method's difference to the reference, as `difference_or_reason` has it.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "win
         raise RunError(f"{reference} was run with different settings. Name one: {'; '.join(variants)}.")
     if reference not in table:
         raise RunError(f"There is no finished method {reference!r} to compare with.{did_you_mean(reference, table)}")
-    return [compared(row, table[reference], metric) for label, row in table.items() if label != reference]
+    return [difference_or_reason(row, table[reference], metric) for label, row in table.items() if label != reference]
 
 
 def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:

@@ -185,17 +185,19 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
 
     Numbers are at full precision: fractions, seconds, bytes; what was not measured is empty.
     """
-    compared = headline(trials_of(rows))
+    headline_metrics = headline(trials_of(rows))
     reference = against or _reference(rows)
     gains = {
         (found.label, metric.name): found
-        for metric in compared
+        for metric in headline_metrics
         for found in (differences(rows, reference, metric) if reference else [])
     }
     header = ["method", "finished", "learned", "seeds", "rounds", "rounds_planned", "window_first", "window_last"]
     header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n", "_low", "_high")]
     header += ["reference"] * bool(reference)
-    header += [f"{m.name}_difference{part}" for m in compared for part in ("", "_low", "_high", "_n")] * bool(reference)
+    header += [f"{m.name}_difference{part}" for m in headline_metrics for part in ("", "_low", "_high", "_n")] * bool(
+        reference
+    )
     header += ["rounds_to_target"] * (target is not None)
     lines: list[list[str]] = [header]
     for row in rows:
@@ -209,7 +211,7 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
             spread, interval = row.value(metric), row.interval(metric)
             line += [_number(spread.mean), _number(spread.std), str(spread.n), *_ends(interval)]
         if reference:
-            mine = [gains.get((row.label, metric.name)) if row.finished else None for metric in compared]
+            mine = [gains.get((row.label, metric.name)) if row.finished else None for metric in headline_metrics]
             line.append(next((found.reference for found in mine if found), ""))
             for found in mine:
                 line += (

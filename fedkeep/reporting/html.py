@@ -21,7 +21,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
-from fedkeep.reporting.differences import EXPLANATION, compared, leaders, show_difference, show_interval
+from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CurveMetric, LineStyle, smoothing, styles
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.report_charts import line_chart
@@ -246,7 +246,7 @@ def _differences(rows: Sequence[Row]) -> dict[str, Any]:
     for place, row in enumerate(rows[1:], start=1):
         gains: list[tuple[str, str]] = []
         for reference in rows[:place]:
-            found = compared(row, reference, metric)
+            found = difference_or_reason(row, reference, metric)
             each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
             gains.append((show_difference(found), each if len(found.values) > 1 else ""))
         lines.append({"label": row.label, "gains": gains})

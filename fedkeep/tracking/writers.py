@@ -183,13 +183,13 @@ class MlflowWriter:
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         found = self.client.get_experiment_by_name(trial.title)
         experiment = found.experiment_id if found else self.client.create_experiment(trial.title)
-        mark = hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest()
-        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{mark}'") if finished else []
+        trial_id = hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest()
+        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial_id}'") if finished else []
         if before:
             self.run = before[0].info.run_id
             self.client.set_terminated(self.run, "RUNNING")
             return
-        tags = {"fedkeep_trial": mark}
+        tags = {"fedkeep_trial": trial_id}
         self.run = self.client.create_run(experiment, run_name=trial.name, tags=tags).info.run_id
         for name, value in {**trial.options, "method": trial.label, "seed": trial.seed}.items():
             self.client.log_param(self.run, name, str(value)[:500])

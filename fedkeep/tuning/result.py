@@ -166,7 +166,7 @@ def write_tuning(tuning: Tuning) -> None:
 
 
 def table_of(tuning: Tuning) -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table: a mark for the best of a method, the point, its metric, its number of seeds.
+    """Return the rows of the table: a verdict on the point, the point, its metric, its number of seeds.
 
     Parameters
     ----------
@@ -176,15 +176,15 @@ def table_of(tuning: Tuning) -> list[tuple[str, str, str, str]]:
     Returns
     -------
     list[tuple[str, str, str, str]]
-        The rows, in the order of the grid. Of a point that has learned nothing the mark says so.
+        The rows, in the order of the grid. The verdict is "best", "has not learned" or empty.
     """
     best = set(map(id, tuning.best.values()))
 
-    def mark(tuned: TunedPoint) -> str:
+    def verdict(tuned: TunedPoint) -> str:
         return "best" if id(tuned) in best else "" if tuned.learned else "has not learned"
 
     return [
-        (mark(tuned), tuned.label, show(tuned.spread, tuning.metric.unit), str(tuned.spread.n))
+        (verdict(tuned), tuned.label, show(tuned.spread, tuning.metric.unit), str(tuned.spread.n))
         for tuned in tuning.points
     ]
 
