@@ -194,10 +194,9 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
     }
     header = ["method", "finished", "learned", "seeds", "rounds", "rounds_planned", "window_first", "window_last"]
     header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n", "_low", "_high")]
-    header += ["reference"] * bool(reference)
-    header += [f"{m.name}_difference{part}" for m in headline_metrics for part in ("", "_low", "_high", "_n")] * bool(
-        reference
-    )
+    if reference:
+        parts = ("", "_low", "_high", "_n")
+        header += ["reference", *(f"{metric.name}_difference{part}" for metric in headline_metrics for part in parts)]
     header += ["rounds_to_target"] * (target is not None)
     lines: list[list[str]] = [header]
     for row in rows:
