@@ -70,7 +70,7 @@ def _load(
     name: str, folder: Path | None, validation: float, options: DataOptions, version: tuple[object, ...]
 ) -> DataSet:
     dataset = load(name, data_dir=folder, options=options)
-    # Of known data sets it is known; their notes stay as they were.
+    # Copies are counted only in a user's own files; the notes of known data sets stay as they were.
     return validated(dataset, validation, count_copies=bool(version)) if validation else dataset
 
 
@@ -498,7 +498,7 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
 def check_network(
     model: Architecture, federation: Federation, data_dir: str | Path | None = None, *, memory: int | None = None
 ) -> nn.Module:
-    """Build a network on trial.
+    """Try whether a network can be built.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ FROM_LABEL_COUNTS = "from label counts"
 
 @dataclass(frozen=True)
 class Privacy(Options):
-    """Differential privacy of one example, in what leaves a client, or of a whole client, in means; and secure sums."""
+    """Noise for one example in what leaves a client, noise for a whole client on means, and secure aggregation."""
 
     noise_multiplier: float = option(
         0.0,

@@ -96,7 +96,7 @@ class Evaluation(Callback):
         return {"correct": counts.correct, "test_loss": counts.loss}
 
     def _backdoor(self, state: SimulationState) -> float:
-        """Return how often the model that is exported takes an image with a backdoor's trigger for its target."""
+        """Return how often the first evaluation model takes an image with a backdoor's trigger for its target."""
         model = state.evaluation_model(state.evaluation_models[0])
         return backdoor_success(
             lambda images: state.algorithm.predict(state.server, model, images), state.federation.dataset.test

@@ -28,7 +28,7 @@ class RunSettings(Options):
     )
     evaluation_models: tuple[EvaluationModel, ...] = option(
         ("last", "round", "moving"),
-        "models that are evaluated, each in its own row; the first is the method's own, an average is exported",
+        "models that are evaluated, each in its own row; `fedkeep export` takes the one that averages most",
     )
     ema_decay: float = option(
         0.8, "weight of the old value in the moving average of models, each round", low=0.0, high=1.0

@@ -40,7 +40,7 @@ class FedSKFServerState:
     base : str
         The client whose neurons were the base last; empty before the first.
     done : list of str
-        Of random turns, the clients that have been the base since all had.
+        With ``pit_turn="random"``: the clients that were the base in this cycle, which ends when all were.
     """
 
     base: str = ""

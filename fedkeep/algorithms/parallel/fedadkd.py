@@ -47,9 +47,9 @@ class FitWithGini(Fit):
 
 @dataclass(frozen=True)
 class FedADKD(Algorithm[LabelBalance]):
-    """Adaptive decoupled knowledge distillation: CE + phi_i w_target T + w_nontarget NT at temperature 1, no tau^2.
+    """Adaptive decoupled knowledge distillation: CE + phi_i w_target TC + w_nontarget NT at temperature 1, no tau^2.
 
-    T = p_y^T ln(p_y^T / p_y^S), of the label's probabilities in the received and the local model (eq. 3).
+    TC = p_y^T ln(p_y^T / p_y^S), of the label's probabilities in the received and the local model (eq. 3).
     phi_i = M x_i / sum_j x_j over the cohort of M, x = ln(1 + delta G), G the Gini impurity of a client's labels; the
     mean of phi over the cohort is 1 (eqs. 6 and 7).
 

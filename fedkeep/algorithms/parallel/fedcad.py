@@ -22,16 +22,17 @@ class FedCAD(Algorithm):
 
     a_c = low + (high - low) E[p_c], with E[p_c] the probability that the server's model gives to the right class, on
     average over its auxiliary images of class c. The printed weight, (high - low)/2 E[2 p_y - 1] + (high + low)/2
-    (eq. 6), is exactly that. C more numbers are sent down. With ``low = high = 0`` this is FedAvg, with ``low = high``
-    FedLSD, bit for bit.
+    (eq. 6), is exactly that. Records call a_c ``trust``. C more numbers are sent down. With ``low = high = 0`` this is
+    FedAvg, with ``low = high`` FedLSD, bit for bit.
 
     What the paper leaves open, and what is done here (docs/tried-readings.md has what else was tried):
 
     - the temperature has a value for FedLSD only: 2, and no tau^2;
     - its cross-entropy is printed with tempered probabilities, its algorithm applies it to logits: temperature 1;
     - p in a_c is the tempered one, by the only definition given;
-    - ``low`` and ``high`` are the best pair of 0, 0.3, 0.5 and 0.7: 0 and 0.7 here, since the text on figure 4 implies
-      a small weight at first, and held-out images agree (docs/findings.md); equal bounds are allowed;
+    - the paper takes the best pair of 0, 0.3, 0.5 and 0.7 as ``low`` and ``high``, and does not print it: 0 and 0.7
+      here, since the text on figure 4 implies a small weight at first, and held-out images agree (docs/findings.md);
+      equal bounds are allowed;
     - where the auxiliary set comes from is an option of the recipe (`fedkeep.data.server_data`).
     """
 
@@ -39,9 +40,11 @@ class FedCAD(Algorithm):
     paper = "He et al., 2022: Class-wise adaptive self distillation for heterogeneous federated learning"
     needs = ("auxiliary",)
 
-    low: float = option(0.0, "weight of distillation for a class that it gives probability 0 (beta)", low=0.0, high=1.0)
+    low: float = option(
+        0.0, "weight of distillation for a class that the server's model thinks impossible (beta)", low=0.0, high=1.0
+    )
     high: float = option(
-        0.7, "weight of distillation for a class that it gives probability 1 (gamma)", low=0.0, high=1.0
+        0.7, "weight of distillation for a class that the server's model is sure of (gamma)", low=0.0, high=1.0
     )
     tau: float = option(2.0, "softmax temperature", low=1e-3)
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")

@@ -27,5 +27,5 @@ class FedSeq(Algorithm):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Fit:
-        """Train the model that the previous client left on the client's own examples."""
+        """Train the previous client's model on this client's examples."""
         return client.fit(model, CrossEntropy())

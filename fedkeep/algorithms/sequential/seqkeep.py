@@ -35,8 +35,8 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
 
     The model that the last client of a round leaves has forgotten part of what the clients before it taught, so it
     swings from round to round. The mean of a round's models (those that its clients sent on) does not, and the server
-    has seen them all: A <- ema_decay A + (1 - ema_decay) mean. A is what is evaluated and exported. Training is
-    FedSeq's, and one model is sent for each client.
+    has seen them all. The moving average A of these means, A <- ema_decay A + (1 - ema_decay) mean, is what is
+    evaluated and exported. Training is FedSeq's, and one model is sent for each client.
 
     Where the last model must itself be good, A can also be the only teacher of the next round,
     CE + s (w_nontarget NT + w_target TC), for two models sent down per client instead of one. With ``w_nontarget`` 3
