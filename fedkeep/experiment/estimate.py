@@ -15,7 +15,7 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
-from fedkeep.simulation.model_averaging import distinct_models
+from fedkeep.simulation.evaluation_models import distinct_models
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.context import pinned_threads
 

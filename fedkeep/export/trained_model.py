@@ -20,7 +20,7 @@ from fedkeep.models import Architecture, Weights
 from fedkeep.models.predictor import Predictor, build_predictor
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
 from fedkeep.reporting.trial import TrialResult
-from fedkeep.simulation.model_averaging import EvaluationModel
+from fedkeep.simulation.evaluation_models import EvaluationModel
 from fedkeep.simulation.trial import MANIFEST
 
 Resizing: TypeAlias = Literal["whole", "middle", "none"]

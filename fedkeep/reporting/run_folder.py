@@ -29,7 +29,7 @@ from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.checkpoint import manifests
-from fedkeep.simulation.model_averaging import EvaluationModel
+from fedkeep.simulation.evaluation_models import EvaluationModel
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.simulation.trial import MANIFEST
 

@@ -29,7 +29,7 @@ class LocalRemoteClient(RemoteClient):
         self.id = client
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
-        clients = self.round.queue(_tasks(step, self.round, [self.id], args, kwargs))
+        clients = self.round.queue(_step_requests(step, self.round, [self.id], args, kwargs))
         reply = self.round.collect(clients).get(self.id, LOST)
         privacy = self.round.state.privacy
         if isinstance(reply, Fit) and (privacy.secure_aggregation or privacy.client_noise_multiplier):
@@ -63,19 +63,19 @@ class LocalCohort(Cohort):
         return len(self.clients)
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        clients = self.round.queue(_tasks(step, self.round, self.clients, args, kwargs))
+        clients = self.round.queue(_step_requests(step, self.round, self.clients, args, kwargs))
         replies = self.round.collect(clients)
         arrived = {client: reply for client, reply in replies.items() if reply is not LOST}
         return self.round.make_robust(self.round.make_secure(arrived))
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
-        self.round.start(_tasks(step, self.round, self.clients, args, kwargs))
+        self.round.start(_step_requests(step, self.round, self.clients, args, kwargs))
 
     def without(self, known: Container[str]) -> Cohort:
         return LocalCohort(self.round, [client for client in self.clients if client not in known])
 
 
-def _tasks(
+def _step_requests(
     step: Step, round: RoundState, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[StepRequest]:
     """Return a request for each client that all `each` arguments name, with its own values of these arguments."""

@@ -106,9 +106,9 @@ class RoundState:
     sample_rate : float
         The largest probability with which a client was asked for one of these means.
     waiting : dict[str, list[StepRequest]]
-        Tasks that have not been submitted yet, by client.
+        Requests that have not been submitted yet, by client.
     under_way : dict[str, tuple[StepRequest, Future | ClientFailure]]
-        Tasks that have been submitted, by client.
+        Requests that have been submitted, by client.
     checked : dict[str, _Checked]
         Results that arrived and are not accepted yet, since those of earlier clients have not arrived.
     down, up : int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
-from fedkeep.simulation.model_averaging import EvaluationModel
+from fedkeep.simulation.evaluation_models import EvaluationModel
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A simulation: one method with one seed, round after round, on this machine."""
+"""One trial in progress: a method with a seed, round after round, whatever carries out the client steps."""
 
 from __future__ import annotations
 

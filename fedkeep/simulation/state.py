@@ -18,8 +18,8 @@ from fedkeep.models import Weights
 from fedkeep.models.weights_file import WeightsFile
 from fedkeep.simulation.attacks import Attack, Attacker, poison
 from fedkeep.simulation.defense import Defense, ReplyHistory
+from fedkeep.simulation.evaluation_models import EvaluationModel, distinct_models
 from fedkeep.simulation.executor import Executor, SerialExecutor
-from fedkeep.simulation.model_averaging import EvaluationModel, distinct_models
 from fedkeep.simulation.privacy_checks import check_central, check_private, check_secure
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.training.compiled_training import TorchCompiler

@@ -1,4 +1,4 @@
-"""The evaluation model: the global model, or an average of models that the server has received anyway."""
+"""The evaluation models: which of the last model, the mean of the round and the moving average are evaluated."""
 
 from __future__ import annotations
 
