@@ -134,7 +134,7 @@ class Executor(ABC):
 
 @dataclass(eq=False)
 class _Group:
-    """Requests that were submitted together; ``train`` carries out their local training, by default each job at once."""
+    """Requests that were submitted together; ``train`` carries out their local training, by default job by job."""
 
     requests: Sequence[StepRequest]
     train: Callable[[TrainJob], Fit] | None = None
@@ -144,9 +144,9 @@ class _Group:
 class SerialExecutor(Executor):
     """Carries out steps in this process when their result is waited for.
 
-    Requests that were submitted together run side by side: each runs in its own greenlet until it calls `Client.fit`. Then
-    all of these local trainings are carried out together, and each greenlet continues with its result. So a step needs
-    no knowledge of the others.
+    Requests that were submitted together run side by side: each runs in its own greenlet until it calls `Client.fit`.
+    Then all of these local trainings are carried out together, and each greenlet continues with its result. So a step
+    needs no knowledge of the others.
 
     Parameters
     ----------
