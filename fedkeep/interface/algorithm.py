@@ -250,7 +250,8 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """Check a client's reply beyond what is checked for every method; by default every reply is valid.
 
         Numbers that are not finite and models of another architecture are refused for every method. A client whose
-        reply is invalid is lost for the round.
+        reply is invalid is lost for the round. What a reply holds beside a model is checked here alone: the names,
+        shapes and types of its tensors, since one that `round` cannot use would stop the run.
 
         Parameters
         ----------

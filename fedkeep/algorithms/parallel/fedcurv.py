@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,7 @@ from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import ZERO_LOSS, CrossEntropy, Loss, QuadraticPenalty
 from fedkeep.models import Weights
-from fedkeep.models.weights import add, scale
+from fedkeep.models.weights import add, find_mismatch, scale
 from fedkeep.options import option
 
 
@@ -90,6 +90,15 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
         server.model = aggregate(replies, self.aggregation)
         for reply in replies.values():
             server.state.total = server.state.total.plus(reply.change)
+
+    def validate_reply(self, server: Server[CurvatureSum], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, FitWithCurvature):
+            return None
+        parameters = {name: server.initial_model[name] for name in server.parameter_names}
+        mismatches = (find_mismatch(sent, parameters) for sent in (reply.change.fisher, reply.change.product))
+        if mismatch := next(filter(None, mismatches), None):
+            return f"curvature of another form than the model's parameters: {mismatch}"
+        return None
 
     @on_client
     def train(self, client: Client[Curvature], model: Weights, total: Curvature) -> FitWithCurvature:

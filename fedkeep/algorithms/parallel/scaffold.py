@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedkeep.aggregation.mean import Aggregation, aggregate, effective_steps
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import CrossEntropy, LinearTerm
 from fedkeep.models import Weights
-from fedkeep.models.weights import add, mean, scale, subtract
+from fedkeep.models.weights import add, find_mismatch, mean, scale, subtract
 from fedkeep.options import option
 
 
@@ -60,6 +61,13 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
         server.model = aggregate(replies, self.aggregation)
         change = mean([reply.change for reply in replies.values()])
         server.state.c = add(c, change, len(replies) / server.num_clients)
+
+    def validate_reply(self, server: Server[ControlVariate], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, FitWithControlVariate):
+            return None
+        if mismatch := find_mismatch(reply.change, server.initial_model):
+            return f"a change of its control variate of another form: {mismatch}"
+        return None
 
     @on_client
     def train(self, client: Client[ControlVariate], model: Weights, c: Weights) -> FitWithControlVariate:

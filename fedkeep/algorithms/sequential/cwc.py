@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import ZERO_LOSS, CrossEntropy, QuadraticPenalty
 from fedkeep.losses.penalties import PathIntegral
 from fedkeep.models import Weights
-from fedkeep.models.weights import add, scale
+from fedkeep.models.weights import add, find_mismatch, scale
 from fedkeep.options import option
 
 SI_DAMPING = 0.1
@@ -78,6 +78,14 @@ class CWC(Algorithm[AccumulatedImportance]):
             if reply := client.ask(self.train, server.model, importance):
                 server.model, importance = reply.model, reply.importance
         server.state.importance = importance
+
+    def validate_reply(self, server: Server[AccumulatedImportance], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, FitWithImportance):
+            return None
+        parameters = {name: server.initial_model[name] for name in server.parameter_names}
+        if mismatch := find_mismatch(reply.importance, parameters):
+            return f"importances of another form than the model's parameters: {mismatch}"
+        return None
 
     @on_client
     def train(self, client: Client, model: Weights, importance: Weights) -> FitWithImportance:
