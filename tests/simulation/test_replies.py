@@ -125,6 +125,26 @@ def test_numbers_that_cannot_be_are_refused(method: Any, lie: Lie, reason: str) 
     assert reason in first["lost"][client]
 
 
+@pytest.mark.parametrize("steps", [0, 1, 5, 7])
+def test_steps_that_count_are_those_that_the_examples_need(steps: int) -> None:
+    """Normalised averaging divides by them: who says 1 counts six times as much."""
+    methods = FedNova(), FedAvg()
+    simulations = [tiny.simulation(method, cohort_size=6, rounds=1) for method in methods]
+    for simulation in simulations:
+        let_lie(simulation, output(num_steps=steps), "4", range(1, 2))
+    nova, plain = (tiny.run_rounds(simulation)[0] for simulation in simulations)
+    held = tiny.SIZES[4]
+    assert tiny.TRAINING.num_steps(held, batch_norm=False) == 6
+    assert nova["lost"] == {"4": f"answered with a model trained in {steps} steps, and its {held} examples need 6"}
+    assert not plain["lost"], "other methods may give `fit` other epochs, and do not use the number"
+
+
+@pytest.mark.parametrize("changes", [{}, {"privacy": Privacy(noise_multiplier=0.5)}])
+def test_honest_steps_are_those_that_the_examples_need(changes: dict[str, Any]) -> None:
+    simulation = tiny.simulation(FedNova(), federation=tiny.federation((9, 1, 6, 0, 7, 23)), cohort_size=6, **changes)
+    assert not any(record["lost"] for record in tiny.run_rounds(simulation))
+
+
 @pytest.mark.parametrize("name", ["find_nonfinite", "find_out_of_range"])
 def test_a_check_that_fails_refuses_the_reply_and_not_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check = getattr(replies, name)
