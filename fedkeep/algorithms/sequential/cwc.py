@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Range, Server, on_client
 from fedkeep.losses import ZERO_LOSS, CrossEntropy, QuadraticPenalty
 from fedkeep.losses.penalties import PathIntegral
 from fedkeep.models import Weights
@@ -15,6 +15,8 @@ from fedkeep.options import option
 
 SI_DAMPING = 0.1
 """What is added to squared distances with ``importance=si``."""
+MAX_IMPORTANCE = 1e30
+"""Larger importances are refused: those of the next clients are added, and the sums must stay finite in float32."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class FitWithImportance(Fit):
         Of every parameter, with the client's added.
     """
 
-    importance: Weights
+    importance: Annotated[Weights, Range(0, MAX_IMPORTANCE)]
 
 
 @dataclass(frozen=True)
