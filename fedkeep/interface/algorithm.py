@@ -122,6 +122,16 @@ class Algorithm(Options, ABC, Generic[S, C]):
         return 0
 
     @property
+    def uses_num_steps(self) -> bool:
+        """Whether `round` computes with `Fit.num_steps`, as normalised averaging does.
+
+        Then a client is refused whose number is not the one that follows from its `Fit.num_examples` with the recipe's
+        epochs and batch size. So its clients call `Client.fit` with these, and end epochs with the first data set. Of
+        other methods only a number that is far too large is refused, since `Client.fit` may be given other epochs.
+        """
+        return False
+
+    @property
     def keeps_examples(self) -> bool:
         """Whether clients train on examples of earlier tasks too, which `Fit.num_examples` then counts.
 
@@ -252,7 +262,8 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """Check a client's reply beyond what is checked for every method; by default every reply is valid.
 
         Numbers that are not finite and models of another architecture are refused for every method. A client whose
-        reply is invalid is lost for the round.
+        reply is invalid is lost for the round. What a reply holds beside a model is checked here alone: the names,
+        shapes and types of its tensors, since one that `round` cannot use would stop the run.
 
         Parameters
         ----------

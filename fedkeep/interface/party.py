@@ -57,6 +57,13 @@ class UndeclaredStateError(ConfigError, AttributeError):
 
 S = TypeVar("S", default=NoState)
 
+MAX_LOSS = float(torch.finfo(torch.float32).max)
+"""The largest loss that a training can have, since it is summed in float32.
+
+A training that diverges may come near it before its weights are refused, so that no smaller number is a lie for sure.
+Penalties may be negative too.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -77,7 +84,7 @@ class Fit:
     model: Weights
     num_examples: Annotated[int, Range(low=0)]
     num_steps: Annotated[int, Range(low=0)]
-    loss: float
+    loss: Annotated[float, Range(-MAX_LOSS, MAX_LOSS)]
 
 
 class Party(ABC, Generic[S]):

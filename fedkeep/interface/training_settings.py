@@ -85,6 +85,25 @@ class Training(Options):
             return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * share)) / 2
         return self.lr * self.lr_decay ** (round - 1)
 
+    def num_steps(self, examples: int, *, batch_norm: bool) -> int:
+        """Return how many optimizer steps a training with these epochs and this batch size takes.
+
+        Parameters
+        ----------
+        examples : int
+            Number of examples in the first data set.
+        batch_norm : bool
+            Whether the network has batch norm. It cannot learn from one example alone, so a last batch of one is merged
+            into the batch before it.
+
+        Returns
+        -------
+        int
+            The number of steps; 0 without anything to learn from.
+        """
+        batches, last = math.ceil(examples / self.batch_size), examples % self.batch_size
+        return self.epochs * (batches - 1 if batch_norm and last == 1 else batches)
+
 
 def SGD(lr: float = 0.01, **options: Any) -> Training:
     """Return settings of local training with `torch.optim.SGD`.

@@ -72,6 +72,8 @@ class Prototypes:
             or self.means.dtype != torch.float32
         ):
             return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]} in float32"
+        if bool((self.means.abs() > MAX_RADIUS).any()):
+            return f"prototypes with numbers beyond {MAX_RADIUS:g}, which would swallow all others' in the mean"
         if wrong := set(named) - set(classes):
             return f"prototypes of {sorted(wrong)}, which are no classes of this task"
         examples = self.num_examples.tolist()

@@ -62,8 +62,9 @@ class LearningMetrics(Record):
 
         Without any evaluation nothing speaks against it.
         """
-        losses = [row.get("test_loss") for row in self.last_quarter]
-        return not self.at_chance and all(loss is None or math.isfinite(loss) for loss in losses)
+        losses = [row.get("test_loss", 0.0) for row in self.last_quarter]
+        # One that was not finite is null in a record; earlier versions wrote NaN.
+        return not self.at_chance and all(loss is not None and math.isfinite(loss) for loss in losses)
 
     @cached_property
     def loss_change(self) -> float:

@@ -56,7 +56,7 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
 
     @cached_property
     def test_losses(self) -> Floats:
-        """Return the mean cross-entropy of each evaluated round, float64 [T]; NaN where it was not recorded."""
+        """Return the mean cross-entropy of each evaluated round, float64 [T]; NaN where there is no finite one."""
         values = [row.get("test_loss") for row in self.evaluations]
         return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
 

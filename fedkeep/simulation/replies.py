@@ -146,6 +146,11 @@ def _implausible(state: SimulationState, client: str, reply: Any) -> str | None:
         most = _most_steps(state, held)
         if fit.num_steps > most:
             return f"a model trained in {fit.num_steps} steps, and its examples need at most {most}"
+        if state.algorithm.uses_num_steps and not state.privacy.secure_aggregation:  # which hides the number
+            batch_norm = state.context_of(client).runner.has_batch_norm
+            needed = state.training.num_steps(fit.num_examples, batch_norm=batch_norm)
+            if fit.num_steps != needed:
+                return f"a model trained in {fit.num_steps} steps, and its {fit.num_examples} examples need {needed}"
     return None
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import ceil, inf
+from math import ceil, inf, isfinite
 from types import MethodType
 from typing import Any, Final
 
@@ -352,14 +352,14 @@ class RoundState:
         Returns
         -------
         dict[str, object]
-            Task, round, cohort, lost clients, loss (None if nobody told it), examples, bytes, and evaluations of local
-            models.
+            Task, round, cohort, lost clients, loss (None if nobody told it, or it is not finite), examples, bytes, and
+            evaluations of local models.
         """
         fits = [fit for _, fit in self.ordered_fits()]
         examples = sum(fit.num_examples for fit in fits)
         privacy = self.state.privacy
         is_told = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
-        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if is_told else None
+        loss = _mean_loss(fits, examples) if is_told else None
         record: dict[str, Any] = {
             "task": self.task,
             "round": self.number,
@@ -713,6 +713,12 @@ class _Checked:
     fault: str | None = None
     size: int = 0
     update: UpdateSummary | None = None
+
+
+def _mean_loss(fits: Sequence[Fit], examples: int) -> float | None:
+    """Return the mean loss of trainings over their examples; None if it is beyond floats, as unchecked ones may be."""
+    loss = sum(fit.loss * fit.num_examples for fit in fits) / examples
+    return loss if isfinite(loss) else None
 
 
 def _fingerprints(update: UpdateSummary) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -153,12 +154,18 @@ class JsonlWriter:
     def write(self, line: dict[str, Any]) -> None:
         """Append a line and pass it to the operating system, so that it is not lost if the process is killed.
 
+        JSON has no numbers that are not finite, such as the test loss of a model that diverged: null stands for them.
+
         Parameters
         ----------
         line : dict[str, object]
             The content.
         """
-        content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            text = json.dumps(line, separators=(",", ":"), allow_nan=False)
+        except ValueError:
+            text = json.dumps(_without_nonfinite(line), separators=(",", ":"), allow_nan=False)
+        content = text.encode() + b"\n"
         self.file.write(content)
         self.file.flush()
         self._hash.update(content)
@@ -195,6 +202,15 @@ class JsonlWriter:
         """
         os.fsync(self.file.fileno())
         return Digest(self.file.tell(), self._hash.hexdigest())
+
+
+def _without_nonfinite(value: Any) -> Any:
+    """Return what a line of JSON holds, with None in the place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _without_nonfinite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Records(Callback):

@@ -109,6 +109,17 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes() -> None:
     assert simulation.client_states[absent].prototypes.classes.tolist() == [2]
 
 
+def test_prototypes_that_would_swallow_all_others_are_refused() -> None:
+    def enlarge(client: Any, reply: Any) -> Any:
+        return replace(reply, means=reply.means + 1e7) if client.id == "1" and reply else reply
+
+    simulation = tiny.simulation_with_tasks(FedPASS(scope="global"), cohort_size=5, rounds=1)
+    tiny.change_replies(simulation, "report_prototypes", enlarge)
+    lost = [record["lost"] for record in tiny.run_rounds(simulation)]
+    assert {client for one in lost for client in one} == {"1"}
+    assert any("prototypes with numbers beyond 1e+06" in reason for one in lost for reason in one.values())
+
+
 def test_prototypes_of_other_classes_are_refused() -> None:
     def shift(client: Any, reply: Prototypes | None) -> Prototypes | None:
         return replace(reply, classes=reply.classes + 1) if reply is not None and client.id == "1" else reply

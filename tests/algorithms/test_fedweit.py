@@ -312,6 +312,37 @@ def test_parts_of_another_form_are_refused(output: str) -> None:
     assert output in records[3]["lost"]["1"]
 
 
+def enlarged(weights: Any, prefix: str) -> Any:
+    return {name: tensor + 1e4 * name.startswith(prefix) for name, tensor in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "reason"),
+    [
+        ("train", lambda reply: replace(reply, body=reply.body + 1e4), "an update of norm"),
+        ("train", lambda reply: replace(reply, parts=enlarged(reply.parts, "rest.")), "an update of norm"),
+        ("report", lambda reply: replace(reply, parts=enlarged(reply.parts, "attention.")), "attention of norm"),
+        (
+            "report",
+            lambda reply: replace(reply, adaptive=replace(reply.adaptive, values=reply.adaptive.values + 1e4)),
+            "adaptive weights of norm",
+        ),
+    ],
+)
+def test_numbers_that_would_swallow_all_others_are_refused(step: str, change: Any, reason: str) -> None:
+    """What FedWeIT's clients send is no whole model, so that no general limit is about it."""
+
+    def spoil(client: Any, reply: Any) -> Any:
+        return change(reply) if (client.task, client.id) == (2, "1") else reply
+
+    simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4, rounds=1)
+    tiny.change_replies(simulation, step, spoil)
+    records = tiny.run_rounds(simulation)
+    assert [list(record["lost"]) for record in records] == [[], ["1"], []]
+    assert reason in records[1]["lost"]["1"]
+    assert "fits the model" in records[1]["lost"]["1"]
+
+
 def test_rows_that_do_not_belong_to_the_masks_are_refused() -> None:
     def shorten(client: Any, share: WeITUpdate) -> WeITUpdate:
         return replace(share, body=share.body[1:]) if client.id == "1" else share

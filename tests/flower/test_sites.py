@@ -538,6 +538,8 @@ def outweighing(reported: Envelope, **changes: Any) -> Envelope:
         ({"num_examples": -(10**400)}, "num_examples beyond -1e+300"),
         ({"num_steps": -1}, "num_steps -1"),
         ({"num_steps": 10**9}, "in 1000000000 steps"),
+        ({"loss": 1e308}, "loss beyond 1e+300"),
+        ({"loss": 10**400}, "too large to convert to float"),
     ],
 )
 def test_a_site_cannot_count_for_more_than_it_has(

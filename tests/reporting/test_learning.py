@@ -96,6 +96,15 @@ def test_a_loss_that_hardly_falls_has_not_diverged(losses: list[float], said: st
     assert "--set training.lr=0.1 or 0.001 (it is 0.01)" in change or "--set training.lr=0.001" in change
 
 
+@pytest.mark.parametrize("loss", [None, math.inf, math.nan])  # null today, Infinity and NaN in earlier versions
+def test_a_test_loss_that_is_not_finite_is_no_learning(loss: float | None, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedAvg", 0, [[9, 9]] * 4, rows={4: {"test_loss": loss}})
+    (trial,) = read_run(run).trials
+    assert trial.trouble == "test loss not finite"
+    assert math.isnan(trial.test_losses[-1]) or loss == math.inf
+
+
 def test_a_learning_rate_that_diverges_is_called_that_where_it_was_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +39,7 @@ from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.trial import run_trial
+from fedkeep.simulation.trial import JsonlWriter, run_trial
 from fedkeep.testing.interception import record_fits, wrap_steps
 from fedkeep.training.model_check import ModelCheck
 from fedkeep.training.party import discrete_laplace
@@ -55,6 +56,15 @@ def scaled(factor: float) -> Lie:
 
 def output(**changes: Any) -> Lie:
     return lambda fit, sent: replace(fit, **changes)
+
+
+def strict_json(file: Path) -> Any:
+    """Return the only line of a file, in which there is no number that standard JSON does not have."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number of JSON")
+
+    return json.loads(file.read_text(), parse_constant=refuse)
 
 
 def let_lie(simulation: Simulation, lie: Lie, client: str, rounds: range) -> None:
@@ -115,6 +125,8 @@ def test_buffers_are_compared_too() -> None:
         (FedAvg(), output(num_examples=10**5000), "what cannot be checked (ValueError: Exceeds the limit"),
         (FedADKD(), output(gini=-1.0), "gini -1, which must be 0 to 1"),
         (FedADKD(), output(gini=1.5), "gini 1.5"),
+        (FedAvg(), output(loss=1e308), "loss beyond 1e+300, which must be -3.40282e+38 to 3.40282e+38"),
+        (FedAvg(), output(loss=-1e39), "loss -1e+39"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(method: Any, lie: Lie, reason: str) -> None:
@@ -123,6 +135,42 @@ def test_numbers_that_cannot_be_are_refused(method: Any, lie: Lie, reason: str) 
     let_lie(simulation, lie, client, range(1, 2))
     first, _ = tiny.run_rounds(simulation)
     assert reason in first["lost"][client]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 7])
+def test_steps_that_count_are_those_that_the_examples_need(steps: int) -> None:
+    """Normalised averaging divides by them: who says 1 counts six times as much."""
+    methods = FedNova(), FedAvg()
+    simulations = [tiny.simulation(method, cohort_size=6, rounds=1) for method in methods]
+    for simulation in simulations:
+        let_lie(simulation, output(num_steps=steps), "4", range(1, 2))
+    nova, plain = (tiny.run_rounds(simulation)[0] for simulation in simulations)
+    held = tiny.SIZES[4]
+    assert tiny.TRAINING.num_steps(held, batch_norm=False) == 6
+    assert nova["lost"] == {"4": f"answered with a model trained in {steps} steps, and its {held} examples need 6"}
+    assert not plain["lost"], "other methods may give `fit` other epochs, and do not use the number"
+
+
+@pytest.mark.parametrize("changes", [{}, {"privacy": Privacy(noise_multiplier=0.5)}])
+def test_honest_steps_are_those_that_the_examples_need(changes: dict[str, Any]) -> None:
+    simulation = tiny.simulation(FedNova(), federation=tiny.federation((9, 1, 6, 0, 7, 23)), cohort_size=6, **changes)
+    assert not any(record["lost"] for record in tiny.run_rounds(simulation))
+
+
+@pytest.mark.parametrize("loss", [1e308, -1e308])
+def test_a_loss_that_nobody_checked_is_null_in_the_record(loss: float, tmp_path: Path) -> None:
+    simulation = tiny.simulation(FedAvg(), cohort_size=6, rounds=1, defense=Defense(check_replies=False))
+    let_lie(simulation, output(loss=loss), "4", range(1, 2))
+    run_trial(simulation, tmp_path)
+    assert strict_json(tmp_path / "rounds.jsonl")["loss"] is None
+
+
+def test_a_test_loss_that_is_not_finite_is_null_in_the_record(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path / "rounds.jsonl")
+    writer.write({"round": 1, "test_loss": math.nan, "evaluation_models": {"moving": {"test_loss": [-math.inf, 0.5]}}})
+    writer.file.close()
+    expected = {"round": 1, "test_loss": None, "evaluation_models": {"moving": {"test_loss": [None, 0.5]}}}
+    assert strict_json(tmp_path / "rounds.jsonl") == expected
 
 
 @pytest.mark.parametrize("name", ["find_nonfinite", "find_out_of_range"])

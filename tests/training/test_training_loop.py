@@ -364,6 +364,16 @@ def test_batch_norm_never_sees_a_batch_of_one() -> None:
     assert tiny.equal(alone.model, networks.initial)
 
 
+@pytest.mark.parametrize("count", [*range(10), 12, 13])
+@pytest.mark.parametrize("factory", [tiny.network, Normed])
+def test_steps_are_known_from_the_number_of_examples(factory: Any, count: int) -> None:
+    networks = ModelRunner(factory, 0, CPU)
+    for batch_size in (2, 3, 4):
+        training = Training(epochs=2, batch_size=batch_size, lr=0.1)
+        needed = training.num_steps(count, batch_norm=networks.has_batch_norm)
+        assert trained(networks, training, columns(count)).num_steps == needed
+
+
 def test_batch_norm_state_starts_from_the_model_that_came_in() -> None:
     networks, training = ModelRunner(Normed, 0, CPU), Training(epochs=1, batch_size=4, lr=0.1)
     first = trained(networks, training, columns(8))

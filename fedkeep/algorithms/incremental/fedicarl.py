@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,10 @@ class ClassMeans:
     normalized_means: Tensor | None = None
 
 
+ROUNDING = 1e-3
+"""By how much a sum of vectors of length 1 may be longer than their number."""
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureSums:
     """A client's reply about its features, each scaled to length 1.
@@ -65,6 +69,34 @@ class FeatureSums:
 
     sums: Tensor
     num_examples: Tensor
+
+    def validate(self, classes: int, width: int, available: int) -> str | None:
+        """Return what is wrong with the sums that a client sent, or None if nothing is.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        width : int
+            The number of features.
+        available : int
+            How many examples and exemplars the client has at most.
+
+        Returns
+        -------
+        str or None
+        """
+        shapes = {"sums": (self.sums, [classes, width]), "numbers": (self.num_examples, [classes])}
+        for what, (tensor, expected) in shapes.items():
+            if list(tensor.shape) != expected or tensor.dtype != torch.float32:
+                found = f"{list(tensor.shape)} in {tensor.dtype}"
+                return f"{what} of its features by class of shape {found}, not {expected} in float32"
+        counts = self.num_examples
+        if bool((counts < 0).any() | (counts != counts.round()).any()) or counts.double().sum() > available:
+            return f"features of examples that cannot be: {counts.tolist()} by class, and it has {available} at most"
+        if bool((self.sums.double().norm(dim=1) > counts * (1 + ROUNDING)).any()):
+            return "sums of features of length 1 that are longer than their number"
+        return None
 
 
 @dataclass(frozen=True)
@@ -125,6 +157,12 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         if self.max_exemplars:
             count = min(count, max(1, self.max_exemplars // server.num_classes))
         clients.ask(self.remember, server.model, count)
+
+    def validate_reply(self, server: Server[ClassMeans], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, FeatureSums):
+            return None
+        kept = self.exemplars_per_class * server.num_old_classes
+        return reply.validate(server.num_classes, server.initial_model[WEIGHT].shape[1], examples + kept)
 
     @on_client
     def train(self, client: Client[ExemplarState], model: Weights) -> Fit:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.aggregation.mean import masked_mean
+from fedkeep.aggregation.robust import joint_norm
 from fedkeep.algorithms.incremental.class_incremental import label_loss
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Server, on_client
@@ -39,6 +40,14 @@ REST = "rest."
 
 INITIAL_ADAPTIVE = 1 / 3
 """The adaptive weights A at first, as a share of the initial weights."""
+
+MAX_CHANGE = 100.0
+"""How many norms of the model what a client sends may differ from the server's, or its own parts may have.
+
+It is what ``defense.model_norm`` is by default, which is about whole models.
+"""
+BUFFER_FACTOR = 1000.0
+"""How many times more buffers may: no learning rate bounds batch norm's variances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +249,36 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
             num_others = len(server.state.adaptive) if attends else 0
             wrong = find_mismatch(reply.parts, masks | {ATTENTION + name: torch.empty(num_others) for name in body})
             wrong = wrong or reply.adaptive.fault(sum(layer.numel() for layer in body.values()))
-        return wrong and f"other parts than its own: {wrong}"
+        return f"other parts than its own: {wrong}" if wrong else self.find_large(server, reply, body)
+
+    def find_large(
+        self, server: Server[WeITServerState], reply: WeITUpdate | WeITTaskReport, body: Weights
+    ) -> str | None:
+        """Tell whether a client's numbers are too large for the model that it was sent; None if they are not.
+
+        Parameters
+        ----------
+        server : Server
+            With the model.
+        reply : WeITUpdate or WeITTaskReport
+            The reply, whose parts are of the right form.
+        body : Weights
+            The server's B.
+        """
+        limit = MAX_CHANGE * max(1.0, joint_norm([server.model[name] for name in server.parameter_names]))
+        if isinstance(reply, WeITTaskReport):
+            norms = {"adaptive weights": joint_norm([reply.adaptive.values])}
+            norms["attention"] = joint_norm(list(remove_prefix(ATTENTION, reply.parts).values()))
+        else:
+            sent = undecomposed(server, server.model) | new_rows(server, server.model)
+            rest = remove_prefix(REST, reply.parts)
+            moved = {name: part - sent[name] for name, part in rest.items() if part.is_floating_point()}
+            trained = [moved[name] for name in moved if name in server.parameter_names]
+            buffers = [moved[name] / BUFFER_FACTOR for name in moved if name not in server.parameter_names]
+            trained.append(reply.body - active_weights(body, remove_prefix(MASK, reply.parts), self.sparsity))
+            norms = {"an update": joint_norm(trained), "buffers": joint_norm(buffers)}
+        what = next((what for what, norm in norms.items() if not norm <= limit), None)
+        return what and f"{what} of norm {norms[what]:.3g}, where at most {limit:.3g} fits the model"
 
     @on_client
     def receive(self, client: Client[WeITClientState], adaptive: list[SparseTensors]) -> None:

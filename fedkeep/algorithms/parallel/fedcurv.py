@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -11,8 +11,15 @@ from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import ZERO_LOSS, CrossEntropy, Loss, QuadraticPenalty
 from fedkeep.models import Weights
-from fedkeep.models.weights import add, scale
+from fedkeep.models.weights import add, find_mismatch, scale
 from fedkeep.options import option
+
+MAX_CURVATURE = 1e30
+"""Larger numbers are refused in any case: sums over clients must stay finite in float32."""
+OVERSHOOT = 10.0
+"""How many times the curvature from which steps of SGD overshoot a client's may be."""
+MAX_WEIGHT = 10.0
+"""How many times the largest weight of the model, or 1, weights of earlier models may have been."""
 
 
 @dataclass
@@ -76,6 +83,7 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
 
     Steps of SGD overshoot, and grow from step to step, where lr * w_penalty * P is above 1 for a weight. With
     ``sample`` that happened after 899 rounds of SFedKD's table 1, lr 0.01, a hundred clients (docs/reproduction.md).
+    A client is refused whose F alone changes by ten times that: what it sends would end the others' trainings.
     """
 
     paper = "Shoham et al., 2019: Overcoming forgetting in federated learning on non-IID data"
@@ -90,6 +98,42 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
         server.model = aggregate(replies, self.aggregation)
         for reply in replies.values():
             server.state.total = server.state.total.plus(reply.change)
+
+    def validate_reply(self, server: Server[CurvatureSum], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, FitWithCurvature):
+            return None
+        parameters = {name: server.initial_model[name] for name in server.parameter_names}
+        mismatches = (find_mismatch(sent, parameters) for sent in (reply.change.fisher, reply.change.product))
+        if mismatch := next(filter(None, mismatches), None):
+            return f"curvature of another form than the model's parameters: {mismatch}"
+        limit, largest = self.max_change(server), max(1.0, *(_largest(model) for model in (server.model, reply.model)))
+        limits = {"fisher": limit, "product": min(limit * MAX_WEIGHT * largest, MAX_CURVATURE)}
+        for name, most in limits.items():
+            if not (found := _largest(getattr(reply.change, name))) <= most:
+                return f"a change of its curvature's {name} by {found:.3g}, where at most {most:.3g} is possible"
+        return None
+
+    def max_change(self, server: Server[CurvatureSum]) -> float:
+        """Return by how much a client's Fisher information may change.
+
+        Of one that has taken part before it may fall too, by what it was. Where others have ten times the curvature
+        from which SGD overshoots, each step of a client takes its weights 19 times as far from their mean, and no
+        training could go on.
+
+        Parameters
+        ----------
+        server : Server
+            With the settings of local training.
+
+        Returns
+        -------
+        float
+        """
+        training = server.training
+        rate = training.lr_in_round(server.round) * self.w_penalty
+        if not rate or training.optimizer != "sgd" or training.max_grad_norm is not None or server.num_clients == 1:
+            return MAX_CURVATURE
+        return min(OVERSHOOT * (1 + training.momentum) / rate, MAX_CURVATURE)
 
     @on_client
     def train(self, client: Client[Curvature], model: Weights, total: Curvature) -> FitWithCurvature:
@@ -123,6 +167,11 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
         p = {name: value.clamp(min=0) for name, value in others.fisher.items()}
         anchor = {name: torch.where(value > 0, others.product[name] / value, 0.0) for name, value in p.items()}
         return QuadraticPenalty(anchor, self.w_penalty, p)
+
+
+def _largest(weights: Weights) -> float:
+    """Return the largest absolute value; 0 without any."""
+    return max((float(tensor.abs().max()) for tensor in weights.values() if tensor.numel()), default=0.0)
 
 
 def _sum(a: Weights, b: Weights, sign: float) -> Weights:

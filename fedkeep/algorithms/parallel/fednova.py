@@ -25,6 +25,10 @@ class FedNova(Algorithm):
     def only_averages(self) -> bool:
         return False  # it weighs each update by its number of steps
 
+    @property
+    def uses_num_steps(self) -> bool:
+        return True
+
     def round(self, server: Server, cohort: Cohort) -> None:
         """Let all clients train the global model, and take the normalised mean of their models."""
         replies = cohort.ask(self.train, server.model)

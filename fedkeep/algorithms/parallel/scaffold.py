@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from fedkeep.aggregation.mean import Aggregation, aggregate, effective_steps
+from fedkeep.aggregation.robust import joint_norm
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import CrossEntropy, LinearTerm
 from fedkeep.models import Weights
-from fedkeep.models.weights import add, mean, scale, subtract
+from fedkeep.models.weights import add, find_mismatch, mean, scale, subtract
 from fedkeep.options import option
+
+ROUNDING = 1e-3
+"""How far a model may be from that which its client's control variate implies, as a share of the model's norm.
+
+Of honest clients it was 6e-6 at most, in 60 rounds with and without batch norm, momentum and clipping, at learning
+rates from 1e-9 to 50: c_i, which the server does not know, cancels out but for float32's rounding.
+"""
 
 
 @dataclass
@@ -53,6 +65,10 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
 
     aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
 
+    @property
+    def uses_num_steps(self) -> bool:
+        return True  # what a client says of its control variate is compared with its model by them
+
     def round(self, server: Server[ControlVariate], cohort: Cohort) -> None:
         """Let all clients train with corrected gradients, average their models, and update c."""
         c = server.state.c or scale(server.model, 0.0)
@@ -60,6 +76,45 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
         server.model = aggregate(replies, self.aggregation)
         change = mean([reply.change for reply in replies.values()])
         server.state.c = add(c, change, len(replies) / server.num_clients)
+
+    def validate_reply(self, server: Server[ControlVariate], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, FitWithControlVariate):
+            return None
+        if mismatch := find_mismatch(reply.change, server.initial_model):
+            return f"a change of its control variate of another form: {mismatch}"
+        floating = [name for name, tensor in server.model.items() if tensor.is_floating_point()]
+        trained = set(server.parameter_names)
+        groups = [[name for name in floating if (name in trained) == is_trained] for is_trained in (True, False)]
+        if all(self.follows(server, reply, names) for names in groups):
+            return None
+        return "a change of its control variate that does not follow from its model, steps and learning rate"
+
+    @torch.no_grad()
+    def follows(self, server: Server[ControlVariate], reply: FitWithControlVariate, names: Sequence[str]) -> bool:
+        """Tell whether a change of a control variate is (w - w_i) / (K_i lr) - c, up to rounding: c_i cancels out.
+
+        Parameters
+        ----------
+        server : Server
+            With w and c, as it sent them.
+        reply : FitWithControlVariate
+            The reply.
+        names : Sequence[str]
+            The tensors that are compared.
+
+        Returns
+        -------
+        bool
+        """
+        c, training = server.state.c, server.training
+        rate = training.lr_in_round(server.round) * effective_steps(reply.num_steps, training.momentum)
+        told = [reply.change[name] for name in names]
+        if not rate:
+            return not any(change.any() for change in told)
+        sent, moved = [server.model[name] for name in names], [server.model[name] - reply.model[name] for name in names]
+        implied = [rate * (change + c[name] if c else change) for name, change in zip(names, told, strict=True)]
+        difference = joint_norm([a - b for a, b in zip(implied, moved, strict=True)])
+        return difference <= ROUNDING * max(joint_norm(sent), joint_norm(moved), 1.0)
 
     @on_client
     def train(self, client: Client[ControlVariate], model: Weights, c: Weights) -> FitWithControlVariate:

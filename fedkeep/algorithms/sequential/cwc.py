@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Range, Server, on_client
 from fedkeep.losses import ZERO_LOSS, CrossEntropy, QuadraticPenalty
 from fedkeep.losses.penalties import PathIntegral
 from fedkeep.models import Weights
-from fedkeep.models.weights import add, scale
+from fedkeep.models.weights import add, find_mismatch, scale
 from fedkeep.options import option
 
 SI_DAMPING = 0.1
 """What is added to squared distances with ``importance=si``."""
+MAX_IMPORTANCE = 1e30
+"""Larger importances are refused: those of the next clients are added, and the sums must stay finite in float32."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class FitWithImportance(Fit):
         Of every parameter, with the client's added.
     """
 
-    importance: Weights
+    importance: Annotated[Weights, Range(0, MAX_IMPORTANCE)]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,14 @@ class CWC(Algorithm[AccumulatedImportance]):
             if reply := client.ask(self.train, server.model, importance):
                 server.model, importance = reply.model, reply.importance
         server.state.importance = importance
+
+    def validate_reply(self, server: Server[AccumulatedImportance], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, FitWithImportance):
+            return None
+        parameters = {name: server.initial_model[name] for name in server.parameter_names}
+        if mismatch := find_mismatch(reply.importance, parameters):
+            return f"importances of another form than the model's parameters: {mismatch}"
+        return None
 
     @on_client
     def train(self, client: Client, model: Weights, importance: Weights) -> FitWithImportance:
