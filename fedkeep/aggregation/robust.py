@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import isfinite
 from typing import TypeAlias
 
@@ -102,7 +102,9 @@ def joint_norm(tensors: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def select_krum(models: Sequence[Weights], malicious: int, count: int) -> list[int]:
+def select_krum(
+    models: Sequence[Weights], malicious: int, count: int, names: Collection[str] | None = None
+) -> list[int]:
     """Choose the models that lie nearest to their n - f - 2 nearest neighbours (Blanchard et al., 2017).
 
     Parameters
@@ -113,6 +115,8 @@ def select_krum(models: Sequence[Weights], malicious: int, count: int) -> list[i
         f, the number of malicious clients that is assumed.
     count : int
         How many are chosen: 1 for Krum, more for Multi-Krum.
+    names : Collection[str], optional
+        The tensors by which distances are measured; default: all that are not integers.
 
     Returns
     -------
@@ -120,7 +124,7 @@ def select_krum(models: Sequence[Weights], malicious: int, count: int) -> list[i
         The positions of the chosen models, the best first.
     """
     distances = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for columns in _columns(models):
+    for columns in _columns(models, names):
         distances += torch.stack([(columns - one).square().sum(1) for one in columns]).cpu()
     nearest = max(1, len(models) - malicious - 2)
     scores = distances.sort(1).values[:, 1 : nearest + 1].sum(1)
@@ -198,13 +202,14 @@ def _width(count: int) -> int:
     return max(1, MOST_ELEMENTS // count)
 
 
-def _columns(models: Sequence[Weights]) -> Iterator[Tensor]:
-    """Yield the elements of models side by side, float64 [models, elements], as many at a time as memory allows."""
+def _columns(models: Sequence[Weights], names: Collection[str] | None) -> Iterator[Tensor]:
+    """Yield elements of models side by side, float64 [models, elements], as many at a time as memory allows."""
     width = room = _width(len(models))
     parts: list[tuple[str, int, int]] = []
     for name, tensor in form_of(models[0]).items():
         start, stop = 0, 0
-        while tensor.is_floating_point() and stop < tensor.numel():
+        counts = tensor.is_floating_point() and (names is None or name in names)
+        while counts and stop < tensor.numel():
             start, stop = stop, min(tensor.numel(), stop + room)
             parts.append((name, start, stop))
             room -= stop - start

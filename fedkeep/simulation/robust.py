@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median_low
@@ -32,13 +32,15 @@ def robust_replies(
     sent: Mapping[str, Weights],
     defense: Defense,
     keep: Callable[[Fit], Fit] = lambda fit: fit,
+    parameters: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Make replies robust against a minority of malicious clients.
 
     ``median`` and ``trimmed_mean`` put the robust model in the place of each client's, so that any mean of them is that
     model; other tensors of the replies, such as SCAFFOLD's control variates, are treated alike. ``norm_clipping``
     shortens updates to the median of their norms. ``krum`` and ``multi_krum`` keep one, or all but the assumed number
-    of malicious clients.
+    of malicious clients. Norms and distances are those of parameters, since batch norm's statistics move ten times as
+    far as a training; norm clipping shortens the change of these by itself.
 
     Parameters
     ----------
@@ -50,6 +52,8 @@ def robust_replies(
         The rule, and the share of malicious clients that is assumed.
     keep : Callable[[Fit], Fit]
         Puts a new reply away, so that not all must be in memory.
+    parameters : Collection[str], optional
+        Names of the models' parameters; all others are buffers. Default: there are no buffers.
 
     Returns
     -------
@@ -62,11 +66,11 @@ def robust_replies(
     malicious = int(defense.byzantine * len(fits))
     if defense.robust_aggregation in ("krum", "multi_krum"):
         count = 1 if defense.robust_aggregation == "krum" else len(fits) - malicious
-        chosen = sorted(select_krum([fit.model for fit in fits.values()], malicious, count))
+        chosen = sorted(select_krum([fit.model for fit in fits.values()], malicious, count, parameters))
         names = list(fits)
         return {names[position]: fits[names[position]] for position in chosen}
     if defense.robust_aggregation == "norm_clipping":
-        return dict(_clipped(fits, sent, keep))
+        return _clipped(fits, sent, keep, parameters)
     if defense.robust_aggregation == "median":
         return dict(_merged(fits, coordinate_median))
     return dict(_merged(fits, partial(trimmed_mean, cut=malicious)))
@@ -104,17 +108,27 @@ def _holds_tensors(node: Any) -> bool:
     return isinstance(node, Tensor) or is_weights(node)
 
 
-def _clipped(fits: Mapping[str, Fit], sent: Mapping[str, Weights], keep: Callable[[Fit], Fit]) -> dict[str, Fit]:
-    """Return the replies with updates no longer than their median norm."""
+def _clipped(
+    fits: Mapping[str, Fit],
+    sent: Mapping[str, Weights],
+    keep: Callable[[Fit], Fit],
+    parameters: Collection[str] | None,
+) -> dict[str, Any]:
+    """Return the replies with updates no longer than their median norm: of parameters, and of buffers."""
     known = {client: fit for client, fit in fits.items() if client in sent}
     if not known:
         return dict(fits)
-    names = [name for name, form in form_of(next(iter(known.values())).model).items() if form.is_floating_point()]
-    norms = {client: update_norm(fit.model, sent[client], names) for client, fit in known.items()}
-    limit = median_low(norms.values())
-    return {
-        client: keep(replace(fit, model={**fit.model, **clip_model(fit.model, sent[client], names, limit)}))
-        if norms.get(client)
-        else fit
-        for client, fit in fits.items()
-    }
+    floats = [name for name, form in form_of(next(iter(known.values())).model).items() if form.is_floating_point()]
+    are_trained = {name: parameters is None or name in parameters for name in floats}
+    groups = [[name for name in floats if are_trained[name] == trained] for trained in set(are_trained.values())]
+    limits = [
+        median_low(update_norm(fit.model, sent[client], names) for client, fit in known.items()) for names in groups
+    ]
+
+    def clipped(client: str, fit: Fit) -> Fit:
+        model = dict(fit.model)
+        for names, limit in zip(groups, limits, strict=True):
+            model |= clip_model(fit.model, sent[client], names, limit)
+        return keep(replace(fit, model=model))
+
+    return {client: clipped(client, fit) if client in known else fit for client, fit in fits.items()}

@@ -295,7 +295,7 @@ class RoundState:
         """
         state, privacy = self.state, self.state.privacy
         store = ReplyStore(state.weights_file)
-        robust = robust_replies(replies, self.sent, state.defense, store.keep)
+        robust = robust_replies(replies, self.sent, state.defense, store.keep, state.context.runner.parameters)
         self.left_out += [client for client in replies if client not in robust]
         fits = {client: reply for client, reply in robust.items() if isinstance(reply, Fit)}
         if not privacy.client_noise_multiplier or not fits:

@@ -11,7 +11,9 @@ import tiny
 import torch
 
 from fedkeep.aggregation import clip_norm, coordinate_median, select_krum, trimmed_mean, weighted_mean
-from fedkeep.interface import Fit
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.interface import Fit, get_algorithm
+from fedkeep.simulation import rounds
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.robust import robust_replies
 
@@ -67,6 +69,40 @@ def test_clipping_is_flowers_and_to_the_median() -> None:
     )
 
 
+def with_statistics() -> dict[str, Fit]:
+    """Nine fits: parameters move by 0.3, those of "8" by 4.5, and batch norm's statistics by up to 12."""
+    rng = torch.Generator().manual_seed(0)
+    replies = {}
+    for i, place in enumerate((0, 1, 2, 3, 5, 6, 7, 8, 4)):
+        weights = torch.randn(100, generator=rng)
+        length = 4.5 if i == 8 else 0.3
+        statistics = torch.full((25,), 1 + 0.3 * place)
+        replies[str(i)] = Fit({"w": length * weights / weights.norm(), "bn.running_var": statistics}, 100, 5, 0.5)
+    return replies
+
+
+def test_the_statistics_of_batch_norm_hide_no_update() -> None:
+    replies, start = with_statistics(), {"w": torch.zeros(100), "bn.running_var": torch.ones(25)}
+    defense = Defense(robust_aggregation="norm_clipping")
+    clipped = robust_replies(replies, dict.fromkeys(replies, start), defense, lambda fit: fit, ["w"])
+    assert [float(fit.model["w"].norm()) for fit in clipped.values()] == pytest.approx([0.3] * 9)
+    lengths = [float((fit.model["bn.running_var"] - 1).norm()) for fit in clipped.values()]
+    assert lengths == pytest.approx([min(1.5 * place, 6.0) for place in (0, 1, 2, 3, 5, 6, 7, 8, 4)], abs=1e-5)
+    models = [fit.model for fit in replies.values()]
+    assert select_krum(models, 1, 9, ["w"])[-1] == 8
+    assert select_krum(models, 1, 9)[-1] != 8, "its statistics are the usual ones"
+    left = robust_replies(replies, {}, Defense(robust_aggregation="multi_krum"), lambda fit: fit, ["w"])
+    assert list(left) == list("01234567")
+
+
+def test_a_run_tells_the_rules_what_a_models_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(rounds, "robust_replies", lambda replies, *args: (told.append(args[-1]), replies)[1])
+    simulation = tiny.simulation(FedAvg(), cohort_size=5, rounds=1, training=tiny.SHORT)
+    tiny.run_rounds(simulation)
+    assert told == [simulation.context.runner.parameters]
+
+
 @pytest.mark.parametrize(
     ("returned", "sent", "limit", "expected"),
     [
@@ -101,8 +137,6 @@ def averaging() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "rule"), list(averaging()))
 def test_every_method_that_averages_takes_every_rule(name: str, rule: Any) -> None:
-    from fedkeep.interface import get_algorithm
-
     method = tiny.configured(get_algorithm(name))
     plain = tiny.simulation(method, cohort_size=5, rounds=2, training=tiny.SHORT)
     robust = tiny.simulation(
