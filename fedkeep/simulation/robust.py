@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedkeep.aggregation.robust import (
     Rule,
     clip_model,
+    clip_norm,
     coordinate_median,
+    joint_norm,
     merge,
     select_krum,
     trimmed_mean,
@@ -25,6 +28,8 @@ from fedkeep.models import Weights
 from fedkeep.models.weights_file import form_of
 from fedkeep.simulation.defense import MIN_NORMS, Defense
 from fedkeep.simulation.reply_store import is_weights
+
+T = TypeVar("T")
 
 
 def robust_replies(
@@ -40,7 +45,7 @@ def robust_replies(
     model; other tensors of the replies, such as SCAFFOLD's control variates, are treated alike. ``norm_clipping``
     shortens updates to the median of their norms. ``krum`` and ``multi_krum`` keep one, or all but the assumed number
     of malicious clients. Norms and distances are those of parameters, since batch norm's statistics move ten times as
-    far as a training; norm clipping shortens the change of these by itself.
+    far as a training; norm clipping shortens the change of these by itself, and each further field of the replies.
 
     Parameters
     ----------
@@ -87,21 +92,21 @@ def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
     return {client: _replaced(fit, merged) for client, fit in fits.items()}
 
 
-def _tensors_of(fit: Fit) -> list[Weights]:
-    """Return the tensors of a reply in order: those with names together, each other one under the name ''."""
+def _tensors_of(tree: Any) -> list[Weights]:
+    """Return the tensors of a reply or a part of it: those with names together, each other one under the name ''."""
     found: list[Weights] = []
-    replace_nodes(fit, _holds_tensors, lambda node: found.append({"": node} if isinstance(node, Tensor) else node))
+    replace_nodes(tree, _holds_tensors, lambda node: found.append({"": node} if isinstance(node, Tensor) else node))
     return found
 
 
-def _replaced(fit: Fit, tensors: Sequence[Weights]) -> Fit:
-    """Return a reply with other tensors, in the order of `_tensors_of`."""
+def _replaced(tree: T, tensors: Sequence[Weights]) -> T:
+    """Return a reply, or a part of it, with other tensors, in the order of `_tensors_of`."""
     remaining = iter(tensors)
 
     def following(node: Any) -> Any:
         return next(remaining)[""] if isinstance(node, Tensor) else next(remaining)
 
-    return replace_nodes(fit, _holds_tensors, following)
+    return replace_nodes(tree, _holds_tensors, following)
 
 
 def _holds_tensors(node: Any) -> bool:
@@ -114,21 +119,44 @@ def _clipped(
     keep: Callable[[Fit], Fit],
     parameters: Collection[str] | None,
 ) -> dict[str, Any]:
-    """Return the replies with updates no longer than their median norm: of parameters, and of buffers."""
+    """Return the replies with updates no longer than their median norm: of parameters, of buffers, of other fields."""
     known = {client: fit for client, fit in fits.items() if client in sent}
-    if not known:
-        return dict(fits)
-    floats = [name for name, form in form_of(next(iter(known.values())).model).items() if form.is_floating_point()]
+    form = form_of(next(iter(known.values())).model) if known else {}
+    floats = [name for name, tensor in form.items() if tensor.is_floating_point()]
     are_trained = {name: parameters is None or name in parameters for name in floats}
     groups = [[name for name in floats if are_trained[name] == trained] for trained in set(are_trained.values())]
     limits = [
         median_low(update_norm(fit.model, sent[client], names) for client, fit in known.items()) for names in groups
     ]
+    others = [field.name for field in fields(next(iter(fits.values()))) if field.name != "model"]
+    norms = {name: [joint_norm(_floats_of(getattr(fit, name))) for fit in fits.values()] for name in others}
+    other_limits = {name: median_low(found) for name, found in norms.items() if any(found)}
 
     def clipped(client: str, fit: Fit) -> Fit:
-        model = dict(fit.model)
-        for names, limit in zip(groups, limits, strict=True):
-            model |= clip_model(fit.model, sent[client], names, limit)
-        return keep(replace(fit, model=model))
+        changes = {name: _shortened(getattr(fit, name), limit) for name, limit in other_limits.items()}
+        if client in known:
+            changes["model"] = dict(fit.model)
+            for names, limit in zip(groups, limits, strict=True):
+                changes["model"] |= clip_model(fit.model, sent[client], names, limit)
+        return keep(replace(fit, **changes))
 
-    return {client: clipped(client, fit) if client in known else fit for client, fit in fits.items()}
+    return {client: clipped(client, fit) for client, fit in fits.items()}
+
+
+def _floats_of(tree: Any) -> list[Tensor]:
+    """Return the tensors below a node that are not integers."""
+    named = [(node, name, form) for node in _tensors_of(tree) for name, form in form_of(node).items()]
+    return [node[name] for node, name, form in named if form.is_floating_point()]
+
+
+def _shortened(tree: Any, limit: float) -> Any:
+    """Return a field of a reply whose tensors together are at most as long as a limit; all by the same factor."""
+    tensors = _floats_of(tree)
+    if not tensors:
+        return tree
+    remaining = iter(clip_norm(tensors, [torch.zeros_like(tensor) for tensor in tensors], limit))
+    nodes = [
+        {name: next(remaining) if form.is_floating_point() else node[name] for name, form in form_of(node).items()}
+        for node in _tensors_of(tree)
+    ]
+    return _replaced(tree, nodes)

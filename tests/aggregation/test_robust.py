@@ -12,6 +12,7 @@ import torch
 
 from fedkeep.aggregation import clip_norm, coordinate_median, select_krum, trimmed_mean, weighted_mean
 from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcurv import Curvature, FitWithCurvature
 from fedkeep.interface import Fit, get_algorithm
 from fedkeep.simulation import rounds
 from fedkeep.simulation.defense import Defense
@@ -93,6 +94,24 @@ def test_the_statistics_of_batch_norm_hide_no_update() -> None:
     assert select_krum(models, 1, 9)[-1] != 8, "its statistics are the usual ones"
     left = robust_replies(replies, {}, Defense(robust_aggregation="multi_krum"), lambda fit: fit, ["w"])
     assert list(left) == list("01234567")
+
+
+def test_what_else_a_reply_holds_is_clipped_too() -> None:
+    """SCAFFOLD's control variates; a field's tensors keep their proportions, as FedCurv's must."""
+    start = {"w": torch.zeros(3)}
+
+    def fit(length: float, steps: int) -> FitWithCurvature:
+        fisher, product = {"w": torch.full((3,), length)}, {"w": torch.full((3,), -length / 2)}
+        return FitWithCurvature({"w": torch.ones(3)}, 100, steps, 0.5, Curvature(fisher, product))
+
+    replies = {str(i): fit(0.1, 5) for i in range(9)} | {"9": fit(1e6, 7)}
+    defense = Defense(robust_aggregation="norm_clipping")
+    found = robust_replies(replies, dict.fromkeys(replies, start), defense)
+    for client, reply in found.items():
+        assert reply.num_steps == replies[client].num_steps
+        torch.testing.assert_close(reply.change.fisher["w"], torch.full((3,), 0.1))
+        torch.testing.assert_close(reply.change.product["w"], torch.full((3,), -0.05))
+        torch.testing.assert_close(reply.model["w"], torch.ones(3))
 
 
 def test_a_run_tells_the_rules_what_a_models_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
