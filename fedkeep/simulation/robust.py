@@ -42,10 +42,11 @@ def robust_replies(
     """Make replies robust against a minority of malicious clients.
 
     ``median`` and ``trimmed_mean`` put the robust model in the place of each client's, so that any mean of them is that
-    model; other tensors of the replies, such as SCAFFOLD's control variates, are treated alike. ``norm_clipping``
-    shortens updates to the median of their norms. ``krum`` and ``multi_krum`` keep one, or all but the assumed number
-    of malicious clients. Norms and distances are those of parameters, since batch norm's statistics move ten times as
-    far as a training; norm clipping shortens the change of these by itself, and each further field of the replies.
+    model; numbers of steps and other tensors of the replies, such as SCAFFOLD's control variates, are treated alike.
+    ``norm_clipping`` shortens updates to the median of their norms. ``krum`` and ``multi_krum`` keep one, or all but
+    the assumed number of malicious clients. Norms and distances are those of parameters, since batch norm's statistics
+    move ten times as far as a training; norm clipping shortens the change of these by itself, and each further field of
+    the replies.
 
     Parameters
     ----------
@@ -82,14 +83,18 @@ def robust_replies(
 
 
 def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
-    """Return the replies with each tensor replaced by what a rule makes of all clients' tensors."""
+    """Return the replies with each tensor replaced by what a rule makes of all clients' tensors.
+
+    All tell the same number of steps: FedNova goes further than the models that it is given where these differ.
+    """
+    steps = median_low(fit.num_steps for fit in fits.values())
     nodes = {client: _tensors_of(fit) for client, fit in fits.items()}
     forms = {tuple(tuple(t.shape for t in form_of(node).values()) for node in found) for found in nodes.values()}
     if len(forms) > 1:  # what differs in form between clients cannot be merged: only models are
         model = merge([fit.model for fit in fits.values()], rule)
-        return {client: replace(fit, model=model) for client, fit in fits.items()}
+        return {client: replace(fit, model=model, num_steps=steps) for client, fit in fits.items()}
     merged = [merge(column, rule) for column in zip(*nodes.values(), strict=True)]
-    return {client: _replaced(fit, merged) for client, fit in fits.items()}
+    return {client: replace(_replaced(fit, merged), num_steps=steps) for client, fit in fits.items()}
 
 
 def _tensors_of(tree: Any) -> list[Weights]:

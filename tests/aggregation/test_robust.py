@@ -11,6 +11,7 @@ import tiny
 import torch
 
 from fedkeep.aggregation import clip_norm, coordinate_median, select_krum, trimmed_mean, weighted_mean
+from fedkeep.aggregation.mean import normalised_mean
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fedcurv import Curvature, FitWithCurvature
 from fedkeep.interface import Fit, get_algorithm
@@ -112,6 +113,15 @@ def test_what_else_a_reply_holds_is_clipped_too() -> None:
         torch.testing.assert_close(reply.change.fisher["w"], torch.full((3,), 0.1))
         torch.testing.assert_close(reply.change.product["w"], torch.full((3,), -0.05))
         torch.testing.assert_close(reply.model["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
+def test_fednova_goes_no_further_than_the_robust_model(rule: Any) -> None:
+    """One client that tells a single step had moved the server by ten times the clients' updates."""
+    start, moved = {"w": torch.zeros(3)}, {"w": torch.ones(3)}
+    replies = {str(i): Fit(moved, 100, 1 if i == 4 else 50, 0.5) for i in range(5)}
+    found = robust_replies(replies, dict.fromkeys(replies, start), Defense(robust_aggregation=rule))
+    torch.testing.assert_close(normalised_mean(start, found, 0.9)["w"], moved["w"])
 
 
 def test_a_run_tells_the_rules_what_a_models_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
