@@ -64,22 +64,24 @@ def robust_replies(
     Returns
     -------
     dict[str, object]
-        The replies as the method sees them; clients that Krum does not choose are missing.
+        The replies as the method sees them. Clients that Krum does not choose are missing, and with all rules but norm
+        clipping those that took no step: a majority of them would decide that the model stays as it is.
     """
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
-    if defense.robust_aggregation == "mean" or len(fits) < MIN_NORMS or len(fits) < len(replies):
+    trained = {client: fit for client, fit in fits.items() if fit.num_steps}
+    if defense.robust_aggregation == "mean" or len(trained) < MIN_NORMS or len(fits) < len(replies):
         return dict(replies)
-    malicious = int(defense.byzantine * len(fits))
+    malicious = int(defense.byzantine * len(trained))
     if defense.robust_aggregation in ("krum", "multi_krum"):
-        count = 1 if defense.robust_aggregation == "krum" else len(fits) - malicious
-        chosen = sorted(select_krum([fit.model for fit in fits.values()], malicious, count, parameters))
-        names = list(fits)
-        return {names[position]: fits[names[position]] for position in chosen}
+        count = 1 if defense.robust_aggregation == "krum" else len(trained) - malicious
+        chosen = sorted(select_krum([fit.model for fit in trained.values()], malicious, count, parameters))
+        names = list(trained)
+        return {names[position]: trained[names[position]] for position in chosen}
     if defense.robust_aggregation == "norm_clipping":
         return _clipped(fits, sent, keep, parameters)
     if defense.robust_aggregation == "median":
-        return dict(_merged(fits, coordinate_median))
-    return dict(_merged(fits, partial(trimmed_mean, cut=malicious)))
+        return dict(_merged(trained, coordinate_median))
+    return dict(_merged(trained, partial(trimmed_mean, cut=malicious)))
 
 
 def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
@@ -124,17 +126,22 @@ def _clipped(
     keep: Callable[[Fit], Fit],
     parameters: Collection[str] | None,
 ) -> dict[str, Any]:
-    """Return the replies with updates no longer than their median norm: of parameters, of buffers, of other fields."""
+    """Return the replies with updates no longer than the median norm of those that took steps.
+
+    Parameters, buffers and each other field of the replies have a norm of their own.
+    """
     known = {client: fit for client, fit in fits.items() if client in sent}
-    form = form_of(next(iter(known.values())).model) if known else {}
+    trained = [fit for fit in fits.values() if fit.num_steps]
+    form = form_of(next(iter(known.values())).model) if any(fit.num_steps for fit in known.values()) else {}
     floats = [name for name, tensor in form.items() if tensor.is_floating_point()]
     are_trained = {name: parameters is None or name in parameters for name in floats}
     groups = [[name for name in floats if are_trained[name] == trained] for trained in set(are_trained.values())]
     limits = [
-        median_low(update_norm(fit.model, sent[client], names) for client, fit in known.items()) for names in groups
+        median_low(update_norm(fit.model, sent[client], names) for client, fit in known.items() if fit.num_steps)
+        for names in groups
     ]
     others = [field.name for field in fields(next(iter(fits.values()))) if field.name != "model"]
-    norms = {name: [joint_norm(_floats_of(getattr(fit, name))) for fit in fits.values()] for name in others}
+    norms = {name: [joint_norm(_floats_of(getattr(fit, name))) for fit in trained] for name in others}
     other_limits = {name: median_low(found) for name, found in norms.items() if any(found)}
 
     def clipped(client: str, fit: Fit) -> Fit:

@@ -124,6 +124,18 @@ def test_fednova_goes_no_further_than_the_robust_model(rule: Any) -> None:
     torch.testing.assert_close(normalised_mean(start, found, 0.9)["w"], moved["w"])
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"])
+def test_clients_that_took_no_step_decide_nothing(rule: Any) -> None:
+    start = {"w": torch.zeros(3)}
+    idle = {f"idle {i}": Fit(start, 0, 0, 0.0) for i in range(6)}
+    liar = {"liar": Fit({"w": torch.full((3,), 9.0)}, 100, 0, 0.0)}
+    replies = idle | liar | {str(i): Fit({"w": torch.ones(3)}, 100, 5, 0.5) for i in range(4)}
+    found = robust_replies(replies, dict.fromkeys(replies, start), Defense(robust_aggregation=rule))
+    torch.testing.assert_close(weighted_mean(found)["w"], torch.ones(3))
+    assert {"0", "1", "2", "3"} & found.keys()
+    assert not any(fit.model["w"].max() > 1 for fit in found.values()), "who says that it took no step is not exempt"
+
+
 def test_a_run_tells_the_rules_what_a_models_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     monkeypatch.setattr(rounds, "robust_replies", lambda replies, *args: (told.append(args[-1]), replies)[1])
