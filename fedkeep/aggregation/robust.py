@@ -101,6 +101,11 @@ def joint_norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.stack([norm.double() for norm in torch._foreach_norm(list(tensors))]).norm())
 
 
+def most_malicious(count: int) -> int:
+    """Return the largest number f of malicious clients among n for which Krum is defined: 2f + 2 < n; -1 for none."""
+    return max(-1, (count - 3) // 2)
+
+
 @torch.no_grad()
 def select_krum(
     models: Sequence[Weights], malicious: int, count: int, names: Collection[str] | None = None
@@ -122,12 +127,18 @@ def select_krum(
     -------
     list[int]
         The positions of the chosen models, the best first.
+
+    Raises
+    ------
+    ValueError
+        If there are too few models for so many malicious clients: 2f + 2 < n (their proposition 1).
     """
+    if malicious > most_malicious(len(models)):
+        raise ValueError(f"Krum needs {2 * malicious + 3} models for {malicious} malicious clients, not {len(models)}.")
     distances = torch.zeros(len(models), len(models), dtype=torch.float64)
     for columns in _columns(models, names):
         distances += torch.stack([(columns - one).square().sum(1) for one in columns]).cpu()
-    nearest = max(1, len(models) - malicious - 2)
-    scores = distances.sort(1).values[:, 1 : nearest + 1].sum(1)
+    scores = distances.sort(1).values[:, 1 : len(models) - malicious - 1].sum(1)
     return [int(position) for position in scores.argsort(stable=True)[:count]]
 
 

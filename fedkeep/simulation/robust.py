@@ -18,6 +18,7 @@ from fedkeep.aggregation.robust import (
     coordinate_median,
     joint_norm,
     merge,
+    most_malicious,
     select_krum,
     trimmed_mean,
     update_norm,
@@ -30,6 +31,8 @@ from fedkeep.simulation.defense import MIN_NORMS, Defense
 from fedkeep.simulation.reply_store import is_weights
 
 T = TypeVar("T")
+KRUM = ("krum", "multi_krum")
+"""The rules that are defined for less than half of the clients, see `most_malicious`."""
 
 
 def robust_replies(
@@ -71,8 +74,8 @@ def robust_replies(
     trained = {client: fit for client, fit in fits.items() if fit.num_steps}
     if defense.robust_aggregation == "mean" or len(trained) < MIN_NORMS or len(fits) < len(replies):
         return dict(replies)
-    malicious = int(defense.byzantine * len(trained))
-    if defense.robust_aggregation in ("krum", "multi_krum"):
+    malicious = _malicious(defense, len(trained))
+    if defense.robust_aggregation in KRUM:
         count = 1 if defense.robust_aggregation == "krum" else len(trained) - malicious
         chosen = sorted(select_krum([fit.model for fit in trained.values()], malicious, count, parameters))
         names = list(trained)
@@ -82,6 +85,50 @@ def robust_replies(
     if defense.robust_aggregation == "median":
         return dict(_merged(trained, coordinate_median))
     return dict(_merged(trained, partial(trimmed_mean, cut=malicious)))
+
+
+def find_weakness(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> str | None:
+    """Say why replies are less robust than the recipe asks.
+
+    Parameters
+    ----------
+    replies : Mapping[str, object]
+        By client, as for `robust_replies`.
+    sent : Mapping[str, Weights]
+        The models that the clients were sent.
+    defense : Defense
+        The rule, and the share of malicious clients that is assumed.
+
+    Returns
+    -------
+    str or None
+        The reason; None if the rule is applied as asked, or there is no model that it could be applied to.
+    """
+    rule = defense.robust_aggregation
+    fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
+    if rule == "mean" or not fits:
+        return None
+    if others := len(replies) - len(fits):
+        return f"{rule} was not applied: {others} of {len(replies)} replies are no models."
+    trained = sum(fit.num_steps > 0 for fit in fits.values())
+    if trained < MIN_NORMS:
+        return f"{rule} was not applied: it needs {MIN_NORMS} trained models, and there were {trained}."
+    if rule == "norm_clipping" and (unknown := sum(client not in sent for client in fits)):
+        return f"{rule} was not applied to {unknown} of {len(fits)} models, since their clients were sent no model."
+    if rule in ("median", "norm_clipping"):
+        return None
+    if not defense.byzantine:
+        return f"{rule} assumed no malicious client, since defense.byzantine=0."
+    asked, assumed = defense.malicious(trained), _malicious(defense, trained)
+    if assumed == asked:
+        return None
+    return f"{rule} assumed {assumed} malicious clients, not {asked}: more are not possible among {trained} models."
+
+
+def _malicious(defense: Defense, count: int) -> int:
+    """Return how many of some trained models are assumed to be malicious; with Krum as many as it is defined for."""
+    malicious = defense.malicious(count)
+    return min(malicious, most_malicious(count)) if defense.robust_aggregation in KRUM else malicious
 
 
 def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
@@ -135,7 +182,7 @@ def _clipped(
     form = form_of(next(iter(known.values())).model) if any(fit.num_steps for fit in known.values()) else {}
     floats = [name for name, tensor in form.items() if tensor.is_floating_point()]
     are_trained = {name: parameters is None or name in parameters for name in floats}
-    groups = [[name for name in floats if are_trained[name] == trained] for trained in set(are_trained.values())]
+    groups = [[name for name in floats if are_trained[name] == value] for value in set(are_trained.values())]
     limits = [
         median_low(update_norm(fit.model, sent[client], names) for client, fit in known.items() if fit.num_steps)
         for names in groups
