@@ -14,9 +14,12 @@ import tiny
 import torch
 
 import fedkeep
+from fedkeep.algorithms.incremental.fedlwf import FedLwF
+from fedkeep.algorithms.incremental.fedskf import FedSKF
 from fedkeep.algorithms.incremental.finetune import Finetune
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.data import Federation
 from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 from fedkeep.experiment.experiment import Experiment
@@ -102,6 +105,28 @@ def test_attacks_on_examples_change_labels_and_corners() -> None:
         assert after["input"][1::2].equal(before["input"][1::2])
         assert after["input"][::2].equal(torch.where(torch.tensor(True), add_trigger(before["input"]), 0)[::2])
     assert "backdoor" in tiny.run_rounds(backdoor)[-1]
+
+
+@pytest.mark.parametrize("method", [FedLwF, FedSKF])
+@pytest.mark.parametrize("kind", ["label_flip", "backdoor"])
+def test_attacks_on_examples_stay_within_the_tasks_classes(kind: Any, method: Any) -> None:
+    tasks = tiny.stream((2, 1), absent=0)
+    simulation = tiny.simulation_with_tasks(
+        method(), tasks, rounds=1, cohort_size=5, training=tiny.SHORT, attack=Attack(kind, 1.0)
+    )
+    honest = Federation.from_stream(tasks)
+    for task, first in ((1, 0), (2, 2)):
+        (record,) = tiny.run_rounds(simulation, 1)
+        assert record["task"] == task
+        assert not record["lost"]
+        assert ("backdoor" in record) == (kind == "backdoor")
+        for client in honest.clients:
+            before, after = honest.for_task(task).data(client)["label"], simulation.federation.data(client)["label"]
+            if kind == "label_flip":
+                assert after.equal(1 - before if task == 1 else before), "a task of one class has no other"
+            else:
+                assert (after[::2] == first).all()
+                assert after[1::2].equal(before[1::2])
 
 
 @pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "label_flip"])
