@@ -25,7 +25,7 @@ from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
-from fedkeep.simulation.attacks import Attack
+from fedkeep.simulation.attacks import ON_EXAMPLES, Attack
 from fedkeep.simulation.defense import MIN_NORMS, Defense
 from fedkeep.simulation.robust import KRUM
 from fedkeep.simulation.run_settings import RunSettings
@@ -329,6 +329,7 @@ def _validate(recipe: Recipe) -> None:
     _check_sizes(recipe)
     _check_server(recipe)
     _check_defense(recipe)
+    _check_attack(recipe)
     _check_paper(recipe.paper)
     check_clients(recipe.client_models)
     for method in recipe.methods:
@@ -418,6 +419,19 @@ def _check_defense(recipe: Recipe) -> None:
                     f"{method.label} averages no models, so that defense.robust_aggregation cannot make it robust. "
                     "Leave it out of this comparison, or set defense.robust_aggregation=mean."
                 )
+
+
+def _check_attack(recipe: Recipe) -> None:
+    """Check that an attack on the models that clients return has models to change."""
+    kind = recipe.attack.kind
+    if kind in ("none", "silent", *ON_EXAMPLES):
+        return
+    for method in recipe.methods:
+        if not returns_model(type(method.algorithm)):
+            raise ConfigError(
+                f"{method.label}'s clients return no models, so that attack.kind={kind} would change nothing. Leave it "
+                f"out of this comparison, or set attack.kind to silent, {' or '.join(ON_EXAMPLES)}."
+            )
 
 
 def check_robust_cohort(recipe: Recipe) -> None:

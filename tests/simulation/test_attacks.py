@@ -129,6 +129,28 @@ def test_attacks_on_examples_stay_within_the_tasks_classes(kind: Any, method: An
                 assert after[1::2].equal(before[1::2])
 
 
+@pytest.mark.parametrize("kind", ["label_flip", "backdoor"])
+def test_attacks_on_examples_are_refused_where_the_examples_are_at_sites(kind: Any) -> None:
+    """There they did nothing, and a trial of a defence would have been an honest run."""
+    views = pytest.importorskip("fedkeep.flower.views")
+    site = views.client_view(tiny.federation(), "0", "hospital")
+    with pytest.raises(ConfigError, match=f"attack.kind={kind} changes what .* at its sites"):
+        tiny.simulation(FedSeq(), federation=site, cohort_size=1, attack=Attack(kind))
+    tiny.simulation(FedSeq(), federation=site, cohort_size=1, attack=Attack("sign_flip"))
+
+
+def test_an_attack_on_models_is_refused_for_a_method_without_any() -> None:
+    def load(kind: str, method: str) -> None:
+        load_recipe("demo", methods=[method], settings=[f"attack.kind={kind}", "tasks.num_tasks=2"])
+
+    for kind in ("sign_flip", "random_weights", "false_counts"):
+        with pytest.raises(ConfigError, match=f"FedWeIT's clients return no models, so that attack.kind={kind}"):
+            load(kind, "fedweit")
+        load(kind, "fedlwf")
+    for kind in ("none", "silent", "label_flip", "backdoor"):
+        load(kind, "fedweit")
+
+
 @pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "label_flip"])
 def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     honest, _ = digits("fedseq")
