@@ -215,13 +215,18 @@ class Attacker:
         All clients.
     seed : int
         The trial's seed.
+
+    Attributes
+    ----------
+    first_models : dict[str, Weights]
+        The first model of each attacker that replays, by client; checkpoints keep them.
     """
 
     def __init__(self, attack: Attack, clients: Collection[str], seed: int) -> None:
         self.kind = attack.kind
         self.clients = attack.attackers(clients, seed)
         self.seed = seed
-        self._first: dict[str, Weights] = {}  # the first model of each attacker that replays
+        self.first_models: dict[str, Weights] = {}
 
     def tamper(self, request: StepRequest, result: StepResult, number: int, rows: int) -> StepResult | ClientFailure:
         """Return what a malicious client sends instead of the result of its step.
@@ -267,7 +272,7 @@ class Attacker:
         elif self.kind == "lying_teacher":
             change = lambda name, tensor: tensor.roll(1, 0) if tensor.dim() and len(tensor) == rows else tensor  # noqa: E731
         elif self.kind == "replay":
-            first = self._first.setdefault(client, fit.model)
+            first = self.first_models.setdefault(client, fit.model)
             change = lambda name, tensor: first[name]  # noqa: E731
         else:
             return fit  # the examples were false, and the training honest

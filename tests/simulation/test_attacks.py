@@ -17,6 +17,7 @@ import fedkeep
 from fedkeep.algorithms.incremental.fedlwf import FedLwF
 from fedkeep.algorithms.incremental.fedskf import FedSKF
 from fedkeep.algorithms.incremental.finetune import Finetune
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Federation
@@ -28,6 +29,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.steps import rise_of_loss
 from fedkeep.simulation import loss_check, loss_checker
 from fedkeep.simulation.attacks import Attack, add_trigger
+from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.loss_check import (
     LogitRise,
@@ -237,6 +239,20 @@ def test_false_counts_and_replays_are_refused_by_default() -> None:
         bad = attacked.attack.attackers(attacked.federation.clients, 0)
         assert {client for record in records for client in record.get("refused", ())} <= bad
         assert any(record.get("refused") for record in records)
+
+
+def test_a_replay_goes_on_with_the_same_models_after_a_resume(tmp_path: Path) -> None:
+    def simulation() -> Simulation:
+        attack, defense = Attack("replay", 0.5), Defense(check_replies=False)
+        return tiny.simulation(FedAvg(), attack=attack, defense=defense, cohort_size=8, rounds=4, training=tiny.SHORT)
+
+    whole, begun, resumed = simulation(), simulation(), simulation()
+    records = tiny.run_rounds(whole)
+    tiny.run_rounds(begun, 2)
+    Checkpoint(tmp_path).save(begun, {})
+    Checkpoint(tmp_path).restore(resumed)
+    assert tiny.run_rounds(resumed) == records[2:]
+    assert tiny.equal(resumed.server.model, whole.server.model)
 
 
 def test_a_teacher_worse_than_chance_is_left_out() -> None:
