@@ -211,6 +211,7 @@ def test_a_cohort_too_small_for_a_rule_is_refused() -> None:
     load("krum", 5)
     load("trimmed_mean", 3)
     load("krum", 2, method="fedseq")
+    load_recipe("fedkeep/attacks", settings=["defense.robust_aggregation=krum", "run.cohort_size=1"])  # as a site does
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"])
