@@ -48,8 +48,8 @@ def robust_replies(
     model; numbers of steps and other tensors of the replies, such as SCAFFOLD's control variates, are treated alike.
     ``norm_clipping`` shortens updates to the median of their norms. ``krum`` and ``multi_krum`` keep one, or all but
     the assumed number of malicious clients. Norms and distances are those of parameters, since batch norm's statistics
-    move ten times as far as a training; norm clipping shortens the change of these by itself, and each further field of
-    the replies.
+    may move much farther than a training; norm clipping shortens the change of these by itself, and each further field
+    of the replies.
 
     Parameters
     ----------
