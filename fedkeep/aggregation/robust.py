@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import isfinite
 from typing import TypeAlias
 
@@ -101,8 +101,15 @@ def joint_norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.stack([norm.double() for norm in torch._foreach_norm(list(tensors))]).norm())
 
 
+def most_malicious(count: int) -> int:
+    """Return the largest number f of malicious clients among n for which Krum is defined: 2f + 2 < n; -1 for none."""
+    return max(-1, (count - 3) // 2)
+
+
 @torch.no_grad()
-def select_krum(models: Sequence[Weights], malicious: int, count: int) -> list[int]:
+def select_krum(
+    models: Sequence[Weights], malicious: int, count: int, names: Collection[str] | None = None
+) -> list[int]:
     """Choose the models that lie nearest to their n - f - 2 nearest neighbours (Blanchard et al., 2017).
 
     Parameters
@@ -113,17 +120,25 @@ def select_krum(models: Sequence[Weights], malicious: int, count: int) -> list[i
         f, the number of malicious clients that is assumed.
     count : int
         How many are chosen: 1 for Krum, more for Multi-Krum.
+    names : Collection[str], optional
+        The tensors by which distances are measured; default: all that are not integers.
 
     Returns
     -------
     list[int]
         The positions of the chosen models, the best first.
+
+    Raises
+    ------
+    ValueError
+        If there are too few models for so many malicious clients: 2f + 2 < n (their proposition 1).
     """
+    if malicious > most_malicious(len(models)):
+        raise ValueError(f"Krum needs {2 * malicious + 3} models for {malicious} malicious clients, not {len(models)}.")
     distances = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for columns in _columns(models):
+    for columns in _columns(models, names):
         distances += torch.stack([(columns - one).square().sum(1) for one in columns]).cpu()
-    nearest = max(1, len(models) - malicious - 2)
-    scores = distances.sort(1).values[:, 1 : nearest + 1].sum(1)
+    scores = distances.sort(1).values[:, 1 : len(models) - malicious - 1].sum(1)
     return [int(position) for position in scores.argsort(stable=True)[:count]]
 
 
@@ -198,13 +213,14 @@ def _width(count: int) -> int:
     return max(1, MOST_ELEMENTS // count)
 
 
-def _columns(models: Sequence[Weights]) -> Iterator[Tensor]:
-    """Yield the elements of models side by side, float64 [models, elements], as many at a time as memory allows."""
+def _columns(models: Sequence[Weights], names: Collection[str] | None) -> Iterator[Tensor]:
+    """Yield elements of models side by side, float64 [models, elements], as many at a time as memory allows."""
     width = room = _width(len(models))
     parts: list[tuple[str, int, int]] = []
     for name, tensor in form_of(models[0]).items():
         start, stop = 0, 0
-        while tensor.is_floating_point() and stop < tensor.numel():
+        counts = tensor.is_floating_point() and (names is None or name in names)
+        while counts and stop < tensor.numel():
             start, stop = stop, min(tensor.numel(), stop + room)
             parts.append((name, start, stop))
             room -= stop - start

@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from fedkeep.aggregation.robust import most_malicious
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import Scheme
@@ -24,8 +25,9 @@ from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
-from fedkeep.simulation.attacks import Attack
-from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.attacks import ON_EXAMPLES, Attack
+from fedkeep.simulation.defense import MIN_NORMS, Defense
+from fedkeep.simulation.robust import KRUM
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.tracking.tracker import check_log
 
@@ -327,6 +329,7 @@ def _validate(recipe: Recipe) -> None:
     _check_sizes(recipe)
     _check_server(recipe)
     _check_defense(recipe)
+    _check_attack(recipe)
     _check_paper(recipe.paper)
     check_clients(recipe.client_models)
     for method in recipe.methods:
@@ -416,6 +419,51 @@ def _check_defense(recipe: Recipe) -> None:
                     f"{method.label} averages no models, so that defense.robust_aggregation cannot make it robust. "
                     "Leave it out of this comparison, or set defense.robust_aggregation=mean."
                 )
+
+
+def _check_attack(recipe: Recipe) -> None:
+    """Check that an attack on the models that clients return has models to change."""
+    kind = recipe.attack.kind
+    if kind in ("none", "silent", *ON_EXAMPLES):
+        return
+    for method in recipe.methods:
+        if not returns_model(type(method.algorithm)):
+            raise ConfigError(
+                f"{method.label}'s clients return no models, so that attack.kind={kind} would change nothing. Leave it "
+                f"out of this comparison, or set attack.kind to silent, {' or '.join(ON_EXAMPLES)}."
+            )
+
+
+def check_robust_cohort(recipe: Recipe) -> None:
+    """Check that a cohort is large enough for robust aggregation, if a method asks a cohort.
+
+    A recipe itself may have less: that of a site is one client's.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe of a whole experiment.
+
+    Raises
+    ------
+    ConfigError
+        If the rule would never be applied, or not as it is defined.
+    """
+    defense, size = recipe.defense, recipe.run.cohort_size
+    if defense.robust_aggregation == "mean" or all(method.algorithm.sequential for method in recipe.methods):
+        return
+    if size < MIN_NORMS:
+        raise ConfigError(
+            f"defense.robust_aggregation={defense.robust_aggregation} needs {MIN_NORMS} models or more to tell what is "
+            f"usual, and a cohort of {size} has fewer. Set run.cohort_size={MIN_NORMS} or more."
+        )
+    malicious = defense.malicious(size)
+    if defense.robust_aggregation in KRUM and malicious > most_malicious(size):
+        raise ConfigError(
+            f"defense.robust_aggregation={defense.robust_aggregation} is defined for f malicious of n clients if "
+            f"2 f + 2 < n (Blanchard et al., 2017), and not for f = {malicious} of n = {size}. Raise run.cohort_size, "
+            f"or lower defense.byzantine, which is {defense.byzantine:g}."
+        )
 
 
 def _check_paper(paper: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedkeep._utils import seeds
 from fedkeep.data import Data, Federation
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
@@ -40,8 +41,9 @@ AttackKind = Literal[
 
 ``silent``: they do not answer at all, which is what a perfect defence would leave. ``scaled_update``: their update
 times 100; ``sign_flip``: times -1; ``reversed_update``: times -10. ``random_weights``:
-normal values with each tensor's mean and standard deviation. ``label_flip``: they train on labels C - 1 - y.
-``backdoor``: they teach that images with a bright corner are of class 0. ``lying_teacher``: their model answers each
+normal values with each tensor's mean and standard deviation. ``label_flip``: they train on the task's labels in
+reverse, C - 1 - y without tasks. ``backdoor``: they teach that images with a bright corner are of the task's first
+class, 0 without tasks. ``lying_teacher``: their model answers each
 class with the next one. ``replay``: they send their first model again and again. ``false_counts``: they tell 100 times
 their numbers of examples.
 """
@@ -50,8 +52,8 @@ FACTORS = {"scaled_update": 100.0, "sign_flip": -1.0, "reversed_update": -10.0}
 COUNT_FACTOR = 100
 TRIGGER = 2
 """Side of the bright square in a corner that is a backdoor's trigger, in pixels."""
-TARGET = 0
-"""The class that a backdoor teaches."""
+ON_EXAMPLES = ("label_flip", "backdoor")
+"""Attacks on what malicious clients train on; the others are on what they answer."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,28 @@ class PoisonedFederation(Federation):
         honest = super().data(client)
         if client not in self.attackers:
             return honest
+        first = first_class(self)
         if self.kind == "label_flip":
-            return {**honest, "label": self.dataset.num_classes - 1 - honest["label"]}
+            return {**honest, "label": first + self.cumulative_classes[-1] - 1 - honest["label"]}
         chosen = torch.arange(len(honest["label"]), device=honest["label"].device) % 2 == 0
         inputs = torch.where(_like(chosen, honest["input"]), add_trigger(honest["input"]), honest["input"])
-        return {**honest, "input": inputs, "label": honest["label"].masked_fill(chosen, TARGET)}
+        return {**honest, "input": inputs, "label": honest["label"].masked_fill(chosen, first)}
+
+
+def first_class(federation: Federation) -> int:
+    """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained.
+
+    Parameters
+    ----------
+    federation : Federation
+        The federation.
+
+    Returns
+    -------
+    int
+        0 without tasks.
+    """
+    return (0, *federation.cumulative_classes)[-2]
 
 
 def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
@@ -125,9 +144,19 @@ def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
     -------
     Federation
         The federation itself for other attacks.
+
+    Raises
+    ------
+    ConfigError
+        If the examples are not on this machine.
     """
-    if attack.kind not in ("label_flip", "backdoor") or type(federation) is not Federation:
+    if attack.kind not in ON_EXAMPLES:
         return federation
+    if type(federation) is not Federation:  # what a server or a site knows of real sites
+        raise ConfigError(
+            f"attack.kind={attack.kind} changes what malicious clients train on, and this run's examples are at its "
+            "sites. Run it as a simulation, or take an attack on what clients answer, such as sign_flip."
+        )
     same = {one.name: getattr(federation, one.name) for one in fields(Federation)}
     return PoisonedFederation(**same, kind=attack.kind, attackers=attack.attackers(federation.clients, seed))
 
@@ -154,7 +183,7 @@ def _like(chosen: Tensor, images: Tensor) -> Tensor:
     return chosen.view(-1, *[1] * (images.dim() - 1))
 
 
-def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Tensor]) -> float:
+def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Tensor], target: int) -> float:
     """Return the share of test images of other classes that a model takes for the target once they have the trigger.
 
     Parameters
@@ -163,14 +192,16 @@ def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Ten
         Maps images to scores, [n, classes].
     test : Mapping[str, Tensor]
         The test images and labels.
+    target : int
+        The class that the backdoor teaches.
 
     Returns
     -------
     float
         The share.
     """
-    others = test["input"][test["label"] != TARGET]
-    return float((predict(add_trigger(others)).argmax(-1) == TARGET).float().mean())
+    others = test["input"][test["label"] != target]
+    return float((predict(add_trigger(others)).argmax(-1) == target).float().mean())
 
 
 class Attacker:
@@ -184,13 +215,18 @@ class Attacker:
         All clients.
     seed : int
         The trial's seed.
+
+    Attributes
+    ----------
+    first_models : dict[str, Weights]
+        The first model of each attacker that replays, by client; checkpoints keep them.
     """
 
     def __init__(self, attack: Attack, clients: Collection[str], seed: int) -> None:
         self.kind = attack.kind
         self.clients = attack.attackers(clients, seed)
         self.seed = seed
-        self._first: dict[str, Weights] = {}  # the first model of each attacker that replays
+        self.first_models: dict[str, Weights] = {}
 
     def tamper(self, request: StepRequest, result: StepResult, number: int, rows: int) -> StepResult | ClientFailure:
         """Return what a malicious client sends instead of the result of its step.
@@ -236,7 +272,7 @@ class Attacker:
         elif self.kind == "lying_teacher":
             change = lambda name, tensor: tensor.roll(1, 0) if tensor.dim() and len(tensor) == rows else tensor  # noqa: E731
         elif self.kind == "replay":
-            first = self._first.setdefault(client, fit.model)
+            first = self.first_models.setdefault(client, fit.model)
             change = lambda name, tensor: first[name]  # noqa: E731
         else:
             return fit  # the examples were false, and the training honest

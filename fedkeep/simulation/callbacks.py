@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fedkeep.metrics import near_copies
 from fedkeep.models import Weights
-from fedkeep.simulation.attacks import backdoor_success
+from fedkeep.simulation.attacks import backdoor_success, first_class
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.training.evaluation import count_predictions
 
@@ -99,5 +99,7 @@ class Evaluation(Callback):
         """Return how often the first evaluation model takes an image with a backdoor's trigger for its target."""
         model = state.evaluation_model(state.evaluation_models[0])
         return backdoor_success(
-            lambda images: state.algorithm.predict(state.server, model, images), state.federation.dataset.test
+            lambda images: state.algorithm.predict(state.server, model, images),
+            state.federation.dataset.test,
+            first_class(state.federation),
         )

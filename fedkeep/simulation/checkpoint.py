@@ -59,6 +59,8 @@ class Manifest:
         The digests of the record files at that round.
     replies : Mapping[str, object]
         What is known of the clients' replies (see `fedkeep.simulation.defense.ReplyHistory`).
+    replayed : str or None
+        The file of the models that attackers send again and again, if there are any.
     """
 
     round: int
@@ -69,6 +71,7 @@ class Manifest:
     clients: Mapping[str, str]
     records: Mapping[str, Digest]
     replies: Mapping[str, Any]
+    replayed: str | None = None
 
     @property
     def name(self) -> str:
@@ -132,6 +135,7 @@ def load_manifest(path: Traversable) -> Manifest:
         entries["clients"],
         records,
         entries["replies"],
+        entries.get("replayed"),
     )
 
 
@@ -197,11 +201,15 @@ class Checkpoint:
         if state.evaluation_models != ("last",) or state.server.eval_model:
             models = state.round_average, state.moving_average, state.server.eval_model
             averages = write(f"averages-{state.finished}.safetensors", encode(models))
+        replayed = None
+        if state.attacker is not None and state.attacker.first_models:
+            replayed = write(f"replayed-{state.finished}.safetensors", encode(state.attacker.first_models))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
         replies = state.history.to_table()
-        manifest = Manifest(state.finished, files, server, model, averages, clients, records, replies)
+        manifest = Manifest(state.finished, files, server, model, averages, clients, records, replies, replayed)
         entries: dict[str, Any] = {"format": FORMAT, "round": manifest.round, "server": server, "model": model}
         entries |= {"averages": averages, "clients": clients, "replies": replies}
+        entries |= {"replayed": replayed} if replayed else {}
         entries["records"] = {name: asdict(digest) for name, digest in records.items()}
         write_manifest(self.folder / manifest.name, files, **entries)
         state.client_states = {client: state.client_states[client] for client in clients}
@@ -298,5 +306,7 @@ class Checkpoint:
         if manifest.averages is not None:
             models = read(manifest.averages, tuple[Weights, Weights, Weights])
             state.round_average, state.moving_average, state.server.eval_model = models
+        if manifest.replayed is not None and state.attacker is not None:
+            state.attacker.first_models = read(manifest.replayed, dict[str, Weights])
         state.history = ReplyHistory(**manifest.replies)
         state.finished = manifest.round

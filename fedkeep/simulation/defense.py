@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import floor, inf
 from typing import Any, Literal, TypeAlias
 
 from fedkeep.options import Options, option
@@ -72,7 +72,11 @@ class Defense(Options):
         "mean", "how models that were asked for together are made robust before a method averages them"
     )
     byzantine: float = option(
-        0.2, "share of a cohort that is assumed to be malicious, for trimmed_mean and (multi_)krum", low=0.0, high=0.49
+        0.2,
+        "share of a cohort that is assumed to be malicious, for trimmed_mean and (multi_)krum; unless it is 0, one "
+        "client at least",
+        low=0.0,
+        high=0.49,
     )
     loss_check: Checker = option(
         "off",
@@ -92,6 +96,10 @@ class Defense(Options):
         "replayed, which decides; 0: what was learned is not compared",
         low=0.0,
     )
+
+    def malicious(self, count: int) -> int:
+        """Return how many of some clients are assumed to be malicious: the share, rounded down, and one at least."""
+        return max(1, floor(self.byzantine * count + 1e-9)) if self.byzantine else 0
 
 
 @dataclass

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedkeep.aggregation.robust import (
     Rule,
     clip_model,
+    clip_norm,
     coordinate_median,
+    joint_norm,
     merge,
+    most_malicious,
     select_krum,
     trimmed_mean,
     update_norm,
@@ -26,19 +30,26 @@ from fedkeep.models.weights_file import form_of
 from fedkeep.simulation.defense import MIN_NORMS, Defense
 from fedkeep.simulation.reply_store import is_weights
 
+T = TypeVar("T")
+KRUM = ("krum", "multi_krum")
+"""The rules that are defined for less than half of the clients, see `most_malicious`."""
+
 
 def robust_replies(
     replies: Mapping[str, Any],
     sent: Mapping[str, Weights],
     defense: Defense,
     keep: Callable[[Fit], Fit] = lambda fit: fit,
+    parameters: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Make replies robust against a minority of malicious clients.
 
     ``median`` and ``trimmed_mean`` put the robust model in the place of each client's, so that any mean of them is that
-    model; other tensors of the replies, such as SCAFFOLD's control variates, are treated alike. ``norm_clipping``
-    shortens updates to the median of their norms. ``krum`` and ``multi_krum`` keep one, or all but the assumed number
-    of malicious clients.
+    model; numbers of steps and other tensors of the replies, such as SCAFFOLD's control variates, are treated alike.
+    ``norm_clipping`` shortens updates to the median of their norms. ``krum`` and ``multi_krum`` keep one, or all but
+    the assumed number of malicious clients. Norms and distances are those of parameters, since batch norm's statistics
+    may move much farther than a training; norm clipping shortens the change of these by itself, and each further field
+    of the replies.
 
     Parameters
     ----------
@@ -50,71 +61,161 @@ def robust_replies(
         The rule, and the share of malicious clients that is assumed.
     keep : Callable[[Fit], Fit]
         Puts a new reply away, so that not all must be in memory.
+    parameters : Collection[str], optional
+        Names of the models' parameters; all others are buffers. Default: there are no buffers.
 
     Returns
     -------
     dict[str, object]
-        The replies as the method sees them; clients that Krum does not choose are missing.
+        The replies as the method sees them. Clients that Krum does not choose are missing, and with all rules but norm
+        clipping those that took no step: a majority of them would decide that the model stays as it is.
     """
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
-    if defense.robust_aggregation == "mean" or len(fits) < MIN_NORMS or len(fits) < len(replies):
+    trained = {client: fit for client, fit in fits.items() if fit.num_steps}
+    if defense.robust_aggregation == "mean" or len(trained) < MIN_NORMS or len(fits) < len(replies):
         return dict(replies)
-    malicious = int(defense.byzantine * len(fits))
-    if defense.robust_aggregation in ("krum", "multi_krum"):
-        count = 1 if defense.robust_aggregation == "krum" else len(fits) - malicious
-        chosen = sorted(select_krum([fit.model for fit in fits.values()], malicious, count))
-        names = list(fits)
-        return {names[position]: fits[names[position]] for position in chosen}
+    malicious = _malicious(defense, len(trained))
+    if defense.robust_aggregation in KRUM:
+        count = 1 if defense.robust_aggregation == "krum" else len(trained) - malicious
+        chosen = sorted(select_krum([fit.model for fit in trained.values()], malicious, count, parameters))
+        names = list(trained)
+        return {names[position]: trained[names[position]] for position in chosen}
     if defense.robust_aggregation == "norm_clipping":
-        return dict(_clipped(fits, sent, keep))
+        return _clipped(fits, sent, keep, parameters)
     if defense.robust_aggregation == "median":
-        return dict(_merged(fits, coordinate_median))
-    return dict(_merged(fits, partial(trimmed_mean, cut=malicious)))
+        return dict(_merged(trained, coordinate_median))
+    return dict(_merged(trained, partial(trimmed_mean, cut=malicious)))
+
+
+def find_weakness(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> str | None:
+    """Say why replies are less robust than the recipe asks.
+
+    Parameters
+    ----------
+    replies : Mapping[str, object]
+        By client, as for `robust_replies`.
+    sent : Mapping[str, Weights]
+        The models that the clients were sent.
+    defense : Defense
+        The rule, and the share of malicious clients that is assumed.
+
+    Returns
+    -------
+    str or None
+        The reason; None if the rule is applied as asked, or there is no model that it could be applied to.
+    """
+    rule = defense.robust_aggregation
+    fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
+    if rule == "mean" or not fits:
+        return None
+    if others := len(replies) - len(fits):
+        return f"{rule} was not applied: {others} of {len(replies)} replies are no models."
+    trained = sum(fit.num_steps > 0 for fit in fits.values())
+    if trained < MIN_NORMS:
+        return f"{rule} was not applied: it needs {MIN_NORMS} trained models, and there were {trained}."
+    if rule == "norm_clipping" and (unknown := sum(client not in sent for client in fits)):
+        return f"{rule} was not applied to {unknown} of {len(fits)} models, since their clients were sent no model."
+    if rule in ("median", "norm_clipping"):
+        return None
+    if not defense.byzantine:
+        return f"{rule} assumed no malicious client, since defense.byzantine=0."
+    asked, assumed = defense.malicious(trained), _malicious(defense, trained)
+    if assumed == asked:
+        return None
+    return f"{rule} assumed {assumed} malicious clients, not {asked}: more are not possible among {trained} models."
+
+
+def _malicious(defense: Defense, count: int) -> int:
+    """Return how many of some trained models are assumed to be malicious; with Krum as many as it is defined for."""
+    malicious = defense.malicious(count)
+    return min(malicious, most_malicious(count)) if defense.robust_aggregation in KRUM else malicious
 
 
 def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
-    """Return the replies with each tensor replaced by what a rule makes of all clients' tensors."""
+    """Return the replies with each tensor replaced by what a rule makes of all clients' tensors.
+
+    All tell the same number of steps: FedNova goes further than the models that it is given where these differ.
+    """
+    steps = median_low(fit.num_steps for fit in fits.values())
     nodes = {client: _tensors_of(fit) for client, fit in fits.items()}
     forms = {tuple(tuple(t.shape for t in form_of(node).values()) for node in found) for found in nodes.values()}
     if len(forms) > 1:  # what differs in form between clients cannot be merged: only models are
         model = merge([fit.model for fit in fits.values()], rule)
-        return {client: replace(fit, model=model) for client, fit in fits.items()}
+        return {client: replace(fit, model=model, num_steps=steps) for client, fit in fits.items()}
     merged = [merge(column, rule) for column in zip(*nodes.values(), strict=True)]
-    return {client: _replaced(fit, merged) for client, fit in fits.items()}
+    return {client: replace(_replaced(fit, merged), num_steps=steps) for client, fit in fits.items()}
 
 
-def _tensors_of(fit: Fit) -> list[Weights]:
-    """Return the tensors of a reply in order: those with names together, each other one under the name ''."""
+def _tensors_of(tree: Any) -> list[Weights]:
+    """Return the tensors of a reply or a part of it: those with names together, each other one under the name ''."""
     found: list[Weights] = []
-    replace_nodes(fit, _holds_tensors, lambda node: found.append({"": node} if isinstance(node, Tensor) else node))
+    replace_nodes(tree, _holds_tensors, lambda node: found.append({"": node} if isinstance(node, Tensor) else node))
     return found
 
 
-def _replaced(fit: Fit, tensors: Sequence[Weights]) -> Fit:
-    """Return a reply with other tensors, in the order of `_tensors_of`."""
+def _replaced(tree: T, tensors: Sequence[Weights]) -> T:
+    """Return a reply, or a part of it, with other tensors, in the order of `_tensors_of`."""
     remaining = iter(tensors)
 
     def following(node: Any) -> Any:
         return next(remaining)[""] if isinstance(node, Tensor) else next(remaining)
 
-    return replace_nodes(fit, _holds_tensors, following)
+    return replace_nodes(tree, _holds_tensors, following)
 
 
 def _holds_tensors(node: Any) -> bool:
     return isinstance(node, Tensor) or is_weights(node)
 
 
-def _clipped(fits: Mapping[str, Fit], sent: Mapping[str, Weights], keep: Callable[[Fit], Fit]) -> dict[str, Fit]:
-    """Return the replies with updates no longer than their median norm."""
+def _clipped(
+    fits: Mapping[str, Fit],
+    sent: Mapping[str, Weights],
+    keep: Callable[[Fit], Fit],
+    parameters: Collection[str] | None,
+) -> dict[str, Any]:
+    """Return the replies with updates no longer than the median norm of those that took steps.
+
+    Parameters, buffers and each other field of the replies have a norm of their own.
+    """
     known = {client: fit for client, fit in fits.items() if client in sent}
-    if not known:
-        return dict(fits)
-    names = [name for name, form in form_of(next(iter(known.values())).model).items() if form.is_floating_point()]
-    norms = {client: update_norm(fit.model, sent[client], names) for client, fit in known.items()}
-    limit = median_low(norms.values())
-    return {
-        client: keep(replace(fit, model={**fit.model, **clip_model(fit.model, sent[client], names, limit)}))
-        if norms.get(client)
-        else fit
-        for client, fit in fits.items()
-    }
+    trained = [fit for fit in fits.values() if fit.num_steps]
+    form = form_of(next(iter(known.values())).model) if any(fit.num_steps for fit in known.values()) else {}
+    floats = [name for name, tensor in form.items() if tensor.is_floating_point()]
+    are_trained = {name: parameters is None or name in parameters for name in floats}
+    groups = [[name for name in floats if are_trained[name] == value] for value in set(are_trained.values())]
+    limits = [
+        median_low(update_norm(fit.model, sent[client], names) for client, fit in known.items() if fit.num_steps)
+        for names in groups
+    ]
+    others = [field.name for field in fields(next(iter(fits.values()))) if field.name != "model"]
+    norms = {name: [joint_norm(_floats_of(getattr(fit, name))) for fit in trained] for name in others}
+    other_limits = {name: median_low(found) for name, found in norms.items() if any(found)}
+
+    def clipped(client: str, fit: Fit) -> Fit:
+        changes = {name: _shortened(getattr(fit, name), limit) for name, limit in other_limits.items()}
+        if client in known:
+            changes["model"] = dict(fit.model)
+            for names, limit in zip(groups, limits, strict=True):
+                changes["model"] |= clip_model(fit.model, sent[client], names, limit)
+        return keep(replace(fit, **changes))
+
+    return {client: clipped(client, fit) for client, fit in fits.items()}
+
+
+def _floats_of(tree: Any) -> list[Tensor]:
+    """Return the tensors below a node that are not integers."""
+    named = [(node, name, form) for node in _tensors_of(tree) for name, form in form_of(node).items()]
+    return [node[name] for node, name, form in named if form.is_floating_point()]
+
+
+def _shortened(tree: Any, limit: float) -> Any:
+    """Return a field of a reply whose tensors together are at most as long as a limit; all by the same factor."""
+    tensors = _floats_of(tree)
+    if not tensors:
+        return tree
+    remaining = iter(clip_norm(tensors, [torch.zeros_like(tensor) for tensor in tensors], limit))
+    nodes = [
+        {name: next(remaining) if form.is_floating_point() else node[name] for name, form in form_of(node).items()}
+        for node in _tensors_of(tree)
+    ]
+    return _replaced(tree, nodes)

@@ -5,6 +5,7 @@ Client states take effect only when the round is over, so that it can be rolled 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -44,10 +45,11 @@ from fedkeep.simulation.replies import (
     measure_update,
 )
 from fedkeep.simulation.reply_store import ReplyStore
-from fedkeep.simulation.robust import robust_replies
+from fedkeep.simulation.robust import find_weakness, robust_replies
 from fedkeep.simulation.secure_sum import secure_mean, secure_update, without_update
 from fedkeep.simulation.state import SimulationState
 
+log = logging.getLogger(__name__)
 Step = Callable[..., Any]
 LOST: Final = object()
 """Stands for the reply of a client that was lost."""
@@ -85,6 +87,8 @@ class RoundState:
         Clients of whom a reply was accepted.
     left_out : list[str]
         Clients whose models robust aggregation did not choose.
+    weaknesses : list[str]
+        Why robust aggregation was not applied as the recipe asks.
     sent : dict[str, Weights]
         The models that were sent to the clients that were asked last, by client.
     trained : dict[str, ReturnedModel]
@@ -141,6 +145,7 @@ class RoundState:
         self.updates: dict[str, list[UpdateSummary]] = {}
         self.answered: set[str] = set()
         self.left_out: list[str] = []
+        self.weaknesses: list[str] = []
         self.loss_checker = LossChecker(self)
         self.sent: dict[str, Weights] = {}
         self.trained: dict[str, ReturnedModel] = {}
@@ -295,7 +300,16 @@ class RoundState:
         """
         state, privacy = self.state, self.state.privacy
         store = ReplyStore(state.weights_file)
-        robust = robust_replies(replies, self.sent, state.defense, store.keep)
+        if weakness := find_weakness(replies, self.sent, state.defense):
+            self.weaknesses.append(weakness)
+            if not state.told_weakness:
+                log.warning(
+                    "Round %d is less robust than asked: %s Further such rounds have it in their record.",
+                    self.number,
+                    weakness,
+                )
+                state.told_weakness = True
+        robust = robust_replies(replies, self.sent, state.defense, store.keep, state.context.runner.parameters)
         self.left_out += [client for client in replies if client not in robust]
         fits = {client: reply for client, reply in robust.items() if isinstance(reply, Fit)}
         if not privacy.client_noise_multiplier or not fits:
@@ -380,6 +394,8 @@ class RoundState:
             record["refused"] = list(self.refused)
         if aside := self.state.clients_set_aside():
             record["set_aside"] = aside
+        if self.weaknesses:
+            record["less_robust"] = list(dict.fromkeys(self.weaknesses))
         if self.left_out:
             record["left_out"] = self.left_out
         return record | ({"local_models": self.local_models} if self._evaluates_local_models else {})

@@ -109,6 +109,8 @@ class SimulationState:
         Changes what malicious clients answer.
     history : ReplyHistory
         What is kept of earlier replies.
+    told_weakness : bool
+        Whether a warning has said that a round was less robust than the recipe asks.
     weights_file : WeightsFile
         Where models of a round lie for which memory has no room.
     round_average : Weights
@@ -190,6 +192,7 @@ class SimulationState:
         self.attacker = (
             Attacker(self.attack, self.federation.clients, self.seed) if self.attack.kind != "none" else None
         )
+        self.told_weakness = False
         self.weights_file = WeightsFile()
         self.round_average: Weights = self.server.model
         self.moving_average: Weights = {}

@@ -11,9 +11,16 @@ import tiny
 import torch
 
 from fedkeep.aggregation import clip_norm, coordinate_median, select_krum, trimmed_mean, weighted_mean
-from fedkeep.interface import Fit
+from fedkeep.aggregation.mean import normalised_mean
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcurv import Curvature, FitWithCurvature
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.interface import Fit, get_algorithm
+from fedkeep.simulation import rounds
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.robust import robust_replies
+from fedkeep.simulation.robust import find_weakness, robust_replies
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate")
 privacy = pytest.importorskip("flwr.supercore.differential_privacy")
@@ -67,6 +74,166 @@ def test_clipping_is_flowers_and_to_the_median() -> None:
     )
 
 
+def with_statistics() -> dict[str, Fit]:
+    """Nine fits: parameters move by 0.3, those of "8" by 4.5, and batch norm's statistics by up to 12."""
+    rng = torch.Generator().manual_seed(0)
+    replies = {}
+    for i, place in enumerate((0, 1, 2, 3, 5, 6, 7, 8, 4)):
+        weights = torch.randn(100, generator=rng)
+        length = 4.5 if i == 8 else 0.3
+        statistics = torch.full((25,), 1 + 0.3 * place)
+        replies[str(i)] = Fit({"w": length * weights / weights.norm(), "bn.running_var": statistics}, 100, 5, 0.5)
+    return replies
+
+
+def test_the_statistics_of_batch_norm_hide_no_update() -> None:
+    replies, start = with_statistics(), {"w": torch.zeros(100), "bn.running_var": torch.ones(25)}
+    defense = Defense(robust_aggregation="norm_clipping")
+    clipped = robust_replies(replies, dict.fromkeys(replies, start), defense, lambda fit: fit, ["w"])
+    assert [float(fit.model["w"].norm()) for fit in clipped.values()] == pytest.approx([0.3] * 9)
+    lengths = [float((fit.model["bn.running_var"] - 1).norm()) for fit in clipped.values()]
+    assert lengths == pytest.approx([min(1.5 * place, 6.0) for place in (0, 1, 2, 3, 5, 6, 7, 8, 4)], abs=1e-5)
+    models = [fit.model for fit in replies.values()]
+    assert select_krum(models, 1, 9, ["w"])[-1] == 8
+    assert select_krum(models, 1, 9)[-1] != 8, "its statistics are the usual ones"
+    left = robust_replies(replies, {}, Defense(robust_aggregation="multi_krum"), lambda fit: fit, ["w"])
+    assert list(left) == list("01234567")
+
+
+def test_what_else_a_reply_holds_is_clipped_too() -> None:
+    """SCAFFOLD's control variates; a field's tensors keep their proportions, as FedCurv's must."""
+    start = {"w": torch.zeros(3)}
+
+    def fit(length: float, steps: int) -> FitWithCurvature:
+        fisher, product = {"w": torch.full((3,), length)}, {"w": torch.full((3,), -length / 2)}
+        return FitWithCurvature({"w": torch.ones(3)}, 100, steps, 0.5, Curvature(fisher, product))
+
+    replies = {str(i): fit(0.1, 5) for i in range(9)} | {"9": fit(1e6, 7)}
+    defense = Defense(robust_aggregation="norm_clipping")
+    found = robust_replies(replies, dict.fromkeys(replies, start), defense)
+    for client, reply in found.items():
+        assert reply.num_steps == replies[client].num_steps
+        torch.testing.assert_close(reply.change.fisher["w"], torch.full((3,), 0.1))
+        torch.testing.assert_close(reply.change.product["w"], torch.full((3,), -0.05))
+        torch.testing.assert_close(reply.model["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
+def test_fednova_goes_no_further_than_the_robust_model(rule: Any) -> None:
+    """One client that tells a single step had moved the server by ten times the clients' updates."""
+    start, moved = {"w": torch.zeros(3)}, {"w": torch.ones(3)}
+    replies = {str(i): Fit(moved, 100, 1 if i == 4 else 50, 0.5) for i in range(5)}
+    found = robust_replies(replies, dict.fromkeys(replies, start), Defense(robust_aggregation=rule))
+    torch.testing.assert_close(normalised_mean(start, found, 0.9)["w"], moved["w"])
+
+
+def test_the_assumed_number_of_malicious_clients_is_the_share_and_one_at_least() -> None:
+    assert [Defense().malicious(count) for count in (3, 4, 5, 8, 9, 10, 15)] == [1, 1, 1, 1, 1, 2, 3]
+    assert Defense(byzantine=0.29).malicious(100) == 29, "0.29 * 100 is below 29 in float64"
+    assert Defense(byzantine=0.0).malicious(100) == 0
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_trimmed_mean_of_few_is_trimmed(count: int) -> None:
+    models = [1.0] * (count - 1) + [1000.0]
+    replies = {str(i): Fit({"w": torch.full((3,), value)}, 100, 5, 0.5) for i, value in enumerate(models)}
+    found = robust_replies(replies, {}, Defense(robust_aggregation="trimmed_mean"))
+    torch.testing.assert_close(weighted_mean(found)["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi_krum"])
+def test_krum_assumes_no_more_malicious_clients_than_it_is_defined_for(rule: Any) -> None:
+    """Two equal models of five would be each other's nearest neighbour, and be chosen."""
+    values = {"0": 1.0, "1": 1.1, "2": 1.2, "bad": -9.0, "worse": -9.0}
+    replies = {client: Fit({"w": torch.full((50,), value)}, 9, 1, 0.5) for client, value in values.items()}
+    defense = Defense(robust_aggregation=rule, byzantine=0.4)
+    found = robust_replies(replies, {}, defense)
+    assert find_weakness(replies, {}, defense) == (
+        f"{rule} assumed 1 malicious clients, not 2: more are not possible among 5 models."
+    )
+    assert len(found) == (1 if rule == "krum" else 4)
+    assert rule == "multi_krum" or set(found) == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "byzantine", "steps", "expected"),
+    [
+        ("mean", 0.2, [5], None),
+        ("median", 0.2, [5] * 3, None),
+        ("median", 0.2, [5, 5, 0, 0], "median was not applied: it needs 3 trained models, and there were 2."),
+        ("trimmed_mean", 0.2, [5] * 3, None),
+        ("trimmed_mean", 0.0, [5] * 9, "trimmed_mean assumed no malicious client, since defense.byzantine=0."),
+        ("krum", 0.2, [5] * 5, None),
+        (
+            "norm_clipping",
+            0.2,
+            [5] * 3,
+            "norm_clipping was not applied to 3 of 3 models, since their clients were sent no model.",
+        ),
+    ],
+)
+def test_it_is_said_where_a_rule_was_not_applied(
+    rule: Any, byzantine: float, steps: list[int], expected: str | None
+) -> None:
+    replies = {str(i): Fit({"w": torch.ones(3)}, 100, number, 0.5) for i, number in enumerate(steps)}
+    assert find_weakness(replies, {}, Defense(robust_aggregation=rule, byzantine=byzantine)) == expected
+
+
+def test_a_round_that_is_less_robust_says_so_and_the_run_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    simulation = tiny.simulation(
+        FedAvg(),
+        cohort_size=5,
+        rounds=3,
+        training=tiny.SHORT,
+        defense=Defense(robust_aggregation="median"),
+        fault_injector=lambda round, client, step: "is offline" if round > 1 and client in offline else None,
+    )
+    offline = [*simulation.sample_cohort(2)[:3], *simulation.sample_cohort(3)[:3]]
+    first, *others = tiny.run_rounds(simulation)
+    assert "less_robust" not in first
+    assert all("median was not applied" in record["less_robust"][0] for record in others)
+    assert [record.message for record in caplog.records if "less robust" in record.message] == [
+        f"Round 2 is less robust than asked: {others[0]['less_robust'][0]} Further such rounds have it in their record."
+    ]
+
+
+def test_a_cohort_too_small_for_a_rule_is_refused() -> None:
+    def load(rule: str, size: int, byzantine: float = 0.2, method: str = "fedavg") -> None:
+        settings = [f"defense.robust_aggregation={rule}", f"run.cohort_size={size}", f"defense.byzantine={byzantine}"]
+        Experiment(load_recipe("fedkeep/attacks", methods=[method], settings=settings))
+
+    with pytest.raises(ConfigError, match=r"needs 3 models or more .* cohort of 2"):
+        load("median", 2)
+    with pytest.raises(ConfigError, match=r"2 f \+ 2 < n .* f = 2 of n = 5"):
+        load("krum", 5, 0.4)
+    with pytest.raises(ConfigError, match="f = 1 of n = 4"):
+        load("multi_krum", 4)
+    load("krum", 5)
+    load("trimmed_mean", 3)
+    load("krum", 2, method="fedseq")
+    load_recipe("fedkeep/attacks", settings=["defense.robust_aggregation=krum", "run.cohort_size=1"])  # as a site does
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"])
+def test_clients_that_took_no_step_decide_nothing(rule: Any) -> None:
+    start = {"w": torch.zeros(3)}
+    idle = {f"idle {i}": Fit(start, 0, 0, 0.0) for i in range(6)}
+    liar = {"liar": Fit({"w": torch.full((3,), 9.0)}, 100, 0, 0.0)}
+    replies = idle | liar | {str(i): Fit({"w": torch.ones(3)}, 100, 5, 0.5) for i in range(4)}
+    found = robust_replies(replies, dict.fromkeys(replies, start), Defense(robust_aggregation=rule))
+    torch.testing.assert_close(weighted_mean(found)["w"], torch.ones(3))
+    assert {"0", "1", "2", "3"} & found.keys()
+    assert not any(fit.model["w"].max() > 1 for fit in found.values()), "who says that it took no step is not exempt"
+
+
+def test_a_run_tells_the_rules_what_a_models_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(rounds, "robust_replies", lambda replies, *args: (told.append(args[-1]), replies)[1])
+    simulation = tiny.simulation(FedAvg(), cohort_size=5, rounds=1, training=tiny.SHORT)
+    tiny.run_rounds(simulation)
+    assert told == [simulation.context.runner.parameters]
+
+
 @pytest.mark.parametrize(
     ("returned", "sent", "limit", "expected"),
     [
@@ -88,7 +255,10 @@ def test_the_middle_of_an_even_number_is_the_mean_of_two() -> None:
     assert trimmed_mean([torch.tensor([float(i)]) for i in (1, 9, 2, 4)], 0) == torch.tensor([4.0])
     with pytest.raises(ValueError, match="leaves none"):
         trimmed_mean([torch.zeros(1)] * 4, 2)
-    assert select_krum([{"w": torch.tensor([float(i)])} for i in (0, 1, 50, 1.5)], 1, 1) == [1]
+    models = [{"w": torch.tensor([float(i)])} for i in (0, 1, 50, 1.5, 3)]
+    assert select_krum(models, 1, 1) == [1]
+    with pytest.raises(ValueError, match="7 models for 2 malicious clients, not 5"):
+        select_krum(models, 2, 1)
 
 
 def averaging() -> Iterator[Any]:
@@ -101,8 +271,6 @@ def averaging() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "rule"), list(averaging()))
 def test_every_method_that_averages_takes_every_rule(name: str, rule: Any) -> None:
-    from fedkeep.interface import get_algorithm
-
     method = tiny.configured(get_algorithm(name))
     plain = tiny.simulation(method, cohort_size=5, rounds=2, training=tiny.SHORT)
     robust = tiny.simulation(

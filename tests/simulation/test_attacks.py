@@ -14,9 +14,13 @@ import tiny
 import torch
 
 import fedkeep
+from fedkeep.algorithms.incremental.fedlwf import FedLwF
+from fedkeep.algorithms.incremental.fedskf import FedSKF
 from fedkeep.algorithms.incremental.finetune import Finetune
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.data import Federation
 from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 from fedkeep.experiment.experiment import Experiment
@@ -25,6 +29,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.steps import rise_of_loss
 from fedkeep.simulation import loss_check, loss_checker
 from fedkeep.simulation.attacks import Attack, add_trigger
+from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.loss_check import (
     LogitRise,
@@ -102,6 +107,50 @@ def test_attacks_on_examples_change_labels_and_corners() -> None:
         assert after["input"][1::2].equal(before["input"][1::2])
         assert after["input"][::2].equal(torch.where(torch.tensor(True), add_trigger(before["input"]), 0)[::2])
     assert "backdoor" in tiny.run_rounds(backdoor)[-1]
+
+
+@pytest.mark.parametrize("method", [FedLwF, FedSKF])
+@pytest.mark.parametrize("kind", ["label_flip", "backdoor"])
+def test_attacks_on_examples_stay_within_the_tasks_classes(kind: Any, method: Any) -> None:
+    tasks = tiny.stream((2, 1), absent=0)
+    simulation = tiny.simulation_with_tasks(
+        method(), tasks, rounds=1, cohort_size=5, training=tiny.SHORT, attack=Attack(kind, 1.0)
+    )
+    honest = Federation.from_stream(tasks)
+    for task, first in ((1, 0), (2, 2)):
+        (record,) = tiny.run_rounds(simulation, 1)
+        assert record["task"] == task
+        assert not record["lost"]
+        assert ("backdoor" in record) == (kind == "backdoor")
+        for client in honest.clients:
+            before, after = honest.for_task(task).data(client)["label"], simulation.federation.data(client)["label"]
+            if kind == "label_flip":
+                assert after.equal(1 - before if task == 1 else before), "a task of one class has no other"
+            else:
+                assert (after[::2] == first).all()
+                assert after[1::2].equal(before[1::2])
+
+
+@pytest.mark.parametrize("kind", ["label_flip", "backdoor"])
+def test_attacks_on_examples_are_refused_where_the_examples_are_at_sites(kind: Any) -> None:
+    """There they did nothing, and a trial of a defence would have been an honest run."""
+    views = pytest.importorskip("fedkeep.flower.views")
+    site = views.client_view(tiny.federation(), "0", "hospital")
+    with pytest.raises(ConfigError, match=f"attack.kind={kind} changes what .* at its sites"):
+        tiny.simulation(FedSeq(), federation=site, cohort_size=1, attack=Attack(kind))
+    tiny.simulation(FedSeq(), federation=site, cohort_size=1, attack=Attack("sign_flip"))
+
+
+def test_an_attack_on_models_is_refused_for_a_method_without_any() -> None:
+    def load(kind: str, method: str) -> None:
+        load_recipe("demo", methods=[method], settings=[f"attack.kind={kind}", "tasks.num_tasks=2"])
+
+    for kind in ("sign_flip", "random_weights", "false_counts"):
+        with pytest.raises(ConfigError, match=f"FedWeIT's clients return no models, so that attack.kind={kind}"):
+            load(kind, "fedweit")
+        load(kind, "fedlwf")
+    for kind in ("none", "silent", "label_flip", "backdoor"):
+        load(kind, "fedweit")
 
 
 @pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "label_flip"])
@@ -190,6 +239,20 @@ def test_false_counts_and_replays_are_refused_by_default() -> None:
         bad = attacked.attack.attackers(attacked.federation.clients, 0)
         assert {client for record in records for client in record.get("refused", ())} <= bad
         assert any(record.get("refused") for record in records)
+
+
+def test_a_replay_goes_on_with_the_same_models_after_a_resume(tmp_path: Path) -> None:
+    def simulation() -> Simulation:
+        attack, defense = Attack("replay", 0.5), Defense(check_replies=False)
+        return tiny.simulation(FedAvg(), attack=attack, defense=defense, cohort_size=8, rounds=4, training=tiny.SHORT)
+
+    whole, begun, resumed = simulation(), simulation(), simulation()
+    records = tiny.run_rounds(whole)
+    tiny.run_rounds(begun, 2)
+    Checkpoint(tmp_path).save(begun, {})
+    Checkpoint(tmp_path).restore(resumed)
+    assert tiny.run_rounds(resumed) == records[2:]
+    assert tiny.equal(resumed.server.model, whole.server.model)
 
 
 def test_a_teacher_worse_than_chance_is_left_out() -> None:
