@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from fake_device import DEVICE, fake_device
 from local_transport import LocalTransport, Tamper, node_configs
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
 from fedkeep._utils.digests import DamagedFile, read_toml, write_toml
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.experiment.build import load_data
+from fedkeep.experiment.build import check_device, load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
@@ -72,6 +73,23 @@ def test_sites_give_the_same_as_one_machine(
     assert tiny.equal(model(alone(method)), model(tmp_path / "sites"))
     assert records(alone(method)) == records(tmp_path / "sites")
     assert (tmp_path / "sites" / "report.html").is_file()
+
+
+def test_a_server_has_another_device_than_its_sites(
+    recipe: str, alone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies lie on the server's disk first, and go from there to its device; after a restart they do so too."""
+    monkeypatch.setattr(
+        "fedkeep.experiment.build.check_device", lambda name: DEVICE if name == "cuda" else check_device(name)
+    )
+    monkeypatch.setattr("fedkeep.flower.server.check_device", lambda name: None)
+    begun = config(recipe, tmp_path / "sites", methods="scaffold", device="cuda")
+    with fake_device():
+        with pytest.raises(Killed):
+            serve(LocalTransport(node_configs(tmp_path / "states"), killing(6)), begun)
+        serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert tiny.equal(model(alone("scaffold")), model(tmp_path / "sites"))
+    assert records(alone("scaffold")) == records(tmp_path / "sites")
 
 
 def test_the_server_logs_and_sites_need_no_package_for_it(
