@@ -777,6 +777,58 @@ def test_a_run_whose_every_round_is_rolled_back_stops_and_can_begin_anew(
     assert run.trials[0].finished
 
 
+@pytest.mark.parametrize(("method", "min_clients"), [("fedavg", 0), ("scaffold", 4)])
+def test_an_outage_in_mid_run_stops_it_and_its_rounds_are_repeated(
+    method: str, min_clients: int, recipe: str, cohorts: list[list[str]], tmp_path: Path
+) -> None:
+    """Whether no site answers any more or, where all are needed, one does not."""
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        round = asked.head.get("request", {}).get("round", 0)
+        full = round >= 2 and (not min_clients or node_config.site == cohorts[round - 1][1])
+        return Envelope({"error": "OSError: [Errno 28] No space left on device"}) if full else reported
+
+    embedded(recipe, method, tmp_path / "one", 6)
+    begun = config(recipe, tmp_path / "run", methods=method, rounds=6, min_clients=min_clients)
+    with pytest.raises(RunError, match=r"each of the last 3 rounds.*goes on after round 1\."):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False, True, True, True]
+    run = serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert run.trials[0].finished
+    assert records(tmp_path / "one") == records(tmp_path / "run")
+    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "run"))
+
+
+def test_lost_rounds_in_which_sites_spent_of_their_privacy_stay_on_record(
+    recipe: str, cohorts: list[list[str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("opacus")
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        round = asked.head.get("request", {}).get("round", 0)
+        return Envelope({"error": "away"}) if round >= 2 and node_config.site == cohorts[round - 1][3] else reported
+
+    private = (*SETTINGS, "privacy.noise_multiplier=1.0")
+    begun = config(recipe, tmp_path / "run", private, methods="fedavg", rounds=5, min_clients=4)
+    with pytest.raises(RunError, match=r"each of the last 3 rounds.*goes on after round 4\."):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    lost = records(tmp_path / "run")
+    serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert records(tmp_path / "run")[:4] == lost
+    assert [len(record["privacy"]["clients"]) for record in records(tmp_path / "run")] == [4, 3, 3, 3, 4]
+
+
+def test_a_few_lost_rounds_stop_no_run(recipe: str, tmp_path: Path) -> None:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        away = kind == "perform" and asked.head["request"]["round"] in (2, 3, 5, 6)
+        return Envelope({"error": "out of order"}) if away else reported
+
+    local_transport = LocalTransport(node_configs(tmp_path / "states"), tamper)
+    run = serve(local_transport, config(recipe, tmp_path / "run", methods="scaffold", rounds=6))
+    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False, True, True, False, True, True]
+    assert run.trials[0].finished
+
+
 class LiveReplies:
     """Counts the replies of a cohort that are in memory, whoever holds them."""
 
