@@ -8,13 +8,13 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from filelock import FileLock
 from torch import Tensor
 
 from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
+from fedkeep._utils.files import quoted_name
 from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
 _PRUNED = ("state", "reply", "update", "secagg")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
+LONGEST_NAME = 255  # bytes of a folder's name
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class StateStore:
     def __init__(self, root: Path, run: str, site: str, device: torch.device) -> None:
         if not _RUN_ID.fullmatch(run):
             raise ValueRefused(f"{run[:40]!r} is not the name of a run.")
-        self.folder = root / run / quote(site, safe="")
+        self.folder = root / run / quoted_name(site, LONGEST_NAME)
         self.device = device
 
     def lock(self) -> FileLock:

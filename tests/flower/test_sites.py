@@ -19,6 +19,7 @@ from local_transport import LocalTransport, Tamper, node_configs
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
 from fedkeep._utils.digests import DamagedFile, read_toml, write_toml
+from fedkeep._utils.files import quoted_name
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import check_device, load_data
@@ -92,6 +93,20 @@ def test_a_server_has_another_device_than_its_sites(
     assert records(alone("scaffold")) == records(tmp_path / "sites")
 
 
+@pytest.mark.parametrize("letter", ["a", "\u0431", "\u9662"])  # of one, two and three bytes
+def test_a_site_may_have_a_long_name_in_any_script(letter: str, recipe: str, tmp_path: Path) -> None:
+    sites = node_configs(tmp_path / "states")
+    names = letter * 100, letter * 99 + "0"
+    sites |= {node: replace(sites[node], site=name) for node, name in zip((100, 101), names, strict=True)}
+    begun = config(recipe, tmp_path / "run", ("run.cohort_size=8",), methods="scaffold", rounds=2)
+    with pytest.raises(Killed):
+        serve(LocalTransport(sites, killing(8)), begun)
+    serve(LocalTransport(sites), begun)
+    assert [record["lost"] for record in records(tmp_path / "run")] == [{}, {}]
+    assert all(set(names) < set(record["cohort"]) for record in records(tmp_path / "run"))
+    assert len(list((tmp_path / "states").glob("*/*/"))) == len(sites)
+
+
 def test_the_server_logs_and_sites_need_no_package_for_it(
     recipe: str, alone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +133,15 @@ def test_private_sites_give_the_same_as_one_machine_and_tell_what_they_spent(rec
     )
     assert records(tmp_path / "one") == records(tmp_path / "sites")
     assert records(tmp_path / "sites")[0]["privacy"]["clients"]
+
+
+def test_a_name_of_a_file_stands_for_one_text(tmp_path: Path) -> None:
+    assert quoted_name("St. Mary's / 2", 255) == "St.%20Mary%27s%20%2F%202", "as earlier versions wrote it"
+    assert quoted_name("\u0431" * 42, 255) == "%D0%B1" * 42
+    long, other = quoted_name("\u0431" * 43, 255), quoted_name("\u0431" * 44, 255)
+    assert len(long) == len(other) == 255
+    assert long != other
+    assert quoted_name(long, 255) != long, "nobody can take another's by calling himself so"
 
 
 def test_a_real_sites_noise_is_its_own_secret_and_stays(tmp_path: Path) -> None:
