@@ -220,10 +220,13 @@ class StateStore:
         return update
 
     def prune(self, call_id: str, checkpointed: str) -> None:
-        """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed one.
+        """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed ones.
 
         A message may arrive late. The calls of later rounds, which may then exist already, stay. So does what the site
         told of its updates: a round that is repeated has the same updates, and must not be in another sum.
+
+        The server may go back to its last checkpoint but one (see `fedkeep.simulation.checkpoint`). What this client
+        had there is the call that was checkpointed before: the newest of those that earlier calls left.
 
         Parameters
         ----------
@@ -232,9 +235,13 @@ class StateStore:
         checkpointed : str
             The call that left the state with which the current round began; empty if there was none.
         """
+        calls = {file.name.partition(".")[0] for file in self.folder.glob("*.state")}
+        began = _round_of(checkpointed) if checkpointed else 0
+        before = max((_round_of(call) for call in calls if _round_of(call) < began), default=0)
         for file in [file for content in _PRUNED for file in self.folder.glob(f"*.{content}")]:
             other = file.name.partition(".")[0]
-            if _round_of(other) < _round_of(call_id) and other != checkpointed:
+            is_kept = other == checkpointed or (_round_of(other) == before and file.suffix == ".state")
+            if _round_of(other) < _round_of(call_id) and not is_kept:
                 file.unlink()
 
     def forget_secrets(self, aggregation: str) -> None:

@@ -563,7 +563,33 @@ def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Pat
         config(recipe, tmp_path / "sites", methods="scaffold", rounds=6),
     )
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
-        assert len(list(site.glob("*.state"))) <= 2, "this round's and the one that it began with"
+        assert len(list(site.glob("*.state"))) <= 3, "this round's, and those of the two checkpoints that are kept"
+
+
+@pytest.mark.parametrize("method", ["sfedkd", "scaffold"])
+def test_a_server_that_goes_back_to_its_checkpoint_before_finds_the_states_of_all_sites(
+    method: str, recipe: str, tmp_path: Path
+) -> None:
+    """Sites were asked in the round after both, some of them twice."""
+    settings = ("run.cohort_size=8", "auxiliary.images_per_class=2")
+    embedded(recipe, method, tmp_path / "one", 3, settings)
+    answered = [0]
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        answered[0] += asked.head.get("request", {}).get("round") == 3
+        if answered[0] > 6:
+            raise Killed
+        return reported
+
+    begun = config(recipe, tmp_path / "run", settings, methods=method)
+    with pytest.raises(Killed):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    (file,) = (tmp_path / "run").glob("trials/*/checkpoint/model-2.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert "goes on from its checkpoint of round 1" in (tmp_path / "run" / "server.log").read_text()
+    assert records(tmp_path / "one") == records(tmp_path / "run")
+    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "run"))
 
 
 def outweighing(reported: Envelope, **changes: Any) -> Envelope:
