@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 from fedkeep.errors import ConfigError, in_one_line
 
@@ -42,6 +44,28 @@ def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True) -
     if sync:
         sync_folder(path.parent)
     return path
+
+
+def quoted_name(text: str, longest: int) -> str:
+    """Return a part of a file's name that stands for a text, and for no other.
+
+    Parameters
+    ----------
+    text : str
+        Any text, such as a client's name. Of one that is not ASCII, each letter takes six bytes or more.
+    longest : int
+        The largest number of bytes; at least 34. A file system takes 255 for a whole name.
+
+    Returns
+    -------
+    str
+        The text in percent encoding, or where that is too long its beginning, ``=`` and a hash of the text.
+    """
+    quoted = quote(text, safe="")  # in which no "=" is left
+    if len(quoted) <= longest:
+        return quoted
+    end = f"={hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+    return quoted[: longest - len(end)] + end
 
 
 def is_file(path: Path) -> bool:

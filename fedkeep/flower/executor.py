@@ -132,7 +132,7 @@ class FlowerExecutor(Executor):
                 self._receive()
                 if not call.is_logged:
                     time.sleep(POLL_SECONDS)
-            reply = self.reply_log.load(call.call_id, self._reply_type(call.request))
+            reply = self.reply_log.load(call.call_id, self._reply_type(call.request), self.state.device)
             if reply is not None:
                 return self._to_result(call, reply)
             if call.is_repeated:
@@ -151,7 +151,7 @@ class FlowerExecutor(Executor):
         calls = {client: self.trained[client] for client in updates}
         digest = hashlib.blake2b(json.dumps(calls).encode(), digest_size=16).hexdigest()
         name = f"{self.round:06d}-{digest}"
-        found = self.reply_log.load(name, UpdateSum)
+        found = self.reply_log.load(name, UpdateSum)  # on the CPU, where it is added up
         if found is None:
             aggregation = f"{self.round:06d}-{secrets.token_hex(16)}"
 
@@ -248,9 +248,8 @@ class FlowerExecutor(Executor):
             return reply
         if "error" in reply.head:
             return ClientFailure(f"its site says: {reply.head['error']}")
-        tensors = {name: tensor.to(self.state.device) for name, tensor in reply.tensors.items()}
-        try:
-            value = from_structure(reply.head.get("answer"), tensors, self._reply_type(call.request))
+        try:  # on the CPU: from here a reply goes to the reply log, and later from there to the server's device
+            value = from_structure(reply.head.get("answer"), reply.tensors, self._reply_type(call.request))
         except ValueRefused as error:
             reason = f"answered with what {call.request.step.__name__} does not give: {error}"
             return ClientFailure(reason, refused=True)

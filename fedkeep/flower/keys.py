@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import logging
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedkeep.errors import ConfigError, MissingExtra, RunError
+from fedkeep.errors import ConfigError, MissingExtra, RunError, in_one_line
 
 try:
     from cryptography import x509
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 PEM = serialization.Encoding.PEM
 UNENCRYPTED = serialization.NoEncryption()
 WARNING_DAYS = 30
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"(\*\.)?({_LABEL}\.)*(?!\d+\Z){_LABEL}", re.ASCII | re.IGNORECASE)
 
 
 def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> list[Path]:
@@ -52,13 +56,16 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
     RunError
         If the folder is not empty: keys are never overwritten.
     ConfigError
-        If the sites' names are not different file names.
+        If the sites' names are not different file names, or a host is none.
     """
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty, and keys are never overwritten. Choose another folder.")
-    if len(set(sites)) < len(sites) or not all(site and site == Path(site).name for site in sites):
+    if len(set(sites)) < len(sites) or not all(map(_is_file_name, sites)):
         raise ConfigError(f"sites must be different names that can be file names, not {', '.join(sites)!r}.")
-    folder.mkdir(parents=True, exist_ok=True)
+    if reserved := [site for site in sites if site.casefold() == "superlink"]:
+        raise ConfigError(f"no site can be called {reserved[0]!r}, since the SuperLink's own key has that name.")
+    named = dict.fromkeys(["localhost", *hosts])  # nginx checks no address of the SuperLink behind it, only a name
+    alternatives = x509.SubjectAlternativeName([_host(host) for host in named])
     authority, authority_name = ec.generate_private_key(ec.SECP384R1()), _name("FedKeep test authority")
     ca = _certificate(authority_name, authority.public_key(), authority_name, days)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -69,10 +76,10 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
     cert = cert.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     cert = cert.add_extension(_usage(signs_certificates=False), critical=True)
     cert = cert.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    named = dict.fromkeys(["localhost", *hosts])  # nginx checks no address of the SuperLink behind it, only a name
-    cert = cert.add_extension(x509.SubjectAlternativeName([_host(host) for host in named]), critical=False)
+    cert = cert.add_extension(alternatives, critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     cert = cert.add_extension(issuer, critical=False)
+    folder.mkdir(parents=True, exist_ok=True)
     written = [
         _write(folder / "ca.crt", ca.sign(authority, hashes.SHA384()).public_bytes(PEM)),
         _write(folder / "superlink.crt", cert.sign(authority, hashes.SHA384()).public_bytes(PEM)),
@@ -149,11 +156,21 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
+def _is_file_name(site: str) -> bool:
+    return site.isprintable() and site == Path(site).name != "" and len(os.fsencode(f"{site}.key")) <= 255
+
+
 def _host(name: str) -> x509.GeneralName:
+    """Return a host as a certificate names it; `ConfigError` for what no site would ever find there."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(name)
+        if len(name) <= 253 and _HOST_NAME.fullmatch(name):
+            return x509.DNSName(name)
+    raise ConfigError(
+        f"{in_one_line(repr(name), 80)} is no host name and no IP address. Give it without https://, port or path, and "
+        "letters that are not ASCII in their encoded form, xn--..."
+    )
 
 
 def _write(path: Path, content: bytes, secret: bool = False) -> Path:

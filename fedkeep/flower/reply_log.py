@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.interface.codec import decode, encode
 from fedkeep.simulation.messages import ClientFailure
@@ -72,7 +74,7 @@ class ReplyLog:
         """
         return bool(self._files(call_id))
 
-    def load(self, call_id: str, hint: Any) -> Any:
+    def load(self, call_id: str, hint: Any, device: torch.device | None = None) -> Any:
         """Return the stored reply to a call.
 
         Parameters
@@ -81,6 +83,8 @@ class ReplyLog:
             The call.
         hint : type
             The reply's type.
+        device : torch.device, optional
+            Where to put the tensors; by default they stay on the CPU.
 
         Returns
         -------
@@ -95,7 +99,7 @@ class ReplyLog:
                 file.unlink()
                 continue
             if file.suffix == ".reply":
-                return decode(content, hint)
+                return decode(content, hint, device)
             return ClientFailure(content.decode(), refused=file.suffix == ".refused")
         return None
 

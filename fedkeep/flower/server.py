@@ -48,14 +48,14 @@ from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.outputs import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
 from fedkeep.simulation.callbacks import OnRoundEnd
-from fedkeep.simulation.checkpoint import manifests
+from fedkeep.simulation.checkpoint import load_manifest, manifests
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.trial import TrialBusy, run_trial
 from fedkeep.tracking.tracker import check_log, check_packages
 from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
-MAX_ROLLED_BACK = 3  # a run stops after so many rounds if all rounds since its start were rolled back
+MAX_ROLLED_BACK = 3  # rounds in a row that were rolled back, after which a run stops
 _RESTORE = "Restore it from a copy, or remove the folder {folder} to run its trial again with all sites."
 RECONNECT_SECONDS = 60.0  # seconds that a restarted server waits for all sites of its run
 
@@ -140,15 +140,23 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     write_description(folder, description)
     log_round = _round_logger(trial_name(method, seed), recipe.rounds, description["test_total"])
+    in_a_row = 0
 
     def check(state: SimulationState, result: RoundResult) -> None:
+        nonlocal in_a_row
         log_round(result)
+        in_a_row = in_a_row + 1 if _is_lost(result) else 0
         if result.record["rolled_back"]:
-            _check_progress(folder, recipe)
+            _check_progress(folder, recipe, in_a_row)
 
+    def may_repeat(state: SimulationState, result: RoundResult) -> bool:
+        # What a round told of private examples must stay on record, and so must what a task's begin or end changed.
+        return _is_lost(result) and "privacy" not in result.record and not state.changed
+
+    callbacks = [OnRoundEnd(check), *trackers(trial, description)]
     try:
         # A checkpoint after every round.
-        run_trial(simulation, folder, [OnRoundEnd(check), *trackers(trial, description)], checkpoint_share=math.inf)
+        run_trial(simulation, folder, callbacks, checkpoint_share=math.inf, may_repeat=may_repeat)
     except Exception:
         reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
         raise
@@ -178,14 +186,26 @@ def _read_sites(file: Path, tasks: int) -> dict[str, Any] | None:
         ) from None
 
 
-def _check_progress(folder: Path, recipe: Recipe) -> None:
-    """Raise `RunError` if all rounds were rolled back, and there were several or all of the recipe's."""
+def _is_lost(result: RoundResult) -> bool:
+    """Tell whether a round changed nothing since replies did not come; for refused ones see ``[defense]``."""
+    return result.record["rolled_back"] and not result.record.get("refused")
+
+
+def _check_progress(folder: Path, recipe: Recipe, in_a_row: int) -> None:
+    """Raise `RunError` if all rounds were rolled back, or the last ones were lost."""
     rounds = _all_rolled_back(folder)
     if rounds >= min(MAX_ROLLED_BACK, recipe.rounds):
         raise RunError(
             f"too few sites: fewer than {recipe.run.min_clients} answered in each of {rounds} rounds, so that all were "
             "rolled back and nothing was learned. The log above says which sites were lost and why. Correct that, and "
             "start again with the same out."
+        )
+    if in_a_row >= MAX_ROLLED_BACK:
+        saved = load_manifest(folder / "checkpoint" / manifests(folder / "checkpoint")[0])
+        raise RunError(
+            f"too few sites: fewer than {recipe.run.min_clients} answered in each of the last {in_a_row} rounds, so "
+            "that these were rolled back and taught nothing. The log above says which sites were lost and why. Correct "
+            f"that, and start again with the same out: the run then goes on after round {saved.round}."
         )
 
 

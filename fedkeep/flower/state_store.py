@@ -8,13 +8,13 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from filelock import FileLock
 from torch import Tensor
 
 from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
+from fedkeep._utils.files import quoted_name
 from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
 _PRUNED = ("state", "reply", "update", "secagg")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
+LONGEST_NAME = 255  # bytes of a folder's name
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class StateStore:
     def __init__(self, root: Path, run: str, site: str, device: torch.device) -> None:
         if not _RUN_ID.fullmatch(run):
             raise ValueRefused(f"{run[:40]!r} is not the name of a run.")
-        self.folder = root / run / quote(site, safe="")
+        self.folder = root / run / quoted_name(site, LONGEST_NAME)
         self.device = device
 
     def lock(self) -> FileLock:
@@ -219,10 +220,13 @@ class StateStore:
         return update
 
     def prune(self, call_id: str, checkpointed: str) -> None:
-        """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed one.
+        """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed ones.
 
         A message may arrive late. The calls of later rounds, which may then exist already, stay. So does what the site
         told of its updates: a round that is repeated has the same updates, and must not be in another sum.
+
+        The server may go back to its last checkpoint but one (see `fedkeep.simulation.checkpoint`). What this client
+        had there is the call that was checkpointed before: the newest of those that earlier calls left.
 
         Parameters
         ----------
@@ -231,9 +235,13 @@ class StateStore:
         checkpointed : str
             The call that left the state with which the current round began; empty if there was none.
         """
+        calls = {file.name.partition(".")[0] for file in self.folder.glob("*.state")}
+        began = _round_of(checkpointed) if checkpointed else 0
+        before = max((_round_of(call) for call in calls if _round_of(call) < began), default=0)
         for file in [file for content in _PRUNED for file in self.folder.glob(f"*.{content}")]:
             other = file.name.partition(".")[0]
-            if _round_of(other) < _round_of(call_id) and other != checkpointed:
+            is_kept = other == checkpointed or (_round_of(other) == before and file.suffix == ".state")
+            if _round_of(other) < _round_of(call_id) and not is_kept:
                 file.unlink()
 
     def forget_secrets(self, aggregation: str) -> None:

@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from fedkeep._utils.digests import DamagedFile, Digest, digest_of, read_checked, read_manifest, write_manifest
-from fedkeep._utils.files import atomic_write, sync_folder
+from fedkeep._utils.files import atomic_write, quoted_name, sync_folder
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
@@ -31,6 +30,7 @@ from fedkeep.simulation.state import SimulationState
 log = logging.getLogger(__name__)
 FORMAT = 5
 MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
+LONGEST_CLIENT = 200  # bytes of a client in a file's name, which has 255 with all that `atomic_write` adds meanwhile
 KEPT = 2  # checkpoints that are kept: the last one, and the one before
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
 _ENTRIES = {"format": int, "round": int, "server": str, "model": str, "clients": dict, "records": dict, "replies": dict}
@@ -194,7 +194,8 @@ class Checkpoint:
         for client in sorted(state.changed):
             content = encode(state.client_states[client])
             if content != empty:
-                clients[client] = write(f"client-{quote(client, safe='')}-{state.finished}.safetensors", content)
+                name = f"client-{quoted_name(client, LONGEST_CLIENT)}-{state.finished}.safetensors"
+                clients[client] = write(name, content)
         server = write(f"server-{state.finished}.safetensors", encode(state.server.state))
         model = write(f"model-{state.finished}.safetensors", encode(state.server.model))
         averages = None

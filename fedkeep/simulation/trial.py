@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,8 +30,17 @@ class TrialBusy(RunError):
     """Another process is running this trial."""
 
 
+MayRepeat: TypeAlias = Callable[[SimulationState, RoundResult], bool]
+"""Tells of the last round whether it is to be repeated if the trial stops after it."""
+
+
 def run_trial(
-    simulation: Simulation, folder: Path, callbacks: Sequence[Callback] = (), *, checkpoint_share: float = 0.05
+    simulation: Simulation,
+    folder: Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    checkpoint_share: float = 0.05,
+    may_repeat: MayRepeat = lambda state, result: False,
 ) -> None:
     """Run a simulation to its last round inside a folder, and resume from the folder's checkpoint if there is one.
 
@@ -51,6 +60,9 @@ def run_trial(
         Called in this order, after the round has been recorded and, if that is due, saved.
     checkpoint_share : float
         The largest share of the time that saving may take.
+    may_repeat : Callable[[SimulationState, RoundResult], bool]
+        Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint after such a
+        round; by default there are none.
 
     Raises
     ------
@@ -64,7 +76,7 @@ def run_trial(
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
             all_callbacks = [
                 records,
-                Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share), records),
+                Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share), records, may_repeat),
                 *callbacks,
             ]
             with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
@@ -227,6 +239,8 @@ class Records(Callback):
         Number of rounds that are written.
     checkpoint_seconds : float
         Seconds of the last checkpoint, if it was saved after the last written round; 0.0 otherwise.
+    last : RoundResult or None
+        The last round that was written, or began to be.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -236,7 +250,7 @@ class Records(Callback):
         self.written = 0
         self.checkpoint_seconds = 0.0
         self._ends = self.rounds.end(), self.timings.end()  # of the files after the last written round
-        self._last: RoundResult | None = None
+        self.last: RoundResult | None = None
 
     def check(self, digests: Mapping[str, Digest]) -> None:
         """Check that the files begin as they did at a checkpoint.
@@ -279,13 +293,13 @@ class Records(Callback):
         return {file.path.name: file.on_disk() for file in (self.rounds, self.timings)}
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        self._last = result
+        self.last = result
         self._write(state, result)
 
     def on_trial_end(self, state: SimulationState) -> None:
         # Ctrl-C may have come before the last round was written, or while it was.
-        if self._last is not None and self._last.record["round"] == state.finished > self.written:
-            self._write(state, self._last)
+        if self.last is not None and self.last.record["round"] == state.finished > self.written:
+            self._write(state, self.last)
 
     def _write(self, state: SimulationState, result: RoundResult) -> None:
         """Write a round; this can be repeated after an interruption."""
@@ -311,11 +325,14 @@ class Checkpoints(Callback):
         The checkpoint.
     records : Records
         The records of the same trial, called before this; their files are truncated to the checkpoint.
+    may_repeat : Callable[[SimulationState, RoundResult], bool]
+        As for `run_trial`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, records: Records) -> None:
+    def __init__(self, checkpoint: Checkpoint, records: Records, may_repeat: MayRepeat) -> None:
         self.checkpoint = checkpoint
         self.records = records
+        self.may_repeat = may_repeat
         self.saved = 0  # number of rounds that are saved
 
     def on_trial_begin(self, state: SimulationState) -> None:
@@ -323,13 +340,14 @@ class Checkpoints(Callback):
         self.saved = state.finished
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        if self.checkpoint.due():
+        if self.checkpoint.due() and not self.may_repeat(state, result):
             self._save(state)
             self.records.checkpoint_seconds = self.checkpoint.cost
 
     def on_trial_end(self, state: SimulationState) -> None:
         # Ctrl-C may have come between the end of a round and its record: then the last checkpoint stays.
-        if state.finished == self.records.written > self.saved:
+        last = self.records.last
+        if state.finished == self.records.written > self.saved and last and not self.may_repeat(state, last):
             self._save(state)
 
     def _save(self, state: SimulationState) -> None:

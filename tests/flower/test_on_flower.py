@@ -200,6 +200,45 @@ def test_keys_are_of_the_kind_that_flower_reads_and_never_overwritten(tmp_path: 
         make_keys(tmp_path / "others", ["../a"], ["localhost"])
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "fl.example.org:8000",
+        "https://x.org",
+        "x.org/",
+        "fl.ex\u00e4mple.org",
+        "192.0.2.300",
+        "[::1]",
+        "a..b",
+        "x.org.",
+        "\u212aiel.org",  # a sign that looks like a K
+        "",
+    ],
+)
+def test_hosts_that_no_site_could_reach_are_refused_before_anything_is_written(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no host name and no IP address"):
+        make_keys(tmp_path / "keys", ["a"], ["fl.example.org", host])
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("site", ["superlink", "SuperLink", "\u9662" * 90, "a\0", "", "a/b"])
+def test_sites_whose_keys_could_not_be_written_are_refused_before_anything_is(site: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"can be file names|no site can be called"):
+        make_keys(tmp_path / "keys", ["a", site], ["localhost"])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_certificate_names_all_hosts(tmp_path: Path) -> None:
+    from cryptography import x509
+
+    names = ["fl.example.org", "*.example.org", "fl_server", "xn--exmple-cua.org", "3d.example"]
+    make_keys(tmp_path / "keys", ["\u043c\u043e\u0441\u043a\u0432\u0430"], [*names, "192.0.2.1", "::1"])
+    cert = x509.load_pem_x509_certificate((tmp_path / "keys" / "superlink.crt").read_bytes())
+    found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert found.get_values_for_type(x509.DNSName) == ["localhost", *names]
+    assert [str(address) for address in found.get_values_for_type(x509.IPAddress)] == ["192.0.2.1", "::1"]
+
+
 def new_app(folder: Path, methods: list[str]) -> Path:
     if methods == APART:
         recipe = toy_recipe(folder / "toy", ("ft-kd",), '[public]\nname = "digits"\nnum_images = 20\n')

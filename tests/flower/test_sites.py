@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from fake_device import DEVICE, fake_device
 from local_transport import LocalTransport, Tamper, node_configs
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
 from fedkeep._utils.digests import DamagedFile, read_toml, write_toml
+from fedkeep._utils.files import quoted_name
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.experiment.build import load_data
+from fedkeep.experiment.build import check_device, load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
@@ -74,6 +76,37 @@ def test_sites_give_the_same_as_one_machine(
     assert (tmp_path / "sites" / "report.html").is_file()
 
 
+def test_a_server_has_another_device_than_its_sites(
+    recipe: str, alone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies lie on the server's disk first, and go from there to its device; after a restart they do so too."""
+    monkeypatch.setattr(
+        "fedkeep.experiment.build.check_device", lambda name: DEVICE if name == "cuda" else check_device(name)
+    )
+    monkeypatch.setattr("fedkeep.flower.server.check_device", lambda name: None)
+    begun = config(recipe, tmp_path / "sites", methods="scaffold", device="cuda")
+    with fake_device():
+        with pytest.raises(Killed):
+            serve(LocalTransport(node_configs(tmp_path / "states"), killing(6)), begun)
+        serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert tiny.equal(model(alone("scaffold")), model(tmp_path / "sites"))
+    assert records(alone("scaffold")) == records(tmp_path / "sites")
+
+
+@pytest.mark.parametrize("letter", ["a", "\u0431", "\u9662"])  # of one, two and three bytes
+def test_a_site_may_have_a_long_name_in_any_script(letter: str, recipe: str, tmp_path: Path) -> None:
+    sites = node_configs(tmp_path / "states")
+    names = letter * 100, letter * 99 + "0"
+    sites |= {node: replace(sites[node], site=name) for node, name in zip((100, 101), names, strict=True)}
+    begun = config(recipe, tmp_path / "run", ("run.cohort_size=8",), methods="scaffold", rounds=2)
+    with pytest.raises(Killed):
+        serve(LocalTransport(sites, killing(8)), begun)
+    serve(LocalTransport(sites), begun)
+    assert [record["lost"] for record in records(tmp_path / "run")] == [{}, {}]
+    assert all(set(names) < set(record["cohort"]) for record in records(tmp_path / "run"))
+    assert len(list((tmp_path / "states").glob("*/*/"))) == len(sites)
+
+
 def test_the_server_logs_and_sites_need_no_package_for_it(
     recipe: str, alone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +133,15 @@ def test_private_sites_give_the_same_as_one_machine_and_tell_what_they_spent(rec
     )
     assert records(tmp_path / "one") == records(tmp_path / "sites")
     assert records(tmp_path / "sites")[0]["privacy"]["clients"]
+
+
+def test_a_name_of_a_file_stands_for_one_text(tmp_path: Path) -> None:
+    assert quoted_name("St. Mary's / 2", 255) == "St.%20Mary%27s%20%2F%202", "as earlier versions wrote it"
+    assert quoted_name("\u0431" * 42, 255) == "%D0%B1" * 42
+    long, other = quoted_name("\u0431" * 43, 255), quoted_name("\u0431" * 44, 255)
+    assert len(long) == len(other) == 255
+    assert long != other
+    assert quoted_name(long, 255) != long, "nobody can take another's by calling himself so"
 
 
 def test_a_real_sites_noise_is_its_own_secret_and_stays(tmp_path: Path) -> None:
@@ -521,7 +563,33 @@ def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Pat
         config(recipe, tmp_path / "sites", methods="scaffold", rounds=6),
     )
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
-        assert len(list(site.glob("*.state"))) <= 2, "this round's and the one that it began with"
+        assert len(list(site.glob("*.state"))) <= 3, "this round's, and those of the two checkpoints that are kept"
+
+
+@pytest.mark.parametrize("method", ["sfedkd", "scaffold"])
+def test_a_server_that_goes_back_to_its_checkpoint_before_finds_the_states_of_all_sites(
+    method: str, recipe: str, tmp_path: Path
+) -> None:
+    """Sites were asked in the round after both, some of them twice."""
+    settings = ("run.cohort_size=8", "auxiliary.images_per_class=2")
+    embedded(recipe, method, tmp_path / "one", 3, settings)
+    answered = [0]
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        answered[0] += asked.head.get("request", {}).get("round") == 3
+        if answered[0] > 6:
+            raise Killed
+        return reported
+
+    begun = config(recipe, tmp_path / "run", settings, methods=method)
+    with pytest.raises(Killed):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    (file,) = (tmp_path / "run").glob("trials/*/checkpoint/model-2.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert "goes on from its checkpoint of round 1" in (tmp_path / "run" / "server.log").read_text()
+    assert records(tmp_path / "one") == records(tmp_path / "run")
+    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "run"))
 
 
 def outweighing(reported: Envelope, **changes: Any) -> Envelope:
@@ -758,6 +826,58 @@ def test_a_run_whose_every_round_is_rolled_back_stops_and_can_begin_anew(
     assert [record["rolled_back"] for record in records(tmp_path / "run")] == [True] * run_rounds
     run = serve(LocalTransport(node_configs(tmp_path / "states")), begun)
     assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False] * rounds
+    assert run.trials[0].finished
+
+
+@pytest.mark.parametrize(("method", "min_clients"), [("fedavg", 0), ("scaffold", 4)])
+def test_an_outage_in_mid_run_stops_it_and_its_rounds_are_repeated(
+    method: str, min_clients: int, recipe: str, cohorts: list[list[str]], tmp_path: Path
+) -> None:
+    """Whether no site answers any more or, where all are needed, one does not."""
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        round = asked.head.get("request", {}).get("round", 0)
+        full = round >= 2 and (not min_clients or node_config.site == cohorts[round - 1][1])
+        return Envelope({"error": "OSError: [Errno 28] No space left on device"}) if full else reported
+
+    embedded(recipe, method, tmp_path / "one", 6)
+    begun = config(recipe, tmp_path / "run", methods=method, rounds=6, min_clients=min_clients)
+    with pytest.raises(RunError, match=r"each of the last 3 rounds.*goes on after round 1\."):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False, True, True, True]
+    run = serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert run.trials[0].finished
+    assert records(tmp_path / "one") == records(tmp_path / "run")
+    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "run"))
+
+
+def test_lost_rounds_in_which_sites_spent_of_their_privacy_stay_on_record(
+    recipe: str, cohorts: list[list[str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("opacus")
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        round = asked.head.get("request", {}).get("round", 0)
+        return Envelope({"error": "away"}) if round >= 2 and node_config.site == cohorts[round - 1][3] else reported
+
+    private = (*SETTINGS, "privacy.noise_multiplier=1.0")
+    begun = config(recipe, tmp_path / "run", private, methods="fedavg", rounds=5, min_clients=4)
+    with pytest.raises(RunError, match=r"each of the last 3 rounds.*goes on after round 4\."):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    lost = records(tmp_path / "run")
+    serve(LocalTransport(node_configs(tmp_path / "states")), begun)
+    assert records(tmp_path / "run")[:4] == lost
+    assert [len(record["privacy"]["clients"]) for record in records(tmp_path / "run")] == [4, 3, 3, 3, 4]
+
+
+def test_a_few_lost_rounds_stop_no_run(recipe: str, tmp_path: Path) -> None:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        away = kind == "perform" and asked.head["request"]["round"] in (2, 3, 5, 6)
+        return Envelope({"error": "out of order"}) if away else reported
+
+    local_transport = LocalTransport(node_configs(tmp_path / "states"), tamper)
+    run = serve(local_transport, config(recipe, tmp_path / "run", methods="scaffold", rounds=6))
+    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False, True, True, False, True, True]
     assert run.trials[0].finished
 
 
