@@ -413,7 +413,7 @@ class RayExecutor(WorkerExecutor[RayWorker]):
     def __init__(self, ray: Any, trial: Trial, count: int, state: SimulationState) -> None:
         super().__init__((), state)
         self.ray = ray
-        self.ahead = 2 * count
+        self.prefetch = 2 * count
         self.starting: set[RayWorker] = set()
         self._trial = trial
         self._shared = SharedTensors(ray)
@@ -431,8 +431,8 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self._alone_since = time.monotonic()  # answers are read only while somebody waits
         return super().wait(future)
 
-    def drain(self) -> None:
-        super().drain()
+    def cancel_all(self) -> None:
+        super().cancel_all()
         self._backlog.clear()  # a lost worker's clients are there again
 
     @cached_property

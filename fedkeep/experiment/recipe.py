@@ -26,7 +26,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
 from fedkeep.simulation.attacks import ON_EXAMPLES, Attack
-from fedkeep.simulation.defense import MIN_NORMS, Defense
+from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.simulation.robust import KRUM
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.tracking.tracker import check_log
@@ -452,10 +452,10 @@ def check_robust_cohort(recipe: Recipe) -> None:
     defense, size = recipe.defense, recipe.run.cohort_size
     if defense.robust_aggregation == "mean" or all(method.algorithm.sequential for method in recipe.methods):
         return
-    if size < MIN_NORMS:
+    if size < MIN_FOR_MEDIAN:
         raise ConfigError(
-            f"defense.robust_aggregation={defense.robust_aggregation} needs {MIN_NORMS} models or more to tell what is "
-            f"usual, and a cohort of {size} has fewer. Set run.cohort_size={MIN_NORMS} or more."
+            f"defense.robust_aggregation={defense.robust_aggregation} needs {MIN_FOR_MEDIAN} models or more to tell "
+            f"what is usual, and a cohort of {size} has fewer. Set run.cohort_size={MIN_FOR_MEDIAN} or more."
         )
     malicious = defense.malicious(size)
     if defense.robust_aggregation in KRUM and malicious > most_malicious(size):

@@ -116,7 +116,7 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     """
     head, simulation = envelope.head, _simulation(envelope, config)
     tensors = {name: tensor.to(simulation.device) for name, tensor in envelope.tensors.items()}
-    ref_type = state_ref_type(simulation.client_state)
+    ref_type = state_ref_type(simulation.client_state_type)
     request = decode_request(
         simulation.algorithm, head["request"], tensors, ref_type, builtin=simulation.defense.loss_check != "off"
     )
@@ -132,14 +132,14 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             simulation.set_task(task)
             timer = simulation.context.timer
             timer.reset()
-            state = store.state(request.state, simulation.client_state)
+            state = store.state(request.state, simulation.client_state_type)
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             value = result.reply
             if simulation.privacy.secure_aggregation and isinstance(value, Fit):  # the update waits to be masked
                 store.store_update(call_id, secure_update(simulation, request, value).model[UPDATE])
                 value = without_update(value)
-            sent = (value, state_ref(call_id, simulation.client_state), result.uses)
+            sent = (value, state_ref(call_id, simulation.client_state_type), result.uses)
             reply = ((sent,), timer.train, timer.teachers)
             store.store(call_id, result.state, reply)
         store.prune(call_id, str(head["checkpointed"]))

@@ -33,7 +33,7 @@ from fedkeep.simulation.messages import (
 )
 from fedkeep.simulation.state import SimulationState
 
-AT_ONCE = 4
+REPLIES_AT_ONCE = 4
 """The most replies that are taken from the transport at once, and so are in memory before they lie on disk."""
 
 
@@ -93,7 +93,7 @@ class FlowerExecutor(Executor):
         self.introduction = introduction
         self.run = run
         self.deadline = deadline
-        self.ahead = len(state.federation.clients)
+        self.prefetch = len(state.federation.clients)
         self.pending: dict[str, _Call] = {}  # by the transport's message identifier
         self.names: dict[int, str] = {}
         self.trained: dict[str, str] = {}  # by site, the last call that left a model there
@@ -182,8 +182,8 @@ class FlowerExecutor(Executor):
         deadline = time.monotonic() + self.deadline
         while pending:
             waiting = list(pending)
-            for start in range(0, len(waiting), AT_ONCE):
-                replies = self.transport.receive(waiting[start : start + AT_ONCE])
+            for start in range(0, len(waiting), REPLIES_AT_ONCE):
+                replies = self.transport.receive(waiting[start : start + REPLIES_AT_ONCE])
                 for message_id, reply in replies.items():
                     if not isinstance(reply, ClientFailure) and "error" in reply.head:
                         reply = ClientFailure(f"its site says: {reply.head['error']}")
@@ -195,7 +195,7 @@ class FlowerExecutor(Executor):
             if len(pending) == len(waiting):
                 time.sleep(POLL_SECONDS)
 
-    def drain(self) -> None:
+    def cancel_all(self) -> None:
         """Stop waiting for pending calls. A site that runs one finishes it, and its reply is never fetched."""
         self.pending.clear()
 
@@ -213,8 +213,8 @@ class FlowerExecutor(Executor):
     def _receive(self) -> None:
         """Take the replies that have arrived, and give up calls whose deadline has passed."""
         message_ids = list(self.pending)
-        for start in range(0, len(message_ids), AT_ONCE):
-            replies = self.transport.receive(message_ids[start : start + AT_ONCE])
+        for start in range(0, len(message_ids), REPLIES_AT_ONCE):
+            replies = self.transport.receive(message_ids[start : start + REPLIES_AT_ONCE])
             while replies:
                 message_id, reply = replies.popitem()
                 call = self.pending.pop(message_id)
@@ -240,7 +240,7 @@ class FlowerExecutor(Executor):
         self.state.context.timer.add(train, teachers)
         if isinstance(value, Fit):
             self.trained[call.request.client] = call.call_id
-        return StepResult(value, state_ref(call.call_id, self.state.client_state), uses)
+        return StepResult(value, state_ref(call.call_id, self.state.client_state_type), uses)
 
     def _read(self, call: _Call, reply: Envelope | ClientFailure) -> Any:
         """Return a reply as a value of the step's return type, or the reason why it is not one."""
@@ -262,7 +262,7 @@ class FlowerExecutor(Executor):
         return value
 
     def _reply_type(self, request: StepRequest) -> Any:
-        return results_type([request.step], self.state.client_state)
+        return results_type([request.step], self.state.client_state_type)
 
     def _pack(self, request: StepRequest) -> Envelope:
         """Return a request as an envelope, with an identifier made of its round and a hash of its content."""

@@ -126,7 +126,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
-    simulation.client_state = state_ref_type(simulation.client_state)
+    simulation.client_state_type = state_ref_type(simulation.client_state_type)
     # The recipe, with the run's seed, goes to every site, and could take noise off that comes from it.
     simulation.context.noise_secret = stored_secret(folder)
     refused_rounds = recipe.defense.refused_rounds or MAX_ROLLED_BACK  # the time of real sites is dear

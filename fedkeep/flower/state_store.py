@@ -40,12 +40,12 @@ class StateRef:
     call: str = ""
 
 
-def state_ref_type(client_state: type[Any]) -> type[Any]:
+def state_ref_type(client_state_type: type[Any]) -> type[Any]:
     """Return the type of the server's references to client states.
 
     Parameters
     ----------
-    client_state : type
+    client_state_type : type
         The type of a method's client states.
 
     Returns
@@ -53,17 +53,17 @@ def state_ref_type(client_state: type[Any]) -> type[Any]:
     type
         `StateRef`, or `NoState` for a method whose clients have no state.
     """
-    return NoState if client_state is NoState else StateRef
+    return NoState if client_state_type is NoState else StateRef
 
 
-def state_ref(call_id: str, client_state: type[Any]) -> Any:
+def state_ref(call_id: str, client_state_type: type[Any]) -> Any:
     """Return a reference to the state that a call left.
 
     Parameters
     ----------
     call_id : str
         The call.
-    client_state : type
+    client_state_type : type
         The type of a method's client states.
 
     Returns
@@ -71,7 +71,7 @@ def state_ref(call_id: str, client_state: type[Any]) -> Any:
     StateRef or NoState
         The reference.
     """
-    return NoState() if client_state is NoState else StateRef(call_id)
+    return NoState() if client_state_type is NoState else StateRef(call_id)
 
 
 class StateStore:

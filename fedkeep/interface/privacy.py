@@ -112,7 +112,9 @@ def sample_rate_of(name: str) -> float | None:
     return rate if 0 < rate <= 1 and name == steps_name(rate) else None
 
 
-def find_false_use(before: Mapping[str, int], after: Mapping[str, int], privacy: Privacy, steps: int) -> str | None:
+def find_implausible_spending(
+    before: Mapping[str, int], after: Mapping[str, int], privacy: Privacy, steps: int
+) -> str | None:
     """Check what a client says that a step spent of its privacy, before it is recorded: epsilon is computed from it.
 
     Parameters

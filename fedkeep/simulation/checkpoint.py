@@ -190,7 +190,7 @@ class Checkpoint:
 
         clients = {client: name for client, name in last.clients.items() if client not in state.changed} if last else {}
         files |= {name: last.files[name] for name in clients.values()} if last else {}
-        empty = encode(state.client_state())  # a state without content is not written
+        empty = encode(state.client_state_type())  # a state without content is not written
         for client in sorted(state.changed):
             content = encode(state.client_states[client])
             if content != empty:
@@ -301,7 +301,7 @@ class Checkpoint:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
         state.server.model = model
         state.server.state = read(manifest.server, server_state)
-        state.client_states = {client: read(name, state.client_state) for client, name in manifest.clients.items()}
+        state.client_states = {client: read(name, state.client_state_type) for client, name in manifest.clients.items()}
         state.changed.clear()
         state.round_average = model
         if manifest.averages is not None:

@@ -13,7 +13,7 @@ from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.rounds import LOST, RoundState, Step
 
 
-class LocalRemoteClient(RemoteClient):
+class RoundClient(RemoteClient):
     """One client of a round, as a method sees it.
 
     Parameters
@@ -41,7 +41,7 @@ class LocalRemoteClient(RemoteClient):
         return None if reply is LOST else reply
 
 
-class LocalCohort(Cohort):
+class RoundCohort(Cohort):
     """Clients of a round, as a method sees them.
 
     Parameters
@@ -57,7 +57,7 @@ class LocalCohort(Cohort):
         self.clients = clients
 
     def __iter__(self) -> Iterator[RemoteClient]:
-        return (LocalRemoteClient(self.round, client) for client in self.clients)
+        return (RoundClient(self.round, client) for client in self.clients)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -72,7 +72,7 @@ class LocalCohort(Cohort):
         self.round.start(_step_requests(step, self.round, self.clients, args, kwargs))
 
     def without(self, known: Container[str]) -> Cohort:
-        return LocalCohort(self.round, [client for client in self.clients if client not in known])
+        return RoundCohort(self.round, [client for client in self.clients if client not in known])
 
 
 def _step_requests(

@@ -15,11 +15,11 @@ RobustRule = Literal["mean", "median", "trimmed_mean", "norm_clipping", "krum", 
 Checker = Literal["off", "server", "clients"]
 """Who measures the loss of a returned model before it is used."""
 
-KNOWN_NORMS = 32
+HISTORY_LENGTH = 32
 """Number of updates whose norms and other measurements are kept, as the reference for clients asked one at a time."""
-KNOWN_MODELS = 8
+REMEMBERED_REPLIES = 8
 """Number of each client's replies that are recognised when they are sent again."""
-MIN_NORMS = 3
+MIN_FOR_MEDIAN = 3
 """Fewest norms whose median says what is usual."""
 FORGIVEN = 0.25
 """What an accepted reply takes off a client's number of refused ones."""
@@ -113,7 +113,7 @@ class ReplyHistory:
     backoffs : dict[str, int]
         Number of rounds for which a client is not drawn, after a reply that the loss check refused.
     norms : list[float]
-        Norms of the last accepted updates of clients that were asked one at a time.
+        Norms of the last accepted updates.
     similarities : list[float]
         Least cosine similarities of the last accepted updates' models with those that were sent.
     models : dict[str, list[list[str]]]
@@ -205,14 +205,14 @@ class ReplyHistory:
                 self.backoffs[client] = rounds * 2 ** min(int(times) - 1, MOST_DOUBLINGS)
         for client, sent in updates.items():
             known = [*self.models.get(client, ()), *([before, after] for _, before, after in sent)]
-            self.models[client] = known[-KNOWN_MODELS:]
+            self.models[client] = known[-REMEMBERED_REPLIES:]
         norms = [norm for sent in updates.values() for norm, _, _ in sent if norm > 0]
-        self.norms = [*self.norms, *norms][-KNOWN_NORMS:]
+        self.norms = [*self.norms, *norms][-HISTORY_LENGTH:]
         self.label_counts |= label_counts
-        self.loss_falls = [*self.loss_falls, *loss_falls][-KNOWN_NORMS:]
-        self.logit_excesses = [*self.logit_excesses, *logit_excesses][-KNOWN_NORMS:]
-        self.similarities = [*self.similarities, *similarities][-KNOWN_NORMS:]
-        self.losses = [*self.losses, *losses][-KNOWN_NORMS:]
+        self.loss_falls = [*self.loss_falls, *loss_falls][-HISTORY_LENGTH:]
+        self.logit_excesses = [*self.logit_excesses, *logit_excesses][-HISTORY_LENGTH:]
+        self.similarities = [*self.similarities, *similarities][-HISTORY_LENGTH:]
+        self.losses = [*self.losses, *losses][-HISTORY_LENGTH:]
         self.explained |= explained or {}
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:

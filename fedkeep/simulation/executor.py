@@ -30,11 +30,11 @@ class Executor(ABC):
 
     Attributes
     ----------
-    ahead : int
+    prefetch : int
         Number of requests that the executor can work on before anyone waits for them.
     """
 
-    ahead: int = 0
+    prefetch: int = 0
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
         """Prepare for a round, before any client is asked.
@@ -124,12 +124,12 @@ class Executor(ABC):
         return UpdateSum(total, {})
 
     @abstractmethod
-    def drain(self) -> None:
+    def cancel_all(self) -> None:
         """Discard all requests, and return when none is running any more."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Discard all requests at once, after an error; nothing can be submitted afterwards."""
+        """Discard all requests at once, after an error; an executor that cannot go on puts another in its place."""
 
 
 @dataclass(eq=False)
@@ -232,7 +232,7 @@ class SerialExecutor(Executor):
                 if not step.dead:
                     step.throw()  # after an error the other steps are ended too
 
-    def drain(self) -> None:
+    def cancel_all(self) -> None:
         """Do nothing: no request is running between calls."""
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ from statistics import fmean, linear_regression, median, pstdev
 
 from torch import Tensor
 
-from fedkeep.simulation.defense import KNOWN_NORMS
+from fedkeep.simulation.defense import HISTORY_LENGTH
 from fedkeep.training.model_check import ClassScores, mean_of_labels
 
 CHECKERS = 3
@@ -40,7 +40,7 @@ SUSPECTED, CALMER = 0.5, 0.25
 """The deviation from which a training is replayed, and by how much more a client's must deviate for each of its
 trainings that a replay explained, as shares of `Defense.logit_deviations`. At 2 and 1, five of six trainings on flipped
 labels of digits are replayed, and 3 % of the honest ones; of the honest ones of Fashion-MNIST 6 to 11 %."""
-EXPLAINED = 0.75
+MAX_EXPLAINED_RESIDUAL = 0.75
 """The residual of a rise (see `standardised_residual`) up to which a replay explains it."""
 LIKE_FALSE_LABELS = 2 / 3
 """How far an excess may be on the way from a replay's to that of a replay with false labels (see
@@ -258,7 +258,7 @@ def smallest_fall(known: Sequence[float]) -> float:
     float
         The limit; minus infinity as long as few are known.
     """
-    last = known[-KNOWN_NORMS:]
+    last = known[-HISTORY_LENGTH:]
     return median(last) / 10 if len(last) >= FEWEST_KNOWN else -inf
 
 
@@ -282,7 +282,7 @@ def deviation(rise: LogitRise, known: Sequence[float]) -> float:
     """
     if len(known) < FEWEST_KNOWN:
         return 0.0
-    last = known[-KNOWN_NORMS:]
+    last = known[-HISTORY_LENGTH:]
     middle = median(last)
     spread = max(SMALLEST_DEVIATION, median(abs(one - middle) for one in last))
     found = (rise.excess - middle) / (spread * _doubt(rise.margin))
@@ -326,7 +326,7 @@ def largest_loss(known: Sequence[float]) -> float:
     float
         The limit.
     """
-    last = known[-KNOWN_NORMS:]
+    last = known[-HISTORY_LENGTH:]
     return max(FREE_LOSS, LOSS_FACTOR * median(last)) if len(last) >= FEWEST_KNOWN else FIRST_LOSS
 
 

@@ -18,9 +18,9 @@ from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.simulation.loss_check import (
     CLIENTS_SLACK,
-    EXPLAINED,
     FEWEST_KNOWN,
     LIKE_FALSE_LABELS,
+    MAX_EXPLAINED_RESIDUAL,
     LogitRise,
     choose_checkers,
     deviation,
@@ -274,7 +274,7 @@ class LossChecker:
         """
         state, reply = self.round.state, None
         context = replace(state.context_of(requests[-1].client), timer=Timer())  # no client has trained
-        client_state, uses = state.client_state(), dict[str, int]()
+        client_state, uses = state.client_state_type(), dict[str, int]()
         try:
             for request in requests:
                 task, number = request.task, request.round
@@ -307,7 +307,7 @@ class LossChecker:
             if (model := self.replay(one.asked, check.examples_like(counts))) is None:
                 continue  # batch norm cannot train on a single image, and a fifth may be two
             replayed = check.scores(model)
-            if standardised_residual(rise.label, one.before, one.after, replayed, one.counts) <= EXPLAINED:
+            if standardised_residual(rise.label, one.before, one.after, replayed, one.counts) <= MAX_EXPLAINED_RESIDUAL:
                 return 0.0
         if model is None:
             return None

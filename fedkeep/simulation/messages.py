@@ -146,7 +146,7 @@ def decode_request(
     algorithm: Algorithm[Any, Any],
     encoded: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    client_state: type[Any],
+    client_state_type: type[Any],
     *,
     builtin: bool = False,
 ) -> StepRequest:
@@ -160,7 +160,7 @@ def decode_request(
         The encoded request.
     tensors : Mapping[str, Tensor]
         The tensors by name.
-    client_state : type
+    client_state_type : type
         The dataclass of client states.
     builtin : bool
         Whether the steps that check losses are allowed too, which the method itself does not have.
@@ -190,19 +190,19 @@ def decode_request(
         {name: from_structure(value, tensors, hints[name]) for name, value in encoded["kwargs"].items()},
         encoded["task"],
         encoded["round"],
-        None if encoded["state"] is None else from_structure(encoded["state"], tensors, client_state),
+        None if encoded["state"] is None else from_structure(encoded["state"], tensors, client_state_type),
         encoded["uses"],
     )
 
 
-def results_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -> Any:
+def results_type(steps: Sequence[Callable[..., Any]], client_state_type: type[Any]) -> Any:
     """Return the type of the results of several steps, against which a worker's answer is checked.
 
     Parameters
     ----------
     steps : Sequence[Callable]
         The steps.
-    client_state : type
+    client_state_type : type
         The dataclass of client states.
 
     Returns
@@ -211,7 +211,7 @@ def results_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -
         A tuple of three: (reply, state, uses) of each step, seconds of training, and seconds of teachers.
     """
     replies = (annotations_of(unwrap_step(step))["return"] for step in steps)
-    results = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
+    results = tuple(tuple.__class_getitem__((reply, client_state_type, dict[str, int])) for reply in replies)
     return tuple.__class_getitem__((tuple.__class_getitem__(results), float, float))
 
 

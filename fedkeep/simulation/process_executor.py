@@ -72,7 +72,7 @@ class WorkerExecutor(Executor, Generic[W]):
     def __init__(self, workers: Sequence[W], state: SimulationState) -> None:
         self.workers = list(workers)
         self.state = state
-        self.ahead = 2 * len(self.workers)
+        self.prefetch = 2 * len(self.workers)
         self.under_way: dict[W, RequestGroup] = {}
         self.known: dict[W, set[str]] = {
             worker: set() for worker in self.workers
@@ -121,7 +121,7 @@ class WorkerExecutor(Executor, Generic[W]):
         """Let groups that are waited for go before those that nobody waits for yet."""
         self._backlog = deque(sorted(self._backlog, key=lambda group: group not in groups))
 
-    def drain(self) -> None:
+    def cancel_all(self) -> None:
         self._backlog.clear()
         while self.under_way:
             self._receive()
@@ -177,7 +177,7 @@ class WorkerExecutor(Executor, Generic[W]):
         if kind != DONE:
             group.error = RunError(content if kind == REFUSED else f"{group} The worker's error:\n{content}")
             return
-        hint = results_type([request.step for request in group.requests], self.state.client_state)
+        hint = results_type([request.step for request in group.requests], self.state.client_state_type)
         moved = {name: tensor.to(self.state.device) for name, tensor in tensors.items()}
         try:
             results, train, teachers = from_structure(content, moved, hint)
@@ -240,7 +240,7 @@ class StepHandler:
         self._known = {name: received[name] for name in known}
         builtin = state.defense.loss_check != "off"
         requests = [
-            decode_request(state.algorithm, one, received, state.client_state, builtin=builtin) for one in encoded
+            decode_request(state.algorithm, one, received, state.client_state_type, builtin=builtin) for one in encoded
         ]
         del received
         timer = state.context.timer

@@ -19,13 +19,13 @@ from torch import Tensor
 from fedkeep.aggregation.robust import joint_norm
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
-from fedkeep.interface.privacy import find_false_use
+from fedkeep.interface.privacy import find_implausible_spending
 from fedkeep.interface.pytree import find_nonfinite, iter_instances
 from fedkeep.interface.ranges import find_out_of_range
 from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
-from fedkeep.simulation.defense import MIN_NORMS, Defense
+from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.simulation.messages import NOT_FINITE, TOO_LARGE, StepRequest
 from fedkeep.simulation.state import SimulationState
 from fedkeep.training.model_runner import ModelRunner
@@ -38,11 +38,11 @@ FREE_NORM = 3.0
 """How many norms of the model an update may always have, however little the others moved."""
 LEAST_SIMILARITY, USUAL_SIMILARITY = 0.08, 0.6
 """Cosine similarity below which a model has nothing of the sent one, if the others' median is above the second."""
-COMPARED = 256
+MIN_ELEMENTS = 256
 """Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
-AT_ONCE = 2**22
+CHUNK_BYTES = 2**22
 """Bytes of tensors whose differences are in memory at a time."""
-SAMPLED = 64
+FINGERPRINT_VALUES = 64
 """Number of values of each tensor that make a model's fingerprint."""
 
 
@@ -114,7 +114,7 @@ def _find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str
     return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(request.client))
 
 
-def find_false_spending(
+def find_spending_fault(
     state: SimulationState, client: str, before: Mapping[str, int], after: Mapping[str, int]
 ) -> str | None:
     """Check what a client says that a step spent of its privacy; it is in the record even if its reply is refused.
@@ -133,7 +133,7 @@ def find_false_spending(
     str or None
         Why the reply is refused, after "answered with"; None if it can be true.
     """
-    return find_false_use(before, after, state.privacy, _most_steps(state, _trainable(state, client)))
+    return find_implausible_spending(before, after, state.privacy, _most_steps(state, _trainable(state, client)))
 
 
 def _implausible(state: SimulationState, client: str, reply: Any) -> str | None:
@@ -209,7 +209,7 @@ def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Upda
 @torch.no_grad()
 def _least_similarity(sent: Weights, returned: Weights, names: Sequence[str]) -> float:
     """Return the least cosine similarity of two tensors of weights of the same name; 1 without such tensors."""
-    pairs = [(sent[n], returned[n]) for n in names if sent[n].dim() > 1 and sent[n].numel() >= COMPARED]
+    pairs = [(sent[n], returned[n]) for n in names if sent[n].dim() > 1 and sent[n].numel() >= MIN_ELEMENTS]
     similarities = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]
     return float(torch.stack(similarities).min()) if similarities else 1.0
 
@@ -224,10 +224,10 @@ def _distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
 
 
 def _in_parts(model: Weights, names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield names of tensors in order, as many at a time as have `AT_ONCE` bytes, and at least one."""
+    """Yield names of tensors in order, as many at a time as have `CHUNK_BYTES` bytes, and at least one."""
     start = size = 0
     for number, name in enumerate(names):
-        if size and size + model[name].nbytes > AT_ONCE:
+        if size and size + model[name].nbytes > CHUNK_BYTES:
             yield names[start:number]
             start, size = number, 0
         size += model[name].nbytes
@@ -249,7 +249,7 @@ def fingerprint(model: Weights) -> str:
         16 hexadecimal digits.
     """
     values = [tensor.detach().reshape(-1) for _, tensor in sorted(model.items()) if tensor.is_floating_point()]
-    sampled = [one[:: max(1, one.numel() // SAMPLED)][:SAMPLED].double() for one in values]
+    sampled = [one[:: max(1, one.numel() // FINGERPRINT_VALUES)][:FINGERPRINT_VALUES].double() for one in values]
     joined = torch.cat(sampled).cpu() if sampled else torch.zeros(0)
     return hashlib.blake2b(joined.numpy().tobytes(), digest_size=8).hexdigest()
 
@@ -327,8 +327,8 @@ def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] 
         The reasons, by client.
     """
     similarities = [update.similarity for update in updates.values()]
-    similarities = similarities if len(similarities) >= MIN_NORMS else [*known, *similarities]
-    if len(similarities) < MIN_NORMS or (usual := median_low(similarities)) < USUAL_SIMILARITY:
+    similarities = similarities if len(similarities) >= MIN_FOR_MEDIAN else [*known, *similarities]
+    if len(similarities) < MIN_FOR_MEDIAN or (usual := median_low(similarities)) < USUAL_SIMILARITY:
         return {}
     return {
         client: "weights that have nothing of those that it was sent: their cosine similarity is "
@@ -371,8 +371,8 @@ def find_outliers(
     )
     for what, times, measure, earlier in measures if limit and defense.check_replies else ():
         norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
-        norms = norms if len(norms) >= MIN_NORMS else [*earlier, *norms]
-        usual = median_low(norms) if len(norms) >= MIN_NORMS else 0.0
+        norms = norms if len(norms) >= MIN_FOR_MEDIAN else [*earlier, *norms]
+        usual = median_low(norms) if len(norms) >= MIN_FOR_MEDIAN else 0.0
         if not usual and what != "an update":
             continue  # batch norm's first variances may be of any size
         for client, update in updates.items():

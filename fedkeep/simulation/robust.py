@@ -27,7 +27,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.pytree import replace_nodes
 from fedkeep.models import Weights
 from fedkeep.models.weights_file import form_of
-from fedkeep.simulation.defense import MIN_NORMS, Defense
+from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.simulation.reply_store import is_weights
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def robust_replies(
     """
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
     trained = {client: fit for client, fit in fits.items() if fit.num_steps}
-    if defense.robust_aggregation == "mean" or len(trained) < MIN_NORMS or len(fits) < len(replies):
+    if defense.robust_aggregation == "mean" or len(trained) < MIN_FOR_MEDIAN or len(fits) < len(replies):
         return dict(replies)
     malicious = _malicious(defense, len(trained))
     if defense.robust_aggregation in KRUM:
@@ -111,8 +111,8 @@ def find_weakness(replies: Mapping[str, Any], sent: Mapping[str, Weights], defen
     if others := len(replies) - len(fits):
         return f"{rule} was not applied: {others} of {len(replies)} replies are no models."
     trained = sum(fit.num_steps > 0 for fit in fits.values())
-    if trained < MIN_NORMS:
-        return f"{rule} was not applied: it needs {MIN_NORMS} trained models, and there were {trained}."
+    if trained < MIN_FOR_MEDIAN:
+        return f"{rule} was not applied: it needs {MIN_FOR_MEDIAN} trained models, and there were {trained}."
     if rule == "norm_clipping" and (unknown := sum(client not in sent for client in fits)):
         return f"{rule} was not applied to {unknown} of {len(fits)} models, since their clients were sent no model."
     if rule in ("median", "norm_clipping"):

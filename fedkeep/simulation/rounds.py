@@ -36,11 +36,11 @@ from fedkeep.simulation.loss_checker import LossChecker, ReturnedModel
 from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
 from fedkeep.simulation.replies import (
     UpdateSummary,
-    find_false_spending,
     find_fault,
     find_large,
     find_outliers,
     find_replay,
+    find_spending_fault,
     find_unrelated,
     measure_update,
 )
@@ -105,7 +105,7 @@ class RoundState:
         Number of uses of randomness in this round, by client and purpose.
     spent : dict[str, dict[str, int]]
         What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
-    server_means : int
+    num_noised_means : int
         How many noised means of models were made.
     sample_rate : float
         The largest probability with which a client was asked for one of these means.
@@ -154,7 +154,7 @@ class RoundState:
         self.client_states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
         self.spent: dict[str, dict[str, int]] = {}
-        self.server_means = 0
+        self.num_noised_means = 0
         self.sample_rate = 0.0
         self.waiting: dict[str, list[StepRequest]] = {}
         self.under_way: dict[str, tuple[StepRequest, Future | ClientFailure]] = {}
@@ -181,7 +181,7 @@ class RoundState:
         """
         with self._timed():
             self._queue(requests)
-            self._look_ahead()
+            self._prefetch()
 
     def queue(self, requests: Sequence[StepRequest]) -> list[str]:
         """Queue requests for which `collect` is called next.
@@ -221,13 +221,13 @@ class RoundState:
         arrived: list[ReturnedModel] = []
         expected = 0 if self.state.own_contexts else len(clients)  # other networks, other sizes
         store = ReplyStore(self.state.weights_file, expected) if len(clients) > 1 else None
-        together = not one_by_one and (self.state.executor.ahead or self.state.stack > 1)
+        together = not one_by_one and (self.state.executor.prefetch or self.state.stack > 1)
         with self._timed():
             for group in [clients] if together else [[client] for client in clients]:
                 while unfinished := [client for client in group if self._is_unfinished(client)]:
                     self._launch_together(unfinished)
                     if len(group) == 1:  # a cohort that is asked at once keeps all workers busy anyway
-                        self._look_ahead()
+                        self._prefetch()
                     # Checked as they arrive, so that few results wait in memory; accepted in the clients' order, on
                     # which the record depends.
                     asked, self.checked = set(unfinished), {}
@@ -246,7 +246,7 @@ class RoundState:
                         while order and order[0] in checked:
                             following = order.popleft()
                             replies[following] = self._accept(checked.pop(following), arrived)
-        self._compare(arrived)
+        self._screen(arrived)
         if self.state.privacy.secure_aggregation:
             self.trained = {one.request.client: one for one in arrived}
         for client in clients:
@@ -274,13 +274,13 @@ class RoundState:
         with self._timed():
             requests = {client: self.trained[client].request for client in fits}
             others = sum(client not in self.lost and client not in fits for client in self.cohort)
-            seen, lost, size = secure_mean(self.state, fits, requests, self._least - others)
+            seen, lost, size = secure_mean(self.state, fits, requests, self._min_replies - others)
         self.up += size
         for client, reason in lost.items():
             self.fits = [one for one in self.fits if one[0] != client]
             self.answered.discard(client)
             self._restore(self.trained[client])
-            self._record_loss(client, reason)
+            self._record_lost_client(client, reason)
         self.trained = {}
         self._require_clients()
         return {client: seen.get(client, reply) for client, reply in replies.items() if client not in lost}
@@ -319,9 +319,9 @@ class RoundState:
                 f"privacy.client_noise_multiplier: {state.algorithm.name()} sends client {missing} no model that its "
                 "update could be measured from. Give the model to the client step as an argument of its own."
             )
-        self.server_means += 1
+        self.num_noised_means += 1
         self.sample_rate = max(self.sample_rate, self._sample_rate())
-        noise = partial(state.context.repeated_noise, "noised mean", self.number, self.server_means)
+        noise = partial(state.context.repeated_noise, "noised mean", self.number, self.num_noised_means)
         return noised_mean(fits, self.sent, privacy, noise, store.keep)
 
     def finish(self) -> None:
@@ -334,7 +334,7 @@ class RoundState:
             self.waiting.clear()
             self._count_what_left()
             self.under_way.clear()
-            self.state.executor.drain()
+            self.state.executor.cancel_all()
 
     def _count_what_left(self) -> None:
         """Count what clients spend of their privacy that were asked already, although nobody uses their replies."""
@@ -344,7 +344,7 @@ class RoundState:
         for client, (_, future) in self.under_way.items():
             found[client] = future if isinstance(future, ClientFailure) else self.state.executor.wait(future)
         for client, result in found.items():
-            if isinstance(result, ClientFailure) or self._find_false_spending(client, result):
+            if isinstance(result, ClientFailure) or self._spending_fault(client, result):
                 continue
             if privacy := spent(result.uses):
                 self.spent[client] = privacy
@@ -372,8 +372,8 @@ class RoundState:
         fits = [fit for _, fit in self.ordered_fits()]
         examples = sum(fit.num_examples for fit in fits)
         privacy = self.state.privacy
-        is_told = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
-        loss = _mean_loss(fits, examples) if is_told else None
+        has_loss = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
+        loss = _mean_loss(fits, examples) if has_loss else None
         record: dict[str, Any] = {
             "task": self.task,
             "round": self.number,
@@ -384,12 +384,11 @@ class RoundState:
             "down": self.down,
             "up": self.up,
         }
-        told = spent(self.state.server.uses)
-        if self.spent or self.server_means or told:
-            shared = {"means": self.server_means, "sample_rate": self.sample_rate}
-            record["privacy"] = (
-                as_table(privacy) | {"clients": self.spent} | shared | ({"server": told} if told else {})
-            )
+        server_spent = spent(self.state.server.uses)
+        if self.spent or self.num_noised_means or server_spent:
+            shared = {"means": self.num_noised_means, "sample_rate": self.sample_rate}
+            record["privacy"] = as_table(privacy) | {"clients": self.spent} | shared
+            record["privacy"] |= {"server": server_spent} if server_spent else {}
         if self.refused:
             record["refused"] = list(self.refused)
         if aside := self.state.clients_set_aside():
@@ -438,7 +437,7 @@ class RoundState:
                 how_long = (
                     " any more" if rounds == inf else f" for {rounds:g} more {'round' if rounds == 1 else 'rounds'}"
                 )
-                self._lose(request.client, f"is not asked{how_long}, since its replies were refused")
+                self._lose_client(request.client, f"is not asked{how_long}, since its replies were refused")
             if request.client not in self.lost:
                 self.down += num_bytes([request.args, request.kwargs])
                 self.waiting.setdefault(request.client, []).append(self._delivered(request))
@@ -446,11 +445,11 @@ class RoundState:
     def _is_unfinished(self, client: str) -> bool:
         return client not in self.lost and (client in self.under_way or bool(self.waiting.get(client)))
 
-    def _look_ahead(self) -> None:
+    def _prefetch(self) -> None:
         """Submit requests that nobody waits for yet to idle workers, in the order in which they were asked for."""
         if self.state.stack > 1:  # otherwise the groups would depend on which workers are idle
             return
-        free = self.state.executor.ahead - len(self.under_way)
+        free = self.state.executor.prefetch - len(self.under_way)
         if free > 0:
             idle = [client for client in self.waiting if self.waiting[client] and client not in self.under_way]
             for client in idle[:free]:
@@ -492,7 +491,7 @@ class RoundState:
             result = state.attacker.tamper(request, result, self.number, rows)
         if isinstance(result, ClientFailure):
             return _Checked(request, result)
-        if fault := self._find_false_spending(request.client, result):
+        if fault := self._spending_fault(request.client, result):
             return _Checked(request, replace(result, reply=None, uses=self.uses.get(request.client, {})), fault)
         reply = result.reply
         form = state.context_of(request.client).runner.initial
@@ -507,11 +506,11 @@ class RoundState:
             return _Checked(request, replace(result, reply=None), fault)
         sent = sent_model(request, reply) if isinstance(reply, Fit) else None
         parameters = state.context_of(request.client).runner.parameters
-        compared = state.defense.check_replies or state.defense.loss_check != "off"
-        update = measure_update(sent, reply, parameters) if sent is not None and compared else None
+        measures_updates = state.defense.check_replies or state.defense.loss_check != "off"
+        update = measure_update(sent, reply, parameters) if sent is not None and measures_updates else None
         size = num_bytes(without_update(reply) if secure else reply)
         if state.through_codec:
-            new_state = decode(encode(result.state), state.client_state, state.device)
+            new_state = decode(encode(result.state), state.client_state_type, state.device)
             result = replace(result, state=new_state)
             reply = decode(encode(reply), annotations_of(unwrap_step(request.step))["return"], state.device)
         else:
@@ -519,8 +518,8 @@ class RoundState:
         reply = reply if store is None else store.keep(reply, None if secure else size)
         return _Checked(request, replace(result, reply=reply), None, size, update)
 
-    def _find_false_spending(self, client: str, result: StepResult) -> str | None:
-        return find_false_spending(self.state, client, self.uses.get(client, {}), result.uses)
+    def _spending_fault(self, client: str, result: StepResult) -> str | None:
+        return find_spending_fault(self.state, client, self.uses.get(client, {}), result.uses)
 
     def _accept(self, checked: _Checked, arrived: list[ReturnedModel]) -> Any:
         """Keep the client's new state, and return the reply as the server receives it, or `LOST`.
@@ -529,12 +528,12 @@ class RoundState:
         """
         request, result, client = checked.request, checked.result, checked.request.client
         if isinstance(result, ClientFailure):
-            self._lose(client, result.reason, refused=result.refused)
+            self._lose_client(client, result.reason, refused=result.refused)
             return LOST
         if privacy := spent(result.uses):  # also if the reply is refused: it has left the client
             self.spent[client] = privacy
         if checked.fault:
-            self._lose(client, f"answered with {checked.fault}", refused=True)
+            self._lose_client(client, f"answered with {checked.fault}", refused=True)
             return LOST
         before = self.client_states.get(client, LOST)
         self.client_states[client], self.uses[client] = result.state, result.uses
@@ -545,7 +544,7 @@ class RoundState:
         self.answered.add(client)
         return result.reply
 
-    def _compare(self, arrived: list[ReturnedModel]) -> None:
+    def _screen(self, arrived: list[ReturnedModel]) -> None:
         """Compare models that were asked for together, refuse those that cannot be right, and keep the others."""
         state, defense = self.state, self.state.defense
         updates: dict[str, UpdateSummary] = {}
@@ -562,11 +561,11 @@ class RoundState:
         earlier = [update for each in self.updates.values() for update in each]
         outliers: dict[str, str] = {}
         # Central DP's noise covers the mean alone, so whether a client is in it must not depend on the others.
-        is_comparing = not state.privacy.client_noise_multiplier
-        if is_comparing:
+        may_compare = not state.privacy.client_noise_multiplier
+        if may_compare:
             norms = [*state.history.norms, *(one.parameter_change for one in earlier)]
             outliers = find_outliers(updates, defense, norms)
-        if is_comparing and defense.check_replies:
+        if may_compare and defense.check_replies:
             known_similarities = [*state.history.similarities, *(one.similarity for one in earlier)]
             outliers |= find_unrelated(updates, known_similarities)
         for one in arrived:
@@ -628,7 +627,7 @@ class RoundState:
             What is wrong with it, after "answered with".
         """
         self._restore(one)
-        self._lose(one.request.client, f"answered with {fault}", refused=True)
+        self._lose_client(one.request.client, f"answered with {fault}", refused=True)
 
     def _restore(self, one: ReturnedModel) -> None:
         """Give a client the state back that it had before a step."""
@@ -654,11 +653,11 @@ class RoundState:
                 return "dropped out"
         return state.fault_injector(self.number, client, step) if state.fault_injector else None
 
-    def _lose(self, client: str, reason: str, *, refused: bool = False) -> None:
-        self._record_loss(client, reason, refused=refused)
+    def _lose_client(self, client: str, reason: str, *, refused: bool = False) -> None:
+        self._record_lost_client(client, reason, refused=refused)
         self._require_clients()
 
-    def _record_loss(self, client: str, reason: str, *, refused: bool = False) -> None:
+    def _record_lost_client(self, client: str, reason: str, *, refused: bool = False) -> None:
         self.lost[client] = in_one_line(reason)  # it may contain text from the client
         if refused:
             self.refused[client] = self.lost[client]
@@ -667,11 +666,11 @@ class RoundState:
     def _require_clients(self) -> None:
         """End the round if too few of its clients are left."""
         replying = sum(name not in self.lost for name in self.cohort)
-        if replying < self._least:
+        if replying < self._min_replies:
             raise TooFewClients
 
     @property
-    def _least(self) -> int:
+    def _min_replies(self) -> int:
         """How many clients must reply, so that the round is not rolled back."""
         return min(self.state.run_settings.min_clients, len(self.cohort)) if self.requires_min_clients else 0
 

@@ -13,7 +13,7 @@ from fedkeep.interface import NoState
 from fedkeep.interface.algorithm import handles_tasks, state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.callbacks import Callback, Evaluation
-from fedkeep.simulation.cohort import LocalCohort
+from fedkeep.simulation.cohort import RoundCohort
 from fedkeep.simulation.reply_store import load
 from fedkeep.simulation.rounds import RoundState, TooFewClients
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -70,7 +70,7 @@ class Simulation(SimulationState):
                 dict(round.client_states),
             )
             try:
-                self.algorithm.round(self.server, LocalCohort(round, round.cohort))
+                self.algorithm.round(self.server, RoundCohort(round, round.cohort))
                 check_server(self.algorithm, self.server, type(before[2]))
                 round.finish()
             except TooFewClients:
@@ -79,7 +79,7 @@ class Simulation(SimulationState):
                 self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
             if round.round == self.run_settings.rounds:
                 with round.between_rounds():
-                    self.algorithm.end_task(self.server, LocalCohort(round, self.federation.clients))
+                    self.algorithm.end_task(self.server, RoundCohort(round, self.federation.clients))
                     round.finish()
             self.server.model, self.server.eval_model = load(self.server.model), load(self.server.eval_model)
             self.context.synchronize()
@@ -94,7 +94,7 @@ class Simulation(SimulationState):
             self.set_task(task)
             self.executor.stop()
             raise
-        if self.client_state is not NoState:
+        if self.client_state_type is not NoState:
             self.client_states |= round.client_states
             self.changed |= set(round.client_states)
         if not rolled_back:
@@ -145,9 +145,9 @@ class Simulation(SimulationState):
             self.moving_average = self.server.expand_head(self.moving_average)
             if not handles_tasks(type(self.algorithm)):
                 self.server.state = state_types(type(self.algorithm))[0]()
-                round.client_states |= {client: self.client_state() for client in self.client_states}
+                round.client_states |= {client: self.client_state_type() for client in self.client_states}
         with round.between_rounds():
-            self.algorithm.begin_task(self.server, LocalCohort(round, self.federation.clients))
+            self.algorithm.begin_task(self.server, RoundCohort(round, self.federation.clients))
             round.finish()
 
     def _average(self, round: RoundState) -> None:

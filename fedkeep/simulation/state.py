@@ -109,6 +109,8 @@ class SimulationState:
         Changes what malicious clients answer.
     history : ReplyHistory
         What is kept of earlier replies.
+    client_state_type : type
+        The dataclass of what a client keeps between rounds.
     told_weakness : bool
         Whether a warning has said that a round was less robust than the recipe asks.
     weights_file : WeightsFile
@@ -174,7 +176,7 @@ class SimulationState:
         self.own_contexts = {client: contexts[factory] for client, factory in self.client_factories.items()}
         for context in self.contexts:
             check_batch_size(context.runner.train_network, self.training)
-        server_state, self.client_state = state_types(type(self.algorithm))
+        server_state, self.client_state_type = state_types(type(self.algorithm))
         self.server = LocalServer(
             self.context,
             self.federation.server_data,
@@ -183,7 +185,7 @@ class SimulationState:
             len(self.federation.clients),
             check=self._model_check(),
         )
-        self.serial = SerialExecutor(self.context, self.federation, self.client_state, self.own_contexts)
+        self.serial = SerialExecutor(self.context, self.federation, self.client_state_type, self.own_contexts)
         self.executor: Executor = self.serial
         self.client_states: dict[str, Any] = {}
         self.changed: set[str] = set()

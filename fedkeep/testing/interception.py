@@ -61,7 +61,7 @@ class WrappedSteps(Executor):
     def __init__(self, inner: Executor, wrap: Callable[[StepRequest], Step]) -> None:
         self.inner = inner
         self.wrap = wrap
-        self.ahead = inner.ahead
+        self.prefetch = inner.prefetch
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:
         self.inner.begin_round(round, cohort)
@@ -72,8 +72,8 @@ class WrappedSteps(Executor):
     def wait(self, future: Future) -> StepResult | ClientFailure:
         return self.inner.wait(future)
 
-    def drain(self) -> None:
-        self.inner.drain()
+    def cancel_all(self) -> None:
+        self.inner.cancel_all()
 
     def stop(self) -> None:
         self.inner.stop()
@@ -82,7 +82,7 @@ class WrappedSteps(Executor):
 class BackwardExecutor(Executor):
     """Carries out all that it was given, the latest first, as soon as one result is waited for."""
 
-    ahead = 64
+    prefetch = 64
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
@@ -103,13 +103,13 @@ class BackwardExecutor(Executor):
             self.results[number] = self.inner.wait(inner)
         return self.results.pop(future)
 
-    def drain(self) -> None:
+    def cancel_all(self) -> None:
         self.pending.clear()
         self.results.clear()
-        self.inner.drain()
+        self.inner.cancel_all()
 
     def stop(self) -> None:
-        self.drain()
+        self.cancel_all()
         self.inner.stop()
 
 

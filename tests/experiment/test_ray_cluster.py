@@ -324,7 +324,7 @@ class LosesNode(Executor, fedkeep.Callback):
     def on_trial_begin(self, state: SimulationState) -> None:
         assert isinstance(state.executor, RayExecutor)
         self.inner, state.executor = state.executor, self
-        self.ahead = self.inner.ahead
+        self.prefetch = self.inner.prefetch
 
     def submit(self, *requests: StepRequest) -> list[Future]:
         return self.inner.submit(*requests)
@@ -339,8 +339,8 @@ class LosesNode(Executor, fedkeep.Callback):
             self.cluster.remove_node(self.node, allow_graceful=False)
         return self.inner.wait(future)
 
-    def drain(self) -> None:
-        self.inner.drain()
+    def cancel_all(self) -> None:
+        self.inner.cancel_all()
 
     def stop(self) -> None:
         self.inner.stop()

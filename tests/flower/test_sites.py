@@ -901,7 +901,7 @@ class LiveReplies:
 def test_early_replies_lie_on_the_servers_disk(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All eight have answered before the server takes the first; two may be in memory, one after the other."""
     monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
-    monkeypatch.setattr(executor, "AT_ONCE", 1)
+    monkeypatch.setattr(executor, "REPLIES_AT_ONCE", 1)
     settings = ("auxiliary.images_per_class=2", "run.cohort_size=8")
     live = LiveReplies(monkeypatch)
     run = serve(

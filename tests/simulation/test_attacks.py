@@ -514,7 +514,7 @@ def test_what_a_smaller_replay_cannot_do_a_larger_one_may(
 
 def test_a_fifth_of_the_examples_can_explain_what_a_tenth_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
-    told = iter([loss_check.EXPLAINED + 0.01, loss_check.EXPLAINED])
+    told = iter([loss_check.MAX_EXPLAINED_RESIDUAL + 0.01, loss_check.MAX_EXPLAINED_RESIDUAL])
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *_: next(told))
     monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *_: pytest.fail("there is nothing to decide"))
     round_state = compare(simulation, 1, measured("0", excess(0.51)))

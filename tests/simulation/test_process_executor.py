@@ -262,7 +262,7 @@ def test_no_more_than_a_few_clients_are_prepared_ahead() -> None:
     simulation.executor = counting = Prepared(executor)
     tiny.run_rounds(simulation)
     executor.stop()
-    assert executor.ahead == 2
+    assert executor.prefetch == 2
     assert 2 <= counting.most <= 3, "of six; one may be the one that is waited for"
 
 

@@ -381,7 +381,7 @@ def test_calls_that_wait_change_no_group() -> None:
     simulation = tiny.simulation(Two(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
     note_submitted(simulation, lambda requests: groups.append((requests[0].step.__name__, len(requests))))
-    simulation.executor.ahead = 4  # as if workers were idle
+    simulation.executor.prefetch = 4  # as if workers were idle
     tiny.run_rounds(simulation)
     assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
 
@@ -400,7 +400,7 @@ def test_waiting_for_one_client_changes_no_group(ahead: int) -> None:
     simulation = tiny.simulation(OneFirst(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
     note_submitted(simulation, lambda requests: groups.append((requests[0].step.__name__, len(requests))))
-    simulation.executor.ahead = ahead
+    simulation.executor.prefetch = ahead
     tiny.run_rounds(simulation)
     assert groups == [("train", 1), ("warm", 1), ("train", 3), ("train", 3), ("train", 2), ("train", 3)]
 
