@@ -293,7 +293,7 @@ def test_what_a_method_learns_beside_noised_steps_is_refused(name: str, options:
 
 
 def test_a_method_that_says_that_it_keeps_examples_is_refused() -> None:
-    with pytest.raises(ConfigError, match="examples that clients keep"):
+    with pytest.raises(ConfigError, match="clients keep examples and tell their number"):
         tiny.simulation(Keeping(), privacy=PRIVATE)
 
 
