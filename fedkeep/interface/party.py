@@ -437,7 +437,7 @@ class Server(Party[S]):
     num_clients: int
 
     @abstractmethod
-    def beats_chance(self, model: Weights, label_counts: Tensor) -> bool:
+    def may_teach(self, model: Weights, label_counts: Tensor) -> bool:
         """Tell whether a model may teach: its answers on the server's examples are no worse than chance.
 
         Parameters

@@ -66,7 +66,7 @@ class RoundCohort(Cohort):
         clients = self.round.queue(_step_requests(step, self.round, self.clients, args, kwargs))
         replies = self.round.collect(clients)
         arrived = {client: reply for client, reply in replies.items() if reply is not LOST}
-        return self.round.make_robust(self.round.make_secure(arrived))
+        return self.round.make_private(self.round.make_robust(self.round.make_secure(arrived)))
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
         self.round.start(_step_requests(step, self.round, self.clients, args, kwargs))

@@ -298,8 +298,7 @@ class RoundState:
         dict[str, object]
             The replies as the method sees them.
         """
-        state, privacy = self.state, self.state.privacy
-        store = ReplyStore(state.weights_file)
+        state, store = self.state, ReplyStore(self.state.weights_file)
         if weakness := find_weakness(replies, self.sent, state.defense):
             self.weaknesses.append(weakness)
             if not state.told_weakness:
@@ -311,9 +310,30 @@ class RoundState:
                 state.told_weakness = True
         robust = robust_replies(replies, self.sent, state.defense, store.keep, state.context.runner.parameters)
         self.left_out += [client for client in replies if client not in robust]
-        fits = {client: reply for client, reply in robust.items() if isinstance(reply, Fit)}
+        return robust
+
+    def make_private(self, replies: dict[str, Any]) -> dict[str, Any]:
+        """Apply the recipe's central differential privacy: noise on the mean of the models that clients returned.
+
+        Parameters
+        ----------
+        replies : dict[str, object]
+            The replies by client, of clients that were asked together.
+
+        Returns
+        -------
+        dict[str, object]
+            The replies as the method sees them.
+
+        Raises
+        ------
+        ConfigError
+            If a client was sent no model that its update could be measured from.
+        """
+        state, privacy, store = self.state, self.state.privacy, ReplyStore(self.state.weights_file)
+        fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
         if not privacy.client_noise_multiplier or not fits:
-            return robust
+            return replies
         if missing := next((client for client in fits if client not in self.sent), ""):
             raise ConfigError(
                 f"privacy.client_noise_multiplier: {state.algorithm.name()} sends client {missing} no model that its "

@@ -125,13 +125,13 @@ class Simulation(SimulationState):
             round.answered,
             round.refused,
             updates,
-            round.loss_checker.label_counts,
-            round.loss_checker.loss_falls,
-            round.loss_checker.logit_excesses,
-            similarities,
-            round.loss_checker.losses,
-            round.loss_checker.explained,
-            dict.fromkeys(round.loss_checker.refused, self.defense.backoff),
+            label_counts=round.loss_checker.label_counts,
+            loss_falls=round.loss_checker.loss_falls,
+            logit_excesses=round.loss_checker.logit_excesses,
+            similarities=similarities,
+            losses=round.loss_checker.losses,
+            explained=round.loss_checker.explained,
+            backoffs=dict.fromkeys(round.loss_checker.refused, self.defense.backoff),
         )
         if "correct" in record:
             accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)

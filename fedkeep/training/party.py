@@ -340,7 +340,7 @@ class LocalServer(LocalParty, Server[Any]):
     num_clients : int
         Number of clients in the federation.
     check : ModelCheck, optional
-        Measures models for `beats_chance`.
+        Measures models for `may_teach`.
 
     Attributes
     ----------
@@ -365,7 +365,7 @@ class LocalServer(LocalParty, Server[Any]):
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float] | list[str]] = {}
 
-    def beats_chance(self, model: Weights, label_counts: Tensor) -> bool:
+    def may_teach(self, model: Weights, label_counts: Tensor) -> bool:
         if self.check is None:
             return True
         correct = mean_of_labels(self.check.scores(model).correct, label_counts)

@@ -260,15 +260,15 @@ def test_a_teacher_worse_than_chance_is_left_out() -> None:
     server = simulation.server
     name, model = next(iter(server.state.models.items()))
     counts = server.state.label_counts[name]
-    assert server.beats_chance(model, counts)
+    assert server.may_teach(model, counts)
     lying = {key: tensor.roll(1, 0) if len(tensor) == 10 else tensor for key, tensor in model.items()}
-    assert not server.beats_chance(lying, counts)
+    assert not server.may_teach(lying, counts)
     server.state.models[name] = lying
     asked = SFedKD(teachers=10)
     from fedkeep.algorithms.sequential.teachers import select_teachers
 
     assert name not in select_teachers(server, asked.teachers, "greedy", "kl")
-    assert tiny.simulation(SFedKD(), **COMMON).server.beats_chance({}, counts), "without the check all may teach"
+    assert tiny.simulation(SFedKD(), **COMMON).server.may_teach({}, counts), "without the check all may teach"
 
 
 def test_a_model_is_measured_once_until_its_tensors_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def select_teachers(
         The teachers' client ids; fewer than ``count`` if there are fewer candidates.
     """
     state = server.state
-    candidates = [name for name, model in state.models.items() if server.beats_chance(model, state.label_counts[name])]
+    candidates = [name for name, model in state.models.items() if server.may_teach(model, state.label_counts[name])]
     if selection == "random":
         order = torch.randperm(len(candidates), generator=server.rng("teachers")).tolist()
         return [candidates[i] for i in order[:count]]
