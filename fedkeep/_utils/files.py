@@ -61,6 +61,8 @@ def quoted_name(text: str, longest: int) -> str:
     str
         The text in percent encoding, or where that is too long its beginning, ``=`` and a hash of the text.
     """
+    if text in (".", ".."):  # which are folders
+        return text.replace(".", "%2E")
     quoted = quote(text, safe="")  # in which no "=" is left
     if len(quoted) <= longest:
         return quoted

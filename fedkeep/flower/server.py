@@ -132,9 +132,8 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     refused_rounds = recipe.defense.refused_rounds or MAX_ROLLED_BACK  # the time of real sites is dear
     simulation.defense = replace(recipe.defense, refused_rounds=refused_rounds)
     reply_log = ReplyLog(folder / "replies")
-    simulation.executor = FlowerExecutor(
-        simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline
-    )
+    executor = FlowerExecutor(simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline)
+    simulation.executor = executor
     description = describe_trial(recipe, method, seed, federation, data_dir)
     if _all_rolled_back(folder):  # nothing was learned, so starting again loses nothing
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -151,7 +150,9 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
 
     def may_repeat(state: SimulationState, result: RoundResult) -> bool:
         # What a round told of private examples must stay on record, and so must what a task's begin or end changed.
-        return _is_lost(result) and "privacy" not in result.record and not state.changed
+        # Sites whose updates may be in a sum already would answer in no other sum of the same round.
+        is_told = "privacy" in result.record or (recipe.privacy.secure_aggregation and bool(executor.trained))
+        return _is_lost(result) and not is_told and not state.changed
 
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
     try:
@@ -187,7 +188,7 @@ def _read_sites(file: Path, tasks: int) -> dict[str, Any] | None:
 
 
 def _is_lost(result: RoundResult) -> bool:
-    """Tell whether a round changed nothing since replies did not come; for refused ones see ``[defense]``."""
+    """Tell whether a round taught nothing since too few sites were left; for refused replies see ``[defense]``."""
     return result.record["rolled_back"] and not result.record.get("refused")
 
 
@@ -203,7 +204,7 @@ def _check_progress(folder: Path, recipe: Recipe, in_a_row: int) -> None:
     if in_a_row >= MAX_ROLLED_BACK:
         saved = load_manifest(folder / "checkpoint" / manifests(folder / "checkpoint")[0])
         raise RunError(
-            f"too few sites: fewer than {recipe.run.min_clients} answered in each of the last {in_a_row} rounds, so "
+            f"too few sites: fewer than {recipe.run.min_clients} were left in each of the last {in_a_row} rounds, so "
             "that these were rolled back and taught nothing. The log above says which sites were lost and why. Correct "
             f"that, and start again with the same out: the run then goes on after round {saved.round}."
         )

@@ -166,7 +166,7 @@ def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tm
             return reply
         spoiled.append(str(aggregation))
         answer = nonsense[len(spoiled) - 1]
-        if stage == Stage.UNMASK and len(spoiled) > 2:  # shares of the right form
+        if stage == Stage.UNMASK and len(spoiled) in (3, 4):  # shares of the right form
             answer = {name: share[::-1] for name, share in reply.head["answer"].items()}
         return Envelope({"answer": answer}, {"vector": torch.zeros(3)})
 
@@ -174,7 +174,29 @@ def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tm
     found = records(tmp_path / "sites")
     assert len(spoiled) == len(found) == 5
     assert all(record["lost"] or stage == Stage.UNMASK for record in found)
-    assert [record["rolled_back"] for record in found] == [stage == Stage.UNMASK and round > 2 for round in range(1, 6)]
+    rolled_back = [stage == Stage.UNMASK and round in (3, 4) for round in range(1, 6)]
+    assert [record["rolled_back"] for record in found] == rolled_back
+
+
+def test_lost_rounds_whose_sum_sites_have_unmasked_are_not_repeated(recipe: str, tmp_path: Path) -> None:
+    """Sites that told shares for one sum would give none for another sum of the same updates."""
+
+    def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | ClientFailure:
+        aggregation = str(asked.head.get("aggregation", "0-"))
+        if kind != "aggregate" or aggregation.startswith("000001"):
+            return reply
+        if asked.head["stage"] == Stage.COLLECT_MASKED_VECTORS and lost.setdefault(aggregation, site.site) == site.site:
+            return ClientFailure("the node is gone")
+        if asked.head["stage"] == Stage.UNMASK and isinstance(reply.head["answer"], dict):
+            return Envelope({"answer": {name: share[::-1] for name, share in reply.head["answer"].items()}})
+        return reply
+
+    lost: dict[str, str] = {}
+    with pytest.raises(RunError, match=r"in each of the last 3 rounds.*goes on after round 4\."):
+        run_sites(recipe, tmp_path, spoil, rounds=6)
+    run_sites(recipe, tmp_path, rounds=6)
+    found = records(tmp_path / "sites")
+    assert [record["rolled_back"] for record in found] == [False, True, True, True, False, False]
 
 
 def spoiling(stage: str, spoil: Callable[[Any], Any]) -> tuple[Tamper, list[str]]:

@@ -137,6 +137,7 @@ def test_private_sites_give_the_same_as_one_machine_and_tell_what_they_spent(rec
 
 def test_a_name_of_a_file_stands_for_one_text(tmp_path: Path) -> None:
     assert quoted_name("St. Mary's / 2", 255) == "St.%20Mary%27s%20%2F%202", "as earlier versions wrote it"
+    assert quoted_name("..", 255) == "%2E%2E", "a site must not choose its folder"
     assert quoted_name("\u0431" * 42, 255) == "%D0%B1" * 42
     long, other = quoted_name("\u0431" * 43, 255), quoted_name("\u0431" * 44, 255)
     assert len(long) == len(other) == 255

@@ -160,4 +160,4 @@ def test_states_are_kept_over_a_tasks_end(recipe: str, tmp_path: Path) -> None:
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
         rounds = {file.name[:6] for file in site.glob("*.state")}
         assert "000004" in rounds, "the call that ended the last task"
-        assert rounds <= {"000002", "000003", "000004"}
+        assert len(rounds) <= 3, "this round's, and those of the two checkpoints that are kept"
