@@ -37,6 +37,7 @@ SETTINGS = {
     "fedkeep-campaign-sfedkd-rounds-0.2.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 200 rounds",
     f"{SHORT}/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client, 60 rounds",
     f"{LONGEST}/fashion-mnist-1000-rounds": "Fashion-MNIST, two classes, 1,000 rounds, five seeds",
+    f"{LONGEST}/fashion-mnist-falling-rate": "Fashion-MNIST, two classes, 500 rounds, five seeds",
     "confirm-averages.zip": "Fashion-MNIST, two classes a client, 100 rounds",
     f"{SHORT}/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1), 60 rounds",
     f"{SHORT}/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client, 60 rounds",
@@ -53,6 +54,7 @@ SETTINGS = {
 }
 """Runs in archives of results/, and what their settings are called."""
 POOLED = {
+    f"{LONGEST}/fashion-mnist-falling-rate": f"{LONGEST}/pooled-falling-rate",
     "confirm-averages.zip": "pooled-fashion-mnist.zip",
     f"{SHORT}/cifar10-exdir-2-0.5": "fedkeep-pooled.zip/cifar10",
     f"{SHORT}/cifar10-dirichlet-0.1": "fedkeep-pooled.zip/cifar10",
