@@ -54,7 +54,6 @@ SETTINGS = {
 }
 """Runs in archives of results/, and what their settings are called."""
 POOLED = {
-    f"{LONGEST}/fashion-mnist-falling-rate": f"{LONGEST}/pooled-falling-rate",
     "confirm-averages.zip": "pooled-fashion-mnist.zip",
     f"{SHORT}/cifar10-exdir-2-0.5": "fedkeep-pooled.zip/cifar10",
     f"{SHORT}/cifar10-dirichlet-0.1": "fedkeep-pooled.zip/cifar10",

@@ -101,7 +101,7 @@ def joint_norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.stack([norm.double() for norm in torch._foreach_norm(list(tensors))]).norm())
 
 
-def most_malicious(count: int) -> int:
+def max_byzantine(count: int) -> int:
     """Return the largest number f of malicious clients among n for which Krum is defined: 2f + 2 < n; -1 for none."""
     return max(-1, (count - 3) // 2)
 
@@ -133,7 +133,7 @@ def select_krum(
     ValueError
         If there are too few models for so many malicious clients: 2f + 2 < n (their proposition 1).
     """
-    if malicious > most_malicious(len(models)):
+    if malicious > max_byzantine(len(models)):
         raise ValueError(f"Krum needs {2 * malicious + 3} models for {malicious} malicious clients, not {len(models)}.")
     distances = torch.zeros(len(models), len(models), dtype=torch.float64)
     for columns in _columns(models, names):

@@ -23,7 +23,7 @@ from fedkeep.experiment.build import (
 from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.paths import find_damage, is_finished, trial_folder, trial_name
-from fedkeep.experiment.recipe import Method, Recipe, check_robust_cohort
+from fedkeep.experiment.recipe import Method, Recipe, check_robust_aggregation
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network
 from fedkeep.simulation.simulation import Simulation
@@ -53,7 +53,7 @@ class Experiment:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self) -> None:
-        check_robust_cohort(self.recipe)
+        check_robust_aggregation(self.recipe)
         self._federations: dict[int, Federation] = {}
 
     def federation(self, seed: int) -> Federation:

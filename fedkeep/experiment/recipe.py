@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from fedkeep.aggregation.robust import most_malicious
+from fedkeep.aggregation.robust import max_byzantine
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import Scheme
@@ -434,7 +434,7 @@ def _check_attack(recipe: Recipe) -> None:
             )
 
 
-def check_robust_cohort(recipe: Recipe) -> None:
+def check_robust_aggregation(recipe: Recipe) -> None:
     """Check that a cohort is large enough for robust aggregation, if a method asks a cohort.
 
     A recipe itself may have less: that of a site is one client's.
@@ -457,8 +457,8 @@ def check_robust_cohort(recipe: Recipe) -> None:
             f"defense.robust_aggregation={defense.robust_aggregation} needs {MIN_FOR_MEDIAN} models or more to tell "
             f"what is usual, and a cohort of {size} has fewer. Set run.cohort_size={MIN_FOR_MEDIAN} or more."
         )
-    malicious = defense.malicious(size)
-    if defense.robust_aggregation in KRUM and malicious > most_malicious(size):
+    malicious = defense.num_byzantine(size)
+    if defense.robust_aggregation in KRUM and malicious > max_byzantine(size):
         raise ConfigError(
             f"defense.robust_aggregation={defense.robust_aggregation} is defined for f malicious of n clients if "
             f"2 f + 2 < n (Blanchard et al., 2017), and not for f = {malicious} of n = {size}. Raise run.cohort_size, "

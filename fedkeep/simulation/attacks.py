@@ -104,7 +104,7 @@ class PoisonedFederation(Federation):
         honest = super().data(client)
         if client not in self.attackers:
             return honest
-        first = first_class(self)
+        first = first_new_class(self)
         if self.kind == "label_flip":
             return {**honest, "label": first + self.cumulative_classes[-1] - 1 - honest["label"]}
         chosen = torch.arange(len(honest["label"]), device=honest["label"].device) % 2 == 0
@@ -112,7 +112,7 @@ class PoisonedFederation(Federation):
         return {**honest, "input": inputs, "label": honest["label"].masked_fill(chosen, first)}
 
 
-def first_class(federation: Federation) -> int:
+def first_new_class(federation: Federation) -> int:
     """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained.
 
     Parameters

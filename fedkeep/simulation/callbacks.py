@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fedkeep.metrics import near_copies
 from fedkeep.models import Weights
-from fedkeep.simulation.attacks import backdoor_success, first_class
+from fedkeep.simulation.attacks import backdoor_success, first_new_class
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.training.evaluation import count_predictions
 
@@ -101,5 +101,5 @@ class Evaluation(Callback):
         return backdoor_success(
             lambda images: state.algorithm.predict(state.server, model, images),
             state.federation.dataset.test,
-            first_class(state.federation),
+            first_new_class(state.federation),
         )

@@ -97,7 +97,7 @@ class Defense(Options):
         low=0.0,
     )
 
-    def malicious(self, count: int) -> int:
+    def num_byzantine(self, count: int) -> int:
         """Return how many of some clients are assumed to be malicious: the share, rounded down, and one at least."""
         return max(1, floor(self.byzantine * count + 1e-9)) if self.byzantine else 0
 

@@ -277,7 +277,7 @@ def find_replay(update: UpdateSummary, known: Iterable[Sequence[str]]) -> str | 
     return "a model that it had answered with before" if replayed else None
 
 
-def find_large(update: UpdateSummary, defense: Defense) -> str | None:
+def find_too_large(update: UpdateSummary, defense: Defense) -> str | None:
     """Tell whether an update is too large for the model that it changes.
 
     Parameters

@@ -17,8 +17,8 @@ from fedkeep.aggregation.robust import (
     clip_norm,
     coordinate_median,
     joint_norm,
+    max_byzantine,
     merge,
-    most_malicious,
     select_krum,
     trimmed_mean,
     update_norm,
@@ -32,7 +32,7 @@ from fedkeep.simulation.reply_store import is_weights
 
 T = TypeVar("T")
 KRUM = ("krum", "multi_krum")
-"""The rules that are defined for less than half of the clients, see `most_malicious`."""
+"""The rules that are defined for less than half of the clients, see `max_byzantine`."""
 
 
 def robust_replies(
@@ -74,7 +74,7 @@ def robust_replies(
     trained = {client: fit for client, fit in fits.items() if fit.num_steps}
     if defense.robust_aggregation == "mean" or len(trained) < MIN_FOR_MEDIAN or len(fits) < len(replies):
         return dict(replies)
-    malicious = _malicious(defense, len(trained))
+    malicious = _assumed_byzantine(defense, len(trained))
     if defense.robust_aggregation in KRUM:
         count = 1 if defense.robust_aggregation == "krum" else len(trained) - malicious
         chosen = sorted(select_krum([fit.model for fit in trained.values()], malicious, count, parameters))
@@ -87,7 +87,7 @@ def robust_replies(
     return dict(_merged(trained, partial(trimmed_mean, cut=malicious)))
 
 
-def find_weakness(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> str | None:
+def reason_less_robust(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> str | None:
     """Say why replies are less robust than the recipe asks.
 
     Parameters
@@ -119,16 +119,16 @@ def find_weakness(replies: Mapping[str, Any], sent: Mapping[str, Weights], defen
         return None
     if not defense.byzantine:
         return f"{rule} assumed no malicious client, since defense.byzantine=0."
-    asked, assumed = defense.malicious(trained), _malicious(defense, trained)
+    asked, assumed = defense.num_byzantine(trained), _assumed_byzantine(defense, trained)
     if assumed == asked:
         return None
     return f"{rule} assumed {assumed} malicious clients, not {asked}: more are not possible among {trained} models."
 
 
-def _malicious(defense: Defense, count: int) -> int:
+def _assumed_byzantine(defense: Defense, count: int) -> int:
     """Return how many of some trained models are assumed to be malicious; with Krum as many as it is defined for."""
-    malicious = defense.malicious(count)
-    return min(malicious, most_malicious(count)) if defense.robust_aggregation in KRUM else malicious
+    malicious = defense.num_byzantine(count)
+    return min(malicious, max_byzantine(count)) if defense.robust_aggregation in KRUM else malicious
 
 
 def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:

@@ -37,15 +37,15 @@ from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, 
 from fedkeep.simulation.replies import (
     UpdateSummary,
     find_fault,
-    find_large,
     find_outliers,
     find_replay,
     find_spending_fault,
+    find_too_large,
     find_unrelated,
     measure_update,
 )
 from fedkeep.simulation.reply_store import ReplyStore
-from fedkeep.simulation.robust import find_weakness, robust_replies
+from fedkeep.simulation.robust import reason_less_robust, robust_replies
 from fedkeep.simulation.secure_sum import secure_mean, secure_update, without_update
 from fedkeep.simulation.state import SimulationState
 
@@ -87,7 +87,7 @@ class RoundState:
         Clients of whom a reply was accepted.
     left_out : list[str]
         Clients whose models robust aggregation did not choose.
-    weaknesses : list[str]
+    less_robust : list[str]
         Why robust aggregation was not applied as the recipe asks.
     sent : dict[str, Weights]
         The models that were sent to the clients that were asked last, by client.
@@ -145,7 +145,7 @@ class RoundState:
         self.updates: dict[str, list[UpdateSummary]] = {}
         self.answered: set[str] = set()
         self.left_out: list[str] = []
-        self.weaknesses: list[str] = []
+        self.less_robust: list[str] = []
         self.loss_checker = LossChecker(self)
         self.sent: dict[str, Weights] = {}
         self.trained: dict[str, ReturnedModel] = {}
@@ -299,15 +299,15 @@ class RoundState:
             The replies as the method sees them.
         """
         state, store = self.state, ReplyStore(self.state.weights_file)
-        if weakness := find_weakness(replies, self.sent, state.defense):
-            self.weaknesses.append(weakness)
-            if not state.told_weakness:
+        if reason := reason_less_robust(replies, self.sent, state.defense):
+            self.less_robust.append(reason)
+            if not state.warned_less_robust:
                 log.warning(
                     "Round %d is less robust than asked: %s Further such rounds have it in their record.",
                     self.number,
-                    weakness,
+                    reason,
                 )
-                state.told_weakness = True
+                state.warned_less_robust = True
         robust = robust_replies(replies, self.sent, state.defense, store.keep, state.context.runner.parameters)
         self.left_out += [client for client in replies if client not in robust]
         return robust
@@ -413,8 +413,8 @@ class RoundState:
             record["refused"] = list(self.refused)
         if aside := self.state.clients_set_aside():
             record["set_aside"] = aside
-        if self.weaknesses:
-            record["less_robust"] = list(dict.fromkeys(self.weaknesses))
+        if self.less_robust:
+            record["less_robust"] = list(dict.fromkeys(self.less_robust))
         if self.left_out:
             record["left_out"] = self.left_out
         return record | ({"local_models": self.local_models} if self._evaluates_local_models else {})
@@ -573,7 +573,7 @@ class RoundState:
             if update is None or client in self.lost:
                 continue
             known = [*state.history.models.get(client, ()), *map(_fingerprints, self.updates.get(client, ()))]
-            fault = find_large(update, defense) or find_replay(update, known)
+            fault = find_too_large(update, defense) or find_replay(update, known)
             if fault and defense.check_replies:
                 self.refuse(one, fault)
             else:

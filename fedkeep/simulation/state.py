@@ -111,7 +111,7 @@ class SimulationState:
         What is kept of earlier replies.
     client_state_type : type
         The dataclass of what a client keeps between rounds.
-    told_weakness : bool
+    warned_less_robust : bool
         Whether a warning has said that a round was less robust than the recipe asks.
     weights_file : WeightsFile
         Where models of a round lie for which memory has no room.
@@ -194,7 +194,7 @@ class SimulationState:
         self.attacker = (
             Attacker(self.attack, self.federation.clients, self.seed) if self.attack.kind != "none" else None
         )
-        self.told_weakness = False
+        self.warned_less_robust = False
         self.weights_file = WeightsFile()
         self.round_average: Weights = self.server.model
         self.moving_average: Weights = {}

@@ -20,7 +20,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit, get_algorithm
 from fedkeep.simulation import rounds
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.robust import find_weakness, robust_replies
+from fedkeep.simulation.robust import reason_less_robust, robust_replies
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate")
 privacy = pytest.importorskip("flwr.supercore.differential_privacy")
@@ -128,9 +128,9 @@ def test_fednova_goes_no_further_than_the_robust_model(rule: Any) -> None:
 
 
 def test_the_assumed_number_of_malicious_clients_is_the_share_and_one_at_least() -> None:
-    assert [Defense().malicious(count) for count in (3, 4, 5, 8, 9, 10, 15)] == [1, 1, 1, 1, 1, 2, 3]
-    assert Defense(byzantine=0.29).malicious(100) == 29, "0.29 * 100 is below 29 in float64"
-    assert Defense(byzantine=0.0).malicious(100) == 0
+    assert [Defense().num_byzantine(count) for count in (3, 4, 5, 8, 9, 10, 15)] == [1, 1, 1, 1, 1, 2, 3]
+    assert Defense(byzantine=0.29).num_byzantine(100) == 29, "0.29 * 100 is below 29 in float64"
+    assert Defense(byzantine=0.0).num_byzantine(100) == 0
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -148,7 +148,7 @@ def test_krum_assumes_no_more_malicious_clients_than_it_is_defined_for(rule: Any
     replies = {client: Fit({"w": torch.full((50,), value)}, 9, 1, 0.5) for client, value in values.items()}
     defense = Defense(robust_aggregation=rule, byzantine=0.4)
     found = robust_replies(replies, {}, defense)
-    assert find_weakness(replies, {}, defense) == (
+    assert reason_less_robust(replies, {}, defense) == (
         f"{rule} assumed 1 malicious clients, not 2: more are not possible among 5 models."
     )
     assert len(found) == (1 if rule == "krum" else 4)
@@ -176,7 +176,7 @@ def test_it_is_said_where_a_rule_was_not_applied(
     rule: Any, byzantine: float, steps: list[int], expected: str | None
 ) -> None:
     replies = {str(i): Fit({"w": torch.ones(3)}, 100, number, 0.5) for i, number in enumerate(steps)}
-    assert find_weakness(replies, {}, Defense(robust_aggregation=rule, byzantine=byzantine)) == expected
+    assert reason_less_robust(replies, {}, Defense(robust_aggregation=rule, byzantine=byzantine)) == expected
 
 
 def test_a_round_that_is_less_robust_says_so_and_the_run_warns_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -249,9 +249,9 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
             num_others = len(server.state.adaptive) if attends else 0
             wrong = find_mismatch(reply.parts, masks | {ATTENTION + name: torch.empty(num_others) for name in body})
             wrong = wrong or reply.adaptive.fault(sum(layer.numel() for layer in body.values()))
-        return f"other parts than its own: {wrong}" if wrong else self.find_large(server, reply, body)
+        return f"other parts than its own: {wrong}" if wrong else self.find_too_large(server, reply, body)
 
-    def find_large(
+    def find_too_large(
         self, server: Server[WeITServerState], reply: WeITUpdate | WeITTaskReport, body: Weights
     ) -> str | None:
         """Tell whether a client's numbers are too large for the model that it was sent; None if they are not.

@@ -106,14 +106,17 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
         mismatches = (find_mismatch(sent, parameters) for sent in (reply.change.fisher, reply.change.product))
         if mismatch := next(filter(None, mismatches), None):
             return f"curvature of another form than the model's parameters: {mismatch}"
-        limit, largest = self.max_change(server), max(1.0, *(_largest(model) for model in (server.model, reply.model)))
+        limit, largest = (
+            self.max_fisher_change(server),
+            max(1.0, *(_largest(model) for model in (server.model, reply.model))),
+        )
         limits = {"fisher": limit, "product": min(limit * MAX_WEIGHT * largest, MAX_CURVATURE)}
         for name, most in limits.items():
             if not (found := _largest(getattr(reply.change, name))) <= most:
                 return f"a change of its curvature's {name} by {found:.3g}, where at most {most:.3g} is possible"
         return None
 
-    def max_change(self, server: Server[CurvatureSum]) -> float:
+    def max_fisher_change(self, server: Server[CurvatureSum]) -> float:
         """Return by how much a client's Fisher information may change.
 
         Of one that has taken part before it may fall too, by what it was. Where others have ten times the curvature

@@ -85,12 +85,12 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
         floating = [name for name, tensor in server.model.items() if tensor.is_floating_point()]
         trained = set(server.parameter_names)
         groups = [[name for name in floating if (name in trained) == is_trained] for is_trained in (True, False)]
-        if all(self.follows(server, reply, names) for names in groups):
+        if all(self.is_consistent(server, reply, names) for names in groups):
             return None
         return "a change of its control variate that does not follow from its model, steps and learning rate"
 
     @torch.no_grad()
-    def follows(self, server: Server[ControlVariate], reply: FitWithControlVariate, names: Sequence[str]) -> bool:
+    def is_consistent(self, server: Server[ControlVariate], reply: FitWithControlVariate, names: Sequence[str]) -> bool:
         """Tell whether a change of a control variate is (w - w_i) / (K_i lr) - c, up to rounding: c_i cancels out.
 
         Parameters
