@@ -111,10 +111,10 @@ class Experiment:
         tasks = federation.stream.tasks[1:] if federation.stream else ()
         if single := [task.number for task in tasks if task.num_classes - task.num_old_classes == 1]:
             log.warning(
-                "Task %s has a single new class. Where labels compete among a task's new classes only, as in most "
+                "%s has a single new class. Where labels compete among a task's new classes only, as in most "
                 "methods as they come, nothing is learned there: its loss is 0. Give tasks two classes or more, or let "
                 "labels compete among all classes (ce_classes=all, or head=joint, where a method has one of these).",
-                ", ".join(map(str, single)),
+                f"Task {single[0]}" if len(single) == 1 else f"Each of the tasks {', '.join(map(str, single))}",
             )
         for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
             network = check_network(model, federation, data_dir)

@@ -142,7 +142,12 @@ def test_classes_that_no_client_has_are_named(tmp_path: Path, caplog: pytest.Log
 
 def test_tasks_of_a_single_class_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tiny.write_recipe(tmp_path)
-    for sizes, named in (("[5, 5]", ""), ("[1, 9]", ""), ("[7, 1, 2]", "Task 2 has a single new class")):
+    for sizes, named in (
+        ("[5, 5]", ""),
+        ("[1, 9]", ""),
+        ("[7, 1, 2]", "Task 2 has a"),
+        ("[8, 1, 1]", "Each of the tasks 2, 3 has a"),
+    ):
         caplog.clear()
         settings = [
             f"tasks.num_tasks={sizes.count(',') + 1}",
