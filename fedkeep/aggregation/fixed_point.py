@@ -7,7 +7,7 @@ so that a repeated round has the same sum bit by bit, and masks modulo 2^64 canc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -143,30 +143,3 @@ def mean_of_sum(
                 part = part + start[name].detach().cpu().double() * weight
         mean[name] = (part / divisor).to(tensor)
     return {name: mean[name] for name in form}
-
-
-def start_of(arguments: Sequence[object], form: Weights) -> Weights | None:
-    """Return the model that a client was sent to train, from the arguments of its step.
-
-    Client and server must take the same one, so that it depends on nothing but these.
-
-    Parameters
-    ----------
-    arguments : Sequence[object]
-        The arguments.
-    form : Weights
-        A model of the federation's form.
-
-    Returns
-    -------
-    Weights or None
-        The first argument with the names and the shapes of that form; None if there is none.
-    """
-    for argument in arguments:
-        if (
-            isinstance(argument, Mapping)
-            and argument.keys() == form.keys()
-            and all(argument[name].shape == tensor.shape for name, tensor in form.items())
-        ):
-            return argument
-    return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.models import Weights
+from fedkeep.models.weights import joint_norm
 from fedkeep.models.weights_file import form_of, part_of
 
 MOST_ELEMENTS = 2**23
@@ -94,13 +95,6 @@ def clip_norm(tensors: Sequence[Tensor], starts: Sequence[Tensor], limit: float)
 
 
 @torch.no_grad()
-def joint_norm(tensors: Sequence[Tensor]) -> float:
-    """Return the Euclidean norm of all tensors together; 0 without any."""
-    if not tensors:
-        return 0.0
-    return float(torch.stack([norm.double() for norm in torch._foreach_norm(list(tensors))]).norm())
-
-
 def max_byzantine(count: int) -> int:
     """Return the largest number f of malicious clients among n for which Krum is defined: 2f + 2 < n; -1 for none."""
     return max(-1, (count - 3) // 2)
@@ -167,24 +161,6 @@ def merge(models: Sequence[Weights], rule: Rule) -> dict[str, Tensor]:
         else:
             merged[name] = models[0][name]
     return merged
-
-
-@torch.no_grad()
-def update_norm(model: Weights, start: Weights, names: Sequence[str]) -> float:
-    """Return the norm of what a client's training changed.
-
-    Parameters
-    ----------
-    model, start : Weights
-        What the client returned, and what it was sent.
-    names : Sequence[str]
-        The tensors that count.
-
-    Returns
-    -------
-    float
-    """
-    return joint_norm([model[name] - start[name] for name in names])
 
 
 def clip_model(model: Weights, start: Weights, names: Sequence[str], limit: float) -> dict[str, Tensor]:

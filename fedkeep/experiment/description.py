@@ -54,13 +54,7 @@ def describe_trial(
         "training": {**method.algorithm.training_options, **method.training},
         "seed": seed,
         "rounds": recipe.rounds,
-        "evaluation_models": list(
-            distinct_models(
-                recipe.run.evaluation_models,
-                sequential=method.algorithm.sequential,
-                own=method.algorithm.sets_eval_model,
-            )
-        ),
+        "evaluation_models": list(distinct_models(recipe.run.evaluation_models, method.algorithm)),
         "sequential": method.algorithm.sequential,
         "paper": method.algorithm.paper,
         "num_clients": len(federation.clients),

@@ -107,9 +107,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     training_time = result.timings["train"] * scale
     teachers = result.timings["teachers"] / measured * per_round
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
-    models = distinct_models(
-        recipe.run.evaluation_models, sequential=method.algorithm.sequential, own=method.algorithm.sets_eval_model
-    )
+    models = distinct_models(recipe.run.evaluation_models, method.algorithm)
     evaluations = len(models) / recipe.run.evaluate_every
     if recipe.run.evaluate_local_models:
         evaluations += recipe.run.cohort_size / recipe.run.evaluate_every

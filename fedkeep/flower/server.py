@@ -56,7 +56,6 @@ from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 MAX_ROLLED_BACK = 3  # rounds in a row that were rolled back, after which a run stops
-_RESTORE = "Restore it from a copy, or remove the folder {folder} to run its trial again with all sites."
 RECONNECT_SECONDS = 60.0  # seconds that a restarted server waits for all sites of its run
 
 

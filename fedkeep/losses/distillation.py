@@ -274,7 +274,7 @@ class SubsetDistillation(Loss):
         else:
             target = self.probabilities[batch.index]
         student = (upcast(model.logits(batch)) / self.tau).log_softmax(-1)[..., self.start : self.stop]
-        factor = self.weight * (self.tau**2 if self.scale == "tau2" else 1.0)
+        factor = self.weight * _factor(self.tau, self.scale)
         return -factor * (target * student).sum(-1).mean()
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:

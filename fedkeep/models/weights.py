@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -19,6 +19,9 @@ from fedkeep.models.weights_file import StoredWeights, form_of
 
 Weights: TypeAlias = Mapping[str, Tensor]
 """A whole state dict: parameters and buffers by name."""
+
+CHUNK_BYTES = 2**22
+"""Bytes of tensors whose differences are in memory at a time."""
 
 
 def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
@@ -203,6 +206,45 @@ def scale(a: Weights, factor: float) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def joint_norm(tensors: Iterable[Tensor]) -> float:
+    """Compute the Euclidean norm of all tensors together.
+
+    Parameters
+    ----------
+    tensors : Iterable[Tensor]
+        Tensors of any shapes.
+
+    Returns
+    -------
+    float
+        The norm; 0 without any tensor.
+    """
+    return _join(torch._foreach_norm(found) if (found := list(tensors)) else [])
+
+
+@torch.no_grad()
+def distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
+    """Compute the Euclidean norm of ``a - b``, some tensors at a time: no third model is in memory.
+
+    Parameters
+    ----------
+    a, b : Weights
+        Models of the same form.
+    names : Sequence[str]
+        The tensors that count.
+
+    Returns
+    -------
+    float
+        The norm; 0 without any name.
+    """
+    norms: list[Tensor] = []
+    for some in _in_parts(a, names):
+        norms += torch._foreach_norm(torch._foreach_sub([a[name] for name in some], [b[name] for name in some]))
+    return _join(norms)
+
+
+@torch.no_grad()
 def mean(models: Iterable[Weights], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Compute the mean of models, sum_i p_i w_i / sum_i p_i, in the order given (FedAvg, McMahan et al., 2017).
 
@@ -370,3 +412,21 @@ def _listed(names: Sequence[str]) -> str:
 
 def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _join(norms: Sequence[Tensor]) -> float:
+    """Return the norm of everything whose parts have these norms."""
+    return float(torch.stack([norm.double() for norm in norms]).norm()) if norms else 0.0
+
+
+def _in_parts(model: Weights, names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield names of tensors in order, as many at a time as have `CHUNK_BYTES` bytes, and at least one."""
+    form = form_of(model)
+    start = size = 0
+    for number, name in enumerate(names):
+        if size and size + form[name].nbytes > CHUNK_BYTES:
+            yield names[start:number]
+            start, size = number, 0
+        size += form[name].nbytes
+    if names:
+        yield names[start:]

@@ -256,7 +256,7 @@ class Attacker:
             return replace(result, reply=-reply)  # it blames the honest, and clears its own
         if self.kind == "false_counts" and unwrap_step(request.step) is send_label_counts:
             return replace(result, reply=reply * COUNT_FACTOR)
-        sent = sent_model(request, reply) if isinstance(reply, Fit) else None
+        sent = sent_model(request, reply.model) if isinstance(reply, Fit) else None
         return result if sent is None else replace(result, reply=self._lie(request.client, reply, sent, number, rows))
 
     def _lie(self, client: str, fit: Fit, sent: Weights, number: int, rows: int) -> Fit:

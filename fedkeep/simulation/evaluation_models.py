@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
+
+from fedkeep.interface import Algorithm
 
 EvaluationModel = Literal["last", "round", "moving"]
 """What is evaluated.
@@ -15,24 +17,23 @@ average of the ``round`` models.
 """
 
 
-def distinct_models(chosen: Sequence[EvaluationModel], *, sequential: bool, own: bool) -> tuple[EvaluationModel, ...]:
+def distinct_models(chosen: Sequence[EvaluationModel], algorithm: Algorithm[Any, Any]) -> tuple[EvaluationModel, ...]:
     """Return the evaluation models of a method, each model once.
 
     Parameters
     ----------
     chosen : Sequence[EvaluationModel]
         Those that the recipe names (``run.evaluation_models``).
-    sequential : bool
-        Whether the method is sequential. The global model of a parallel method is the mean of its round already, so
-        that ``round`` is left out where ``last`` is chosen too.
-    own : bool
-        Whether the method says itself which model counts (`Algorithm.sets_eval_model`): only ``last`` is left.
+    algorithm : Algorithm
+        The method. The global model of a parallel one is the mean of its round already, so that ``round`` is left out
+        where ``last`` is chosen too. Of one that says itself which model counts (`Algorithm.sets_eval_model`) only
+        ``last`` is left.
 
     Returns
     -------
     tuple[EvaluationModel, ...]
         The models, in the recipe's order.
     """
-    if own:
+    if algorithm.sets_eval_model:
         return ("last",)
-    return tuple(which for which in chosen if sequential or which != "round" or "last" not in chosen)
+    return tuple(which for which in chosen if algorithm.sequential or which != "round" or "last" not in chosen)

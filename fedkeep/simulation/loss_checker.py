@@ -165,7 +165,7 @@ class LossChecker:
         counts = self._ask_label_counts(clients if check else [*clients, *round.cohort])
         measured: list[MeasuredModel] = []
         for one in arrived:
-            client, sent = one.request.client, sent_model(one.request, one.reply)
+            client, sent = one.request.client, sent_model(one.request, one.reply.model)
             if client in round.lost or sent is None or one.update is None:
                 continue
             model = load(one.reply.model)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
-from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, from_structure
 from fedkeep.interface.steps import BUILTIN_STEPS
@@ -215,22 +215,26 @@ def results_type(steps: Sequence[Callable[..., Any]], client_state_type: type[An
     return tuple.__class_getitem__((tuple.__class_getitem__(results), float, float))
 
 
-def sent_model(request: StepRequest, reply: Fit) -> Weights | None:
-    """Return the model that a client was sent to train.
+def sent_model(request: StepRequest, form: Weights) -> Weights | None:
+    """Return the model that a client was sent to train. Server and site must find the same one.
 
     Parameters
     ----------
     request : StepRequest
         What the client was asked.
-    reply : Fit
-        Its reply.
+    form : Weights
+        A model of the form of the client's network.
 
     Returns
     -------
     Weights or None
-        The first argument of the model's form; None if there is none.
+        The first argument with the names and the shapes of that form; None if there is none.
     """
     for argument in (*request.args, *request.kwargs.values()):
-        if isinstance(argument, Mapping) and argument.keys() == reply.model.keys():
+        if (
+            isinstance(argument, Mapping)
+            and argument.keys() == form.keys()
+            and all(argument[name].shape == tensor.shape for name, tensor in form.items())
+        ):
             return argument
     return None

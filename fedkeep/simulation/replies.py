@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedkeep.aggregation.robust import joint_norm
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.privacy import find_implausible_spending
@@ -24,7 +22,7 @@ from fedkeep.interface.pytree import find_nonfinite, iter_instances
 from fedkeep.interface.ranges import find_out_of_range
 from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models import Weights
-from fedkeep.models.weights import find_mismatch
+from fedkeep.models.weights import distance, find_mismatch, joint_norm
 from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.simulation.messages import NOT_FINITE, TOO_LARGE, StepRequest
 from fedkeep.simulation.state import SimulationState
@@ -40,8 +38,6 @@ LEAST_SIMILARITY, USUAL_SIMILARITY = 0.08, 0.6
 """Cosine similarity below which a model has nothing of the sent one, if the others' median is above the second."""
 MIN_ELEMENTS = 256
 """Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
-CHUNK_BYTES = 2**22
-"""Bytes of tensors whose differences are in memory at a time."""
 FINGERPRINT_VALUES = 64
 """Number of values of each tensor that make a model's fingerprint."""
 
@@ -199,7 +195,7 @@ def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Upda
     trained = [name for name in parameters if sent[name].is_floating_point()]
     buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
     before, before_buffers = (joint_norm([sent[name] for name in names]) for names in (trained, buffers))
-    moved, moved_buffers = (_distance(reply.model, sent, names) for names in (trained, buffers))
+    moved, moved_buffers = (distance(reply.model, sent, names) for names in (trained, buffers))
     similarity = _least_similarity(sent, reply.model, trained)
     return UpdateSummary(
         moved, moved_buffers, before, before_buffers, similarity, fingerprint(sent), fingerprint(reply.model)
@@ -212,27 +208,6 @@ def _least_similarity(sent: Weights, returned: Weights, names: Sequence[str]) ->
     pairs = [(sent[n], returned[n]) for n in names if sent[n].dim() > 1 and sent[n].numel() >= MIN_ELEMENTS]
     similarities = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]
     return float(torch.stack(similarities).min()) if similarities else 1.0
-
-
-@torch.no_grad()
-def _distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
-    """Return the norm of the difference of two models, some tensors at a time: no third model is in memory."""
-    norms: list[Tensor] = []
-    for some in _in_parts(a, names):
-        norms += torch._foreach_norm(torch._foreach_sub([a[name] for name in some], [b[name] for name in some]))
-    return float(torch.stack([norm.double() for norm in norms]).norm()) if norms else 0.0
-
-
-def _in_parts(model: Weights, names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield names of tensors in order, as many at a time as have `CHUNK_BYTES` bytes, and at least one."""
-    start = size = 0
-    for number, name in enumerate(names):
-        if size and size + model[name].nbytes > CHUNK_BYTES:
-            yield names[start:number]
-            start, size = number, 0
-        size += model[name].nbytes
-    if names:
-        yield names[start:]
 
 
 def fingerprint(model: Weights) -> str:

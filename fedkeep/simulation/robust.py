@@ -16,16 +16,15 @@ from fedkeep.aggregation.robust import (
     clip_model,
     clip_norm,
     coordinate_median,
-    joint_norm,
     max_byzantine,
     merge,
     select_krum,
     trimmed_mean,
-    update_norm,
 )
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import replace_nodes
 from fedkeep.models import Weights
+from fedkeep.models.weights import distance, joint_norm
 from fedkeep.models.weights_file import form_of
 from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.simulation.reply_store import is_weights
@@ -184,7 +183,7 @@ def _clipped(
     are_trained = {name: parameters is None or name in parameters for name in floats}
     groups = [[name for name in floats if are_trained[name] == value] for value in set(are_trained.values())]
     limits = [
-        median_low(update_norm(fit.model, sent[client], names) for client, fit in known.items() if fit.num_steps)
+        median_low(distance(fit.model, sent[client], names) for client, fit in known.items() if fit.num_steps)
         for names in groups
     ]
     others = [field.name for field in fields(next(iter(fits.values()))) if field.name != "model"]

@@ -524,7 +524,7 @@ class RoundState:
                 return _Checked(request, ClientFailure(f"its site says: {error}"))
         if fault := find_fault(state, request, without_update(reply) if is_summed else reply):
             return _Checked(request, replace(result, reply=None), fault)
-        sent = sent_model(request, reply) if isinstance(reply, Fit) else None
+        sent = sent_model(request, reply.model) if isinstance(reply, Fit) else None
         parameters = state.context_of(request.client).runner.parameters
         measures_updates = state.defense.check_replies or state.defense.loss_check != "off"
         update = measure_update(sent, reply, parameters) if sent is not None and measures_updates else None
@@ -594,7 +594,7 @@ class RoundState:
                 self.refuse(one, outliers[client])
         self.loss_checker.check([one for one in arrived if one.request.client in updates])
         for one in arrived:
-            client, sent = one.request.client, sent_model(one.request, one.reply)
+            client, sent = one.request.client, sent_model(one.request, one.reply.model)
             if client in self.lost:
                 continue
             if sent is not None:

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedkeep.aggregation.fixed_point import largest_weight, mean_of_sum, quantise, start_of
+from fedkeep.aggregation.fixed_point import largest_weight, mean_of_sum, quantise
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.interface import Algorithm, Fit
-from fedkeep.models import Weights
-from fedkeep.simulation.messages import UPDATE, StepRequest
+from fedkeep.simulation.messages import UPDATE, StepRequest, sent_model
 from fedkeep.simulation.state import SimulationState
 
 ALONE = "is one of fewer than two clients with examples, and a sum over them would show its model"
@@ -61,7 +60,7 @@ def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Fit
     ValueRefused
         If the update is not finite, or too large.
     """
-    start = start_of([*request.args, *request.kwargs.values()], state.context.runner.initial)
+    start = sent_model(request, state.context.runner.initial)
     update = quantise(fit.model, start, weight_of(state.algorithm, fit), state.privacy.clipping_range)
     return replace(fit, model={UPDATE: update}, num_steps=0, loss=0.0)
 
@@ -125,7 +124,7 @@ def secure_mean(
     summed = [client for client in fits if client not in result.lost]
     if not summed:
         return {}, result.lost, 0
-    starts = [_start(requests[client], form) for client in summed]
+    starts = [sent_model(requests[client], form) for client in summed]
     try:
         mean = mean_of_sum(result.total, starts, [weights[client] for client in summed], form, clipping_range)
     except ValueRefused as error:
@@ -133,7 +132,3 @@ def secure_mean(
         return {}, {**result.lost, **dict.fromkeys(summed, reason)}, 0
     seen = {client: replace(without_update(fits[client]), model=mean) for client in summed}
     return seen, result.lost, result.total.nbytes * len(summed)
-
-
-def _start(request: StepRequest, form: Weights) -> Weights | None:
-    return start_of([*request.args, *request.kwargs.values()], form)

@@ -207,11 +207,7 @@ class SimulationState:
     @property
     def evaluation_models(self) -> tuple[EvaluationModel, ...]:
         """The models that are evaluated, each once."""
-        return distinct_models(
-            self.run_settings.evaluation_models,
-            sequential=self.algorithm.sequential,
-            own=self.algorithm.sets_eval_model,
-        )
+        return distinct_models(self.run_settings.evaluation_models, self.algorithm)
 
     @property
     def averages_local_models(self) -> bool:

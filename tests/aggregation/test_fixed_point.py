@@ -10,7 +10,6 @@ from fedkeep.aggregation.fixed_point import (
     largest_weight,
     mean_of_sum,
     quantise,
-    start_of,
     vector_length,
 )
 from fedkeep.errors import ValueRefused
@@ -76,10 +75,3 @@ def test_the_largest_sum_has_room_and_others_are_no_sums() -> None:
     for wrong in (torch.tensor([2**50]), torch.tensor([-(2**63)]), torch.zeros(2, dtype=torch.int64)):
         with pytest.raises(ValueRefused, match="cannot have"):
             mean_of_sum(wrong, [form], [1], form, 1024.0)
-
-
-def test_the_sent_model_is_the_first_argument_of_its_form() -> None:
-    form = model(0)
-    larger = {**form, "weight": torch.zeros(5, 4)}
-    assert start_of([0.5, {"weight": form["weight"]}, larger, model(1), form], form) is not None
-    assert start_of([0.5, larger], form) is None

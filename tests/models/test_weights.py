@@ -15,7 +15,9 @@ from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.models.weights import (
     Weights,
     add,
+    distance,
     find_mismatch,
+    joint_norm,
     load_weights,
     mean,
     parameter_count,
@@ -237,6 +239,24 @@ def test_one_model_gives_its_exact_copy() -> None:
 def test_mean_refuses_weights_that_make_no_mean(models: int, weights: list[float] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mean([model(1)] * models, weights)
+
+
+def test_norms_are_of_all_tensors_together() -> None:
+    a = {"x": torch.tensor([3.0, 0.0]), "y": torch.tensor([[5.0]]), "z": torch.tensor([100.0])}
+    b = {"x": torch.tensor([0.0, 0.0]), "y": torch.tensor([[1.0]]), "z": torch.tensor([0.0])}
+    assert joint_norm([]) == 0.0
+    assert joint_norm(tensor for name, tensor in a.items() if name != "z") == pytest.approx(34**0.5, rel=1e-6)
+    assert distance(a, b, ["x", "y"]) == pytest.approx(5.0, rel=1e-6)
+    assert distance(a, b, []) == 0.0
+
+
+def test_a_distance_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = model(1), model(2)
+    names = [name for name, tensor in a.items() if tensor.is_floating_point()]
+    whole = distance(a, b, names)
+    monkeypatch.setattr("fedkeep.models.weights.CHUNK_BYTES", 1)
+    assert distance(a, b, names) == whole
+    assert whole == joint_norm([a[name] - b[name] for name in names])
 
 
 def test_parameter_count_counts_shared_ones_once_and_no_buffers() -> None:

@@ -27,7 +27,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import get_architecture
 from fedkeep.models.weights import find_mismatch, mean
 from fedkeep.models.weights_file import StoredWeights, WeightsFile, part_of
-from fedkeep.simulation import replies, reply_store
+from fedkeep.simulation import reply_store
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.reply_store import ReplyStore
 from fedkeep.simulation.simulation import Simulation
@@ -179,7 +179,7 @@ def test_a_round_takes_three_models_of_memory_whatever_its_cohort(
 ) -> None:
     """And two more where the mean of the round and the moving average are evaluated too."""
     monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
-    monkeypatch.setattr(replies, "CHUNK_BYTES", 0)
+    monkeypatch.setattr("fedkeep.models.weights.CHUNK_BYTES", 0)
     wide = partial(get_architecture("mlp")(hidden=(100,) * 6).build, tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]
     largest = []
     for cohort in (3, 9):

@@ -15,7 +15,7 @@ from fedkeep.interface import Cohort, Server, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.simulation import reply_store
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.messages import UpdateSum
+from fedkeep.simulation.messages import StepRequest, UpdateSum, sent_model
 from fedkeep.simulation.secure_sum import ALONE
 
 SECURE = Privacy(secure_aggregation=True)
@@ -152,3 +152,16 @@ def test_noise_on_means_and_single_clients_are_refused() -> None:
         tiny.simulation(FedAvg(), privacy=Privacy(secure_aggregation=True, client_noise_multiplier=1.0))
     with pytest.raises(ConfigError, match="asks one client alone"):
         tiny.simulation(AskingOne(), privacy=SECURE).run_round()
+
+
+def test_the_sent_model_is_the_first_argument_of_its_form() -> None:
+    form = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+    larger = {**form, "weight": torch.zeros(5, 3)}
+    sent = {name: tensor + 1 for name, tensor in form.items()}
+
+    def found(*args: object, **kwargs: object) -> object:
+        return sent_model(StepRequest("0", FedAvg.train, args, kwargs, 1, 1), form)
+
+    assert found(0.5, {"weight": form["weight"]}, larger, sent, form) is sent
+    assert found(0.5, larger, model=sent) is sent
+    assert found(0.5, larger) is None

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedkeep.aggregation.mean import masked_mean
-from fedkeep.aggregation.robust import joint_norm
 from fedkeep.algorithms.incremental.class_incremental import label_loss
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Server, on_client
@@ -33,7 +32,7 @@ from fedkeep.models.fedweit_layers import (
     to_sparse,
 )
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.models.weights import find_mismatch, mean
+from fedkeep.models.weights import find_mismatch, joint_norm, mean
 from fedkeep.options import option
 
 REST = "rest."

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from fedkeep.aggregation.mean import Aggregation, aggregate, effective_steps
-from fedkeep.aggregation.robust import joint_norm
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import CrossEntropy, LinearTerm
 from fedkeep.models import Weights
-from fedkeep.models.weights import add, find_mismatch, mean, scale, subtract
+from fedkeep.models.weights import add, find_mismatch, joint_norm, mean, scale, subtract
 from fedkeep.options import option
 
 ROUNDING = 1e-3

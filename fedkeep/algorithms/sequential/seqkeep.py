@@ -54,12 +54,12 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
     ema_decay: float = option(0.8, "share of itself that the moving average keeps each round", low=0.0, high=1.0)
     w_nontarget: float = option(0.0, "weight of the non-target part, such as 3; 0: no teacher", low=0.0)
     w_target: float = option(0.0, "weight of the target part", low=0.0)
-    evaluate: Literal["ema", "last"] = option("ema", "which model is evaluated and exported")
+    evaluate: Literal["moving", "last"] = option("moving", "which model is evaluated and exported")
 
     @property
     def sets_eval_model(self) -> bool:
         """Whether the moving average is what counts."""
-        return self.evaluate == "ema"
+        return self.evaluate == "moving"
 
     def round(self, server: Server[MovingAverage], cohort: Cohort) -> None:
         """Let clients prepare the average as a teacher, pass the model from client to client, then average."""
