@@ -52,7 +52,7 @@ def main() -> None:
         "",
         "Processor time of whole rounds, evaluation included. A ratio is that of the same round with and without:",
         "the same clients and batches, one right after the other, in alternating order. Shown are the median over the",
-        "rounds, the middle half of them, and the ratio of the seconds of all rounds together, in which replays of",
+        "rounds, the middle half of them, and the ratio of the seconds of all rounds together, in which re-runs of",
         "trainings weigh as much as they take.",
         "",
     ]

@@ -27,6 +27,7 @@ from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
+LEARNING_RATES = "averaged-sequences-tried.md#how-learning-rates-were-chosen"
 PAGE = ROOT / "docs" / "which-method.md"
 AVERAGES_PAGE = ROOT / "docs" / "averaged-sequences.md"
 BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and ends here -->"
@@ -36,8 +37,8 @@ SETTINGS = {
     "sfedkd-table1.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
     "fedkeep-campaign-sfedkd-rounds-0.2.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 200 rounds",
     f"{SHORT}/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client, 60 rounds",
-    f"{LONGEST}/fashion-mnist-1000-rounds": "Fashion-MNIST, two classes, 1,000 rounds, five seeds",
-    f"{LONGEST}/fashion-mnist-falling-rate": "Fashion-MNIST, two classes, 500 rounds, five seeds",
+    f"{LONGEST}/fashion-mnist-1000-rounds": "Fashion-MNIST, two classes a client, 1,000 rounds, five seeds",
+    f"{LONGEST}/fashion-mnist-falling-rate": "Fashion-MNIST, two classes a client, 500 rounds, five seeds",
     "confirm-averages.zip": "Fashion-MNIST, two classes a client, 100 rounds",
     f"{SHORT}/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1), 60 rounds",
     f"{SHORT}/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client, 60 rounds",
@@ -277,7 +278,7 @@ def setting_of(run: str) -> str:
         f"{trial.info['num_clients']} clients, {trial.info['cohort_size']} a round",
         f"{training['epochs']} local epoch{'s' * (training['epochs'] != 1)} with batches of {training['batch_size']}",
         f"network {recipe['model']['name']}",
-        f"learning rate {training['lr']:g} where a row or its method has no other",
+        f"learning rate {training['lr']:g} unless the row names another or the [method has its own]({LEARNING_RATES})",
         f"decay of moving averages {running['ema_decay']:g}",
         f"evaluated every {running['evaluate_every']} rounds"
         if running["evaluate_every"] > 1

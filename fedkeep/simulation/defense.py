@@ -93,7 +93,7 @@ class Defense(Options):
         4.0,
         "where the server measures: by how many median absolute deviations more than with the last 32 models the logit "
         "of a class that a client holds may rise on images of other classes; beyond half of them the training is "
-        "replayed, which decides; 0: what was learned is not compared",
+        "re-run, which decides; 0: what was learned is not compared",
         low=0.0,
     )
 
@@ -123,7 +123,7 @@ class ReplyHistory:
     loss_falls, logit_excesses, losses : list[float]
         Of the last measured models, see `fedkeep.simulation.loss_check`.
     explained : dict[str, int]
-        By client, the number of its trainings in this task that a replay explained, see there.
+        By client, the number of its trainings in this task that a re-run explained, see there.
     refused_rounds : int
         Number of rounds in a row in which all replies were refused.
     best : float
@@ -188,7 +188,7 @@ class ReplyHistory:
         similarities : Sequence[float]
             Of accepted updates.
         explained : Mapping[str, int], optional
-            By client, the number of its trainings that a replay explained, after this round.
+            By client, the number of its trainings that a re-run explained, after this round.
         backoffs : Mapping[str, int], optional
             By client whose reply the loss check refused, for how many rounds it is not drawn the first time.
         """

@@ -37,29 +37,29 @@ SMALLEST_EXCESS = 0.05
 SMALLEST_DEVIATION = 0.05
 """A median absolute deviation of excesses that is never undercut, for the same reason."""
 SUSPECTED, CALMER = 0.5, 0.25
-"""The deviation from which a training is replayed, and by how much more a client's must deviate for each of its
-trainings that a replay explained, as shares of `Defense.logit_deviations`. At 2 and 1, five of six trainings on flipped
-labels of digits are replayed, and 3 % of the honest ones; of the honest ones of Fashion-MNIST 6 to 11 %."""
+"""The deviation from which a training is re-run, and by how much more a client's must deviate for each of its
+trainings that a re-run explained, as shares of `Defense.logit_deviations`. At 2 and 1, five of six trainings on flipped
+labels of digits are re-run, and 3 % of the honest ones; of the honest ones of Fashion-MNIST 6 to 11 %."""
 MAX_EXPLAINED_RESIDUAL = 0.75
-"""The residual of a rise (see `standardised_residual`) up to which a replay explains it."""
+"""The residual of a rise (see `standardised_residual`) up to which a re-run explains it."""
 LIKE_FALSE_LABELS = 2 / 3
-"""How far an excess may be on the way from a replay's to that of a replay with false labels (see
-`false_label_likeness`). Of trainings on flipped labels that were replayed, 95 of 105 of digits and 40 of 49 of
+"""How far an excess may be on the way from a re-run's to that of a re-run with false labels (see
+`false_label_likeness`). Of trainings on flipped labels that were re-run, 95 of 105 of digits and 40 of 49 of
 Fashion-MNIST are farther on it and have larger residuals; of honest ones 0 of 74, and 15 of 169."""
 SMALLEST_CONTRAST = 0.05
 """The length of this way from which it tells anything."""
 SAME_EXCESS = 0.25
-"""A replay whose own excess is this share of the client's explains it: the model takes images of the one class for the
+"""A re-run whose own excess is this share of the client's explains it: the model takes images of the one class for the
 other, whoever trains it. With a quarter of the client's number of images it explains 23 of 50 trainings of honest
-clients that were replayed on Fashion-MNIST (SFedKD), and 3 of 425 of label flips on digits."""
+clients that were re-run on Fashion-MNIST (SFedKD), and 3 of 425 of label flips on digits."""
 LARGE_MARGIN, MARGIN_FACTOR = 0.75, 2.0
 """A margin (see `LogitRise`) from which deviations and residuals are divided by the second number. What a client lacks
 is forgotten as it trains, and then looks like what it holds: similar clothes most of all. But in the end its own images
 have by far the larger logit. Of honest excesses that deviate by 2.5 or more half have a smaller margin on Fashion-MNIST
 (SFedKD), and a fifth on digits; of those of label flips five of six."""
 FEWEST_OTHERS = 3
-"""Further classes that the client lacks, at least, from which a line between a replay's rises and the client's is
-fitted. With fewer the replay's own rise is what is expected."""
+"""Further classes that the client lacks, at least, from which a line between a re-run's rises and the client's is
+fitted. With fewer the re-run's own rise is what is expected."""
 SMALLEST_SPREAD = 0.05
 """A standard deviation of rises that is never undercut, since a few images of a class say no more."""
 FREE_LOSS, FIRST_LOSS, LOSS_FACTOR = 10.0, 50.0, 10.0
@@ -133,9 +133,9 @@ def _held_and_lacking(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardised_residual(
-    label: int, before: ClassScores, after: ClassScores, replayed: ClassScores, counts: Tensor
+    label: int, before: ClassScores, after: ClassScores, rerun: ClassScores, counts: Tensor
 ) -> float:
-    """Return how much more a class's logit rose on images of another class than a replay of the training explains.
+    """Return how much more a class's logit rose on images of another class than a re-run of the training explains.
 
     A model that forgets takes some images for the client's classes, whoever trains it: those of similar clothes, or of
     a class that it has just learned badly. The server's own images of the client's classes, trained on in the same way,
@@ -147,8 +147,8 @@ def standardised_residual(
         The class, one that the client holds.
     before, after : ClassScores
         Of the model that the client was sent, and of the one that it returned.
-    replayed : ClassScores
-        Of the model that the server's replay returned.
+    rerun : ClassScores
+        Of the model that the server's re-run returned.
     counts : Tensor
         The client's label counts, [classes].
 
@@ -157,12 +157,12 @@ def standardised_residual(
     float
         The rise on images of another class, less the one that is expected there, in standard deviations of the rises on
         images of all further classes that the client lacks. Expected is what a straight line through these says, from
-        the replay's rises to the client's; a line that falls counts as level. The largest over the other classes with
-        an excess that the replay does not show; half of it for one with a large margin.
+        the re-run's rises to the client's; a line that falls counts as level. The largest over the other classes with
+        an excess that the re-run does not show; half of it for one with a large margin.
     """
     usable = before.mean_logits.isfinite().all(1) & _held_and_lacking(counts)[1].to(before.mean_logits.device)
     lacking = list[int](usable.nonzero().flatten().tolist())
-    start, end, other_end = (scores.mean_logits[:, label].tolist() for scores in (before, after, replayed))
+    start, end, other_end = (scores.mean_logits[:, label].tolist() for scores in (before, after, rerun))
     found = [late - early for late, early in zip(end, start, strict=True)]
     expected = [late - early for late, early in zip(other_end, start, strict=True)]
     residuals = [0.0]
@@ -182,7 +182,7 @@ def standardised_residual(
 
 
 def false_label_likeness(
-    rise: LogitRise, before: ClassScores, after: ClassScores, replayed: ClassScores, flipped: ClassScores
+    rise: LogitRise, before: ClassScores, after: ClassScores, rerun: ClassScores, flipped: ClassScores
 ) -> float:
     """Return how far a training is on the way from one on true labels to one on false labels.
 
@@ -192,21 +192,19 @@ def false_label_likeness(
         How the client's logit rose.
     before, after : ClassScores
         Of the model that the client was sent, and of the one that it returned.
-    replayed, flipped : ClassScores
-        Of the models that the server's replays returned: with its own images of the client's classes; and with images
+    rerun, flipped : ClassScores
+        Of the models that the server's re-runs returned: with its own images of the client's classes; and with images
         of `rise.other` in the place of those of `rise.label`, under the label of the latter.
 
     Returns
     -------
     float
-        0 where the excess is that of the first replay, 1 where it is that of the second; 0 too if the two hardly
+        0 where the excess is that of the first re-run, 1 where it is that of the second; 0 too if the two hardly
         differ, so that nothing can be told.
     """
     found, true, false = (
         float(excesses[rise.other] - excesses[rise.label])
-        for excesses in (
-            (scores.mean_logits - before.mean_logits)[:, rise.label] for scores in (after, replayed, flipped)
-        )
+        for excesses in ((scores.mean_logits - before.mean_logits)[:, rise.label] for scores in (after, rerun, flipped))
     )
     return (found - true) / (false - true) if false - true > SMALLEST_CONTRAST else 0.0
 
@@ -290,17 +288,17 @@ def deviation(rise: LogitRise, known: Sequence[float]) -> float:
 
 
 def suspected_deviation(explained: int, limit: float) -> float:
-    """Return the deviation from which a client's training is replayed.
+    """Return the deviation from which a client's training is re-run.
 
     Some honest clients stand out every time: those whose classes look like others. So it is the larger, the more of a
-    client's trainings a replay has explained.
+    client's trainings a re-run has explained.
 
     Parameters
     ----------
     explained : int
-        Number of the client's trainings that a replay explained, in this task.
+        Number of the client's trainings that a re-run explained, in this task.
     limit : float
-        The deviation at which a training is refused if it cannot be replayed.
+        The deviation at which a training is refused if it cannot be re-run.
 
     Returns
     -------

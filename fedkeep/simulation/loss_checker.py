@@ -42,8 +42,8 @@ from fedkeep.training.party import LocalClient
 
 logger = logging.getLogger(__name__)
 
-REPLAYED_EXAMPLES = (0.1, 0.2)
-"""Numbers of examples on which a replay trains, as shares of the client's; the server repeats its images if it has
+RERUN_EXAMPLES = (0.1, 0.2)
+"""Numbers of examples on which a re-run trains, as shares of the client's; the server repeats its images if it has
 fewer. The second one follows where the first does not explain the training. On digits and Fashion-MNIST these two tell
 what a quarter tells, all but 4 of 397 times; a tenth alone explains fewer of the honest trainings (see
 docs/robustness.md)."""
@@ -133,7 +133,7 @@ class LossChecker:
     loss_falls, logit_excesses, losses : list[float]
         Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
     explained : dict[str, int]
-        Number of trainings in this task that a replay explained, of the clients of whom it explained one in this round.
+        Number of trainings in this task that a re-run explained, of the clients of whom it explained one in this round.
     refused : set[str]
         Clients whose models were refused.
     """
@@ -227,17 +227,17 @@ class LossChecker:
             if found is not None and found <= LIKE_FALSE_LABELS:
                 self.explained[client] = explained + 1
             elif found is not None or deviates > limit:
-                by_replay = (
-                    f"its excess is {found:.1%} of the way from a replay on true labels to one on false labels, and "
+                by_rerun = (
+                    f"its excess is {found:.1%} of the way from a re-run on true labels to one on false labels, and "
                     f"{LIKE_FALSE_LABELS:.1%} are allowed"
                     if found is not None
-                    else f"it cannot be replayed, so that {limit:.2g} deviations are allowed"
+                    else f"it cannot be re-run, so that {limit:.2g} deviations are allowed"
                 )
                 usual = f", {deviates:.2g} deviations above the usual" if len(known) >= FEWEST_KNOWN else ""
                 self._refuse(
                     one.returned,
                     f"a model that learned a class from images of another: its logit rose by {one.rise.excess:.3g} "
-                    f"more on them{usual}; {by_replay}",
+                    f"more on them{usual}; {by_rerun}",
                 )
 
     def _refuse(self, one: ReturnedModel, fault: str) -> None:
@@ -256,7 +256,7 @@ class LossChecker:
         if defense.loss_check == "server" and defense.logit_deviations:
             self._asked.setdefault(request.client, []).append(request)
 
-    def replay(self, requests: Sequence[StepRequest], data: Data) -> Weights | None:
+    def rerun(self, requests: Sequence[StepRequest], data: Data) -> Weights | None:
         """Carry out a client's steps on the server's own images.
 
         Parameters
@@ -284,17 +284,17 @@ class LossChecker:
         except torch.cuda.OutOfMemoryError:  # says nothing of the client
             raise
         except Exception as error:  # steps of any method, with data and a state that it does not expect
-            logger.info("client %s: its training cannot be replayed: %s", requests[-1].client, error)
+            logger.info("client %s: its training cannot be re-run: %s", requests[-1].client, error)
             return None
         return reply.model if isinstance(reply, Fit) else None
 
     def _false_label_likeness(self, one: MeasuredModel, rise: LogitRise) -> float | None:
-        """Return how far a training is on the way to one on false labels, by replays (see `false_label_likeness`).
+        """Return how far a training is on the way to one on false labels, by re-runs (see `false_label_likeness`).
 
         Returns
         -------
         float or None
-            0 if a replay with true labels explains it; None if there can be no replay.
+            0 if a re-run with true labels explains it; None if there can be no re-run.
         """
         if (check := self.round.state.server.check) is None:
             return None
@@ -302,12 +302,12 @@ class LossChecker:
         # Counts with noise, or of replies that nobody checks, may be of far more examples than would fit into memory.
         told = one.counts.clamp(min=0).double()
         believed = (told * min(1.0, held / max(float(told.sum()), 1.0))).to(one.counts)
-        for share in REPLAYED_EXAMPLES:
+        for share in RERUN_EXAMPLES:
             counts = (believed * share).ceil()
-            if (model := self.replay(one.asked, check.examples_like(counts))) is None:
+            if (model := self.rerun(one.asked, check.examples_like(counts))) is None:
                 continue  # batch norm cannot train on a single image, and a fifth may be two
-            replayed = check.scores(model)
-            if standardised_residual(rise.label, one.before, one.after, replayed, one.counts) <= MAX_EXPLAINED_RESIDUAL:
+            rerun = check.scores(model)
+            if standardised_residual(rise.label, one.before, one.after, rerun, one.counts) <= MAX_EXPLAINED_RESIDUAL:
                 return 0.0
         if model is None:
             return None
@@ -315,9 +315,9 @@ class LossChecker:
         counts[rise.label] = 0
         data = check.examples_like(counts)
         data = {**data, "label": data["label"].masked_fill(data["label"] == rise.other, rise.label)}
-        if (model := self.replay(one.asked, data)) is None:
+        if (model := self.rerun(one.asked, data)) is None:
             return None
-        return false_label_likeness(rise, one.before, one.after, replayed, check.scores(model))
+        return false_label_likeness(rise, one.before, one.after, rerun, check.scores(model))
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""

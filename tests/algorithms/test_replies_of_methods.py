@@ -46,9 +46,9 @@ def test_honest_models_are_similar_to_those_that_were_sent(cls: type[Algorithm[A
 
 
 @pytest.mark.parametrize("cls", METHODS)
-def test_trainings_can_be_replayed(cls: type[Algorithm[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a replay changes neither the server's model nor what clients draw later."""
-    compare, replays = LossChecker.compare_learning, list[Any]()
+def test_trainings_can_be_rerun(cls: type[Algorithm[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a re-run changes neither the server's model nor what clients draw later."""
+    compare, reruns = LossChecker.compare_learning, list[Any]()
 
     def run() -> Simulation:
         check = Defense(loss_check="server", loss_slack=99.0)
@@ -56,14 +56,14 @@ def test_trainings_can_be_replayed(cls: type[Algorithm[Any, Any]], monkeypatch: 
         tiny.run_rounds(simulation)
         return simulation
 
-    def replay_all(checker: LossChecker, measured: Any) -> None:
+    def rerun_all(checker: LossChecker, measured: Any) -> None:
         check = checker.round.state.server.check
         assert check is not None
-        replays.extend(checker.replay(one.asked, check.examples_like(one.counts)) for one in measured)
+        reruns.extend(checker.rerun(one.asked, check.examples_like(one.counts)) for one in measured)
         compare(checker, measured)
 
     plain = run()
-    monkeypatch.setattr(LossChecker, "compare_learning", replay_all)
+    monkeypatch.setattr(LossChecker, "compare_learning", rerun_all)
     assert tiny.equal(plain.server.model, run().server.model)
-    assert all(model is not None and tiny.finite(model) for model in replays) or cls.name() in WITHOUT_REPLAY
-    assert replays or cls.name() in TRAIN_WHAT_THE_SERVER_HAS_NOT
+    assert all(model is not None and tiny.finite(model) for model in reruns) or cls.name() in WITHOUT_REPLAY
+    assert reruns or cls.name() in TRAIN_WHAT_THE_SERVER_HAS_NOT

@@ -553,7 +553,7 @@ def test_a_training_that_cannot_be_replayed_is_judged_by_its_deviation(monkeypat
     simulation = simulation_with_usual_rises(0.0, monkeypatch)
     monkeypatch.undo()
     broken = measured("0", excess(0.9))
-    assert RoundState(simulation, 1, ["0"]).loss_checker.replay(broken.asked, {}) is None, "no arguments"
+    assert RoundState(simulation, 1, ["0"]).loss_checker.rerun(broken.asked, {}) is None, "no arguments"
     assert list(compare(simulation, 1, broken).refused) == ["0"]
     assert not compare(simulation, 1, measured("0", None), measured("1", excess(0.3))).refused
 
@@ -567,7 +567,7 @@ def test_a_replay_without_memory_is_not_held_against_the_client(monkeypatch: pyt
 
     one = measured("0", excess(0.9))
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        RoundState(simulation, 1, ["0"]).loss_checker.replay(
+        RoundState(simulation, 1, ["0"]).loss_checker.rerun(
             [replace(request, step=exhausted) for request in one.asked], {}
         )
 
