@@ -14,7 +14,7 @@ from fedkeep.models.fedweit_layers import active_units, broadcast_units
 from fedkeep.models.weights import add, mean, scale, subtract
 
 Aggregation = Literal["num_examples", "uniform"]
-"""How clients are weighted in a mean: by their numbers of examples, or all alike."""
+"""How clients are weighted in a mean: by their numbers of examples, or all alike that have any."""
 
 
 def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
@@ -43,13 +43,17 @@ def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
     replies : Mapping[str, Fit]
         By client, at least one.
     how : {"num_examples", "uniform"}
-        Whether clients are weighted by their numbers of examples, or all alike.
+        Whether clients are weighted by their numbers of examples, or all alike. Who has no example has not trained, and
+        does not count, unless nobody has one.
 
     Returns
     -------
     Weights
     """
-    return weighted_mean(replies) if how == "num_examples" else mean([reply.model for reply in replies.values()])
+    if how == "num_examples":
+        return weighted_mean(replies)
+    trained = [reply.model for reply in replies.values() if reply.num_examples]
+    return mean(trained or [reply.model for reply in replies.values()])
 
 
 def ema(average: Weights, new: Weights, decay: float) -> Weights:

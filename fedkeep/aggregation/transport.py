@@ -212,7 +212,8 @@ class OptimalTransport(Options):
         rows = [apply_plan(model[f"{layer.name}.weight"], reads, 1).flatten(1)]
         if self.bias_in_cost:
             names = [f"{layer.name}.bias", *(f"{norm}.{what}" for norm in layer.norms for what in ("weight", "bias"))]
-            rows += [model[name][:, None] for name in names if name in model]
+            # A batch norm after a flattened map has several entries for each unit.
+            rows += [model[name].reshape(len(rows[0]), -1) for name in names if name in model]
         return rows
 
 
@@ -242,7 +243,7 @@ def align(source: Weights, layers: Sequence[ChannelLayer], plans: Mapping[str, L
 
 
 def _per_unit_names(layer: ChannelLayer, model: Weights) -> list[str]:
-    """Return the names of the tensors with one number per unit that move as a layer's outputs do."""
+    """Return the names of the vectors that move as a layer's outputs do."""
     norms = (f"{n}.{what}" for n in layer.norms for what in ("weight", "bias", "running_mean", "running_var"))
     return [name for name in (f"{layer.name}.bias", *norms) if name in model]
 

@@ -82,8 +82,8 @@ def apply_plan(tensor: Tensor, plan: Plan | None, axis: int) -> Tensor:
     Parameters
     ----------
     tensor : Tensor
-        Its ``axis`` runs over channels. Axis 1 may hold several entries for each channel, side by side, as flattened
-        maps do.
+        Its ``axis`` runs over channels. It may hold several entries for each channel, side by side, as flattened maps
+        do.
     plan : Plan or None
         T; None leaves the tensor as it is.
     axis : int
@@ -98,7 +98,7 @@ def apply_plan(tensor: Tensor, plan: Plan | None, axis: int) -> Tensor:
         return tensor
     if axis == 0:
         if not plan.is_floating_point():
-            return tensor[plan]
+            return tensor.reshape(len(plan), -1)[plan].reshape(tensor.shape)
         return (plan.T @ tensor.double().reshape(len(plan), -1)).reshape(tensor.shape).to(tensor.dtype)
     grouped = tensor.reshape(len(tensor), len(plan), -1)
     if not plan.is_floating_point():

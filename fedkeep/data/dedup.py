@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedkeep.data.dataset import DataSet
+from fedkeep.data.dataset import Data, DataSet
 
 
 def image_hashes(images: Tensor) -> Tensor:
@@ -46,15 +46,22 @@ def note_on_copies(train: Tensor, test: Tensor) -> str:
     )
 
 
-def without_images(dataset: DataSet, hashes: Tensor) -> DataSet:
+def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False) -> DataSet:
     """Return a data set without the training images that have one of these hashes.
 
     Parameters
     ----------
     dataset : DataSet
-        The data set; its test images stay.
+        The data set.
     hashes : Tensor
         int64 ``[m]``; see `image_hashes`.
+    from_test : bool
+        Whether such images leave the test split too, as where it was held out from the training split.
     """
-    kept = ~torch.isin(image_hashes(dataset.train["input"]), hashes)
-    return replace(dataset, train={name: column[kept] for name, column in dataset.train.items()})
+    test = _without(dataset.test, hashes) if from_test else dataset.test
+    return replace(dataset, train=_without(dataset.train, hashes), test=test)
+
+
+def _without(split: Data, hashes: Tensor) -> Data:
+    kept = ~torch.isin(image_hashes(split["input"]), hashes)
+    return {name: column[kept] for name, column in split.items()}

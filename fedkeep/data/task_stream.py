@@ -95,7 +95,8 @@ class Tasks(Options):
     Classes are put in an order and cut into tasks of equal size, and each task's examples are partitioned separately.
     Those papers' concentration b is ``dirichlet`` with alpha = b and min_size = 1, whose self-balancing is their rule
     that a client with its equal part gets no further class; their 0 is ``iid``. A scheme's ``min_size`` is for all
-    tasks together: of each task, a client has at least the part of it that the task has of the examples, and one.
+    tasks together: of each task, a client has at least the part of it that the task has of the arriving examples, and
+    one.
     """
 
     num_tasks: int = option(1, "number of tasks", low=1)
@@ -143,7 +144,11 @@ class Tasks(Options):
         """
         stream = self.split_classes(dataset, seed)
         _check_examples(stream.dataset, stream.tasks[-1].num_classes)
-        tasks = (replace(task, partition=self._partition(stream.dataset, scheme, task, seed)) for task in stream.tasks)
+        num_arriving = sum(len(task.new_class_rows(stream.dataset.train["label"])) for task in stream.tasks)
+        tasks = (
+            replace(task, partition=self._partition(stream.dataset, scheme, task, num_arriving, seed))
+            for task in stream.tasks
+        )
         return replace(stream, tasks=tuple(tasks))
 
     def split_classes(self, dataset: DataSet, seed: int) -> TaskStream:
@@ -230,7 +235,7 @@ class Tasks(Options):
         part = {"min_size": min(smallest, max(1, smallest * examples // of_all))}
         return replace(present, **part)
 
-    def _partition(self, dataset: DataSet, scheme: Scheme, task: Task, seed: int) -> Partition:
+    def _partition(self, dataset: DataSet, scheme: Scheme, task: Task, num_arriving: int, seed: int) -> Partition:
         """Return the partition of one task, in row numbers of the whole training set and over all clients."""
         if isinstance(scheme, ByColumn):
             raise PartitionError("tasks cannot be partitioned by column: a value's client would change with the task.")
@@ -240,11 +245,14 @@ class Tasks(Options):
         train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "input"}
         train["label"] = train["label"] - task.num_old_classes
         own = seed if self.same_seed_each_task else seeds.derive(seed, "task partition", task=task.number)
+        part = scheme
         try:
-            part = self._scheme_of_task(scheme, len(rows), len(dataset.train["label"]))
+            part = self._scheme_of_task(scheme, len(rows), num_arriving)
             found = part.split(train, task.num_classes - task.num_old_classes, own)
         except PartitionError as error:
-            raise PartitionError(f"task {task.number} of {self.num_tasks}: {error}") from None
+            whole, share = (getattr(one, "min_size", None) for one in (scheme, part))
+            why = "" if whole == share else f" (min_size {share} is this task's part of min_size {whole})"
+            raise PartitionError(f"task {task.number} of {self.num_tasks}: {error}{why}") from None
         who = torch.randperm(scheme.num_clients, generator=seeds.rng(seed, "absent clients", task=task.number))
         present = who[: len(found)].sort().values
         sizes = torch.zeros(scheme.num_clients, dtype=torch.int64).index_copy(0, present, found.sizes)

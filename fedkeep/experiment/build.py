@@ -33,6 +33,8 @@ from fedkeep.models.custom import Custom
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import Factory
 
+SEEN_BY_GENERATOR = "The generator learned from the held-out images too."
+"""What the note of a data set says where options are chosen with a generator of the regime ``paper``."""
 COPIES = 4
 """Least number of copies of a network's weights in training: two networks, the initial weights, and gradients."""
 
@@ -125,8 +127,9 @@ def clients_and_server_data(recipe: Recipe, seed: int, data_dir: str | Path | No
     """
     dataset = load_data(recipe.data, data_dir, recipe.validation, recipe.data_options)
     for generator in _available_generators(recipe, data_dir):
-        rest = _without_images_of(dataset, generator, data_dir)
-        if rest is not dataset and len(rest.train["label"]) == len(dataset.train["label"]):
+        rest = _without_images_of(recipe, dataset, generator, data_dir)
+        is_unchanged = len(rest.train["label"]) == len(dataset.train["label"])
+        if is_unchanged and generator.regime(data_dir) == "same_classes":
             raise DataError(
                 f"the generator {generator.name} says that it learned from a part of the clients' classes, and none of "
                 f"those images is in {dataset.name}. Use one that was trained on this data set, or whose regime is "
@@ -139,8 +142,9 @@ def clients_and_server_data(recipe: Recipe, seed: int, data_dir: str | Path | No
 def without_generator_images(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None = None) -> DataSet:
     """Return a data set without the images from which the recipe's generators learned and that no client may hold.
 
-    These images are left out for methods without a generator too, so that all methods train on the same data. If no
-    method needs a generator and its folder is missing, nothing is left out.
+    These images are left out for methods without a generator too, so that all methods train on the same data. They are
+    not among held-out images (``data.validation``) either. If no method needs a generator and its folder is missing,
+    nothing is left out.
 
     Parameters
     ----------
@@ -157,13 +161,19 @@ def without_generator_images(recipe: Recipe, dataset: DataSet, data_dir: str | P
         The data set without these images; the same object if there are none.
     """
     for generator in _available_generators(recipe, data_dir):
-        dataset = _without_images_of(dataset, generator, data_dir)
+        dataset = _without_images_of(recipe, dataset, generator, data_dir)
     return dataset
 
 
-def _without_images_of(dataset: DataSet, generator: GeneratorConfig, data_dir: str | Path | None) -> DataSet:
+def _without_images_of(
+    recipe: Recipe, dataset: DataSet, generator: GeneratorConfig, data_dir: str | Path | None
+) -> DataSet:
     hashes = generator.image_hashes(data_dir)
-    return without_images(dataset, hashes) if len(hashes) else dataset
+    if len(hashes):
+        return without_images(dataset, hashes, from_test=bool(recipe.validation))
+    if recipe.validation and generator.regime(data_dir) == "paper" and SEEN_BY_GENERATOR not in dataset.note:
+        return replace(dataset, note=f"{dataset.note} {SEEN_BY_GENERATOR}".strip())
+    return dataset
 
 
 def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:

@@ -706,9 +706,15 @@ class RoundState:
         self.lost, self.requires_min_clients = lost, True
 
     def evaluate_own_models(self) -> None:
-        """Evaluate the models that the round's clients keep for themselves, if local models are evaluated."""
-        for client in self.cohort if self._evaluates_local_models else ():
-            if client in self.client_states and (model := self.state.algorithm.own_model(self.client_states[client])):
+        """Evaluate the models that the round's clients keep for themselves, if local models are evaluated.
+
+        A client that was lost is left out: it may keep a model that lacks the outputs of a new task.
+        """
+        if not self._evaluates_local_models:
+            return
+        for client in self.cohort:
+            state = None if client in self.lost else self.client_states.get(client)
+            if state is not None and (model := self.state.algorithm.own_model(state)):
                 self._evaluate_local_model(client, model, None)
 
     @property

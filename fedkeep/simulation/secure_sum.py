@@ -26,16 +26,18 @@ def weight_of(algorithm: Algorithm[Any, Any], fit: Fit) -> int:
     Parameters
     ----------
     algorithm : Algorithm
-        The method. If it has the option ``aggregation`` with the value ``"uniform"``, all clients count alike.
+        The method. If it has the option ``aggregation`` with the value ``"uniform"``, all clients with examples count
+        alike.
     fit : Fit
         The client's reply.
 
     Returns
     -------
     int
-        1, or the number of its examples.
+        0 or 1, or the number of its examples.
     """
-    return 1 if getattr(algorithm, "aggregation", "num_examples") == "uniform" else fit.num_examples
+    is_uniform = getattr(algorithm, "aggregation", "num_examples") == "uniform"
+    return min(1, fit.num_examples) if is_uniform else fit.num_examples
 
 
 def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Fit:

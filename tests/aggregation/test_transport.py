@@ -341,3 +341,17 @@ def test_options_are_checked() -> None:
         OptimalTransport(eta=1.5)
     with pytest.raises(ConfigError, match=r"OptimalTransport\.solver cannot be 'exact'\. Known: emd, sinkhorn"):
         OptimalTransport(solver="exact")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bias_in_cost", [False, True])
+def test_a_batch_norm_of_flattened_maps_moves_with_its_channels(bias_in_cost: bool) -> None:
+    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16))
+    network = Network(body, 16, 3).eval()
+    layers, noise = channel_groups(network), torch.Generator().manual_seed(1)
+    base = lively(network, noise)
+    source = base | {"body.0.weight": torch.randn(4, 1, 3, 3, generator=noise)}
+    found = OptimalTransport(result="aligned", bias_in_cost=bias_in_cost).project(source, base, layers)
+    assert found.diagonal["body.0"] < 1, "something moves"
+    images = torch.randn(5, 1, 4, 4, generator=noise)
+    outputs = [functional_call(network, dict(weights), (images,)) for weights in (source, found.model)]
+    torch.testing.assert_close(outputs[0], outputs[1])

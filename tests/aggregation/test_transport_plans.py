@@ -144,3 +144,11 @@ def test_the_diagonal_share() -> None:
     assert diagonal_share(torch.arange(5)) == 1
     assert diagonal_share(torch.tensor([0, 2, 1, 3])) == 0.5
     assert diagonal_share(torch.full((4, 4), 0.25, dtype=torch.float64)) == 0.25
+
+
+@pytest.mark.parametrize("plan", [torch.tensor([2, 0, 1]), noise(3, 3).softmax(0)], ids=["permutation", "dense"])
+def test_both_axes_may_hold_several_entries_for_each_channel(plan: Tensor) -> None:
+    maps = noise(3, 4)  # three channels of a flattened 2x2 map
+    moved = torch.stack([sum(dense(plan)[i, j] * maps[i] for i in range(3)) for j in range(3)])
+    torch.testing.assert_close(apply_plan(maps.flatten(), plan, 0), moved.flatten())
+    torch.testing.assert_close(apply_plan(maps.flatten()[None], plan, 1), moved.flatten()[None])

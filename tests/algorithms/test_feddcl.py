@@ -20,7 +20,8 @@ from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
 from fedkeep.interface import Fit
-from fedkeep.interface.pytree import copy_containers
+from fedkeep.interface.pytree import copy_containers, iter_instances
+from fedkeep.losses.distillation import SubsetDistillation
 from fedkeep.models import get_architecture
 from fedkeep.models.heads import expand_like
 from fedkeep.simulation.simulation import Simulation
@@ -304,6 +305,39 @@ def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
     for client in simulation.federation.clients:
         assert torch.equal(simulation.client_states[client].pool["input"], pool["input"])
         assert torch.equal(simulation.client_states[client].pool["label"], pool["label"])
+
+
+def test_a_teacher_that_missed_a_task_tells_old_classes_apart_and_nothing_else() -> None:
+    simulation = tiny.simulation_with_tasks(
+        method(),
+        tiny.stream((1, 1, 1), absent=0),
+        rounds=1,
+        cohort_size=5,
+        fault_injector=lambda number, client, step: "away" if (number, client) == (2, "3") else None,
+    )
+    recorded = record_fits(simulation)
+    tiny.run_rounds(simulation)
+
+    def joint_terms(client: str) -> list[SubsetDistillation]:
+        loss = next(one.job.loss for one in recorded if (one.task, one.client) == (3, client))
+        return [term for term in iter_instances(loss, SubsetDistillation) if term.dataset_index == 1]
+
+    assert [(term.start, term.stop) for term in joint_terms("2")] == [(0, 2)]
+    assert not joint_terms("3")
+
+
+def test_a_client_that_was_lost_has_no_own_model_to_evaluate() -> None:
+    simulation = tiny.simulation_with_tasks(
+        method(),
+        tiny.stream((1, 2), absent=0),
+        rounds=1,
+        cohort_size=5,
+        evaluate_local_models=True,
+        fault_injector=lambda number, client, step: "refused" if (number, client, step) == (2, "3", "train") else None,
+    )
+    records = tiny.run_rounds(simulation)
+    assert records[1]["lost"] == {"3": "refused"}
+    assert sorted(one["client"] for one in records[1]["local_models"]) == ["0", "1", "2", "4"]
 
 
 def test_the_control_learns_the_labels_of_made_images_alone() -> None:

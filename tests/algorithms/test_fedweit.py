@@ -352,3 +352,18 @@ def test_rows_that_do_not_belong_to_the_masks_are_refused() -> None:
     (record,) = tiny.run_rounds(simulation, 1)
     assert list(record["lost"]) == ["1"]
     assert "[95] instead of [96]" in record["lost"]["1"]
+
+
+def test_who_has_no_example_of_a_task_tells_nothing_of_it() -> None:
+    stream = tiny.stream((1, 2), clients=5, absent=2)
+    simulation = tiny.simulation_with_tasks(LOUD, stream, rounds=2, cohort_size=5)
+    seen = RecordedJobs(simulation)
+    tiny.run_rounds(simulation)
+    trained = [client for client in "01234" if len(stream.tasks[1].partition[int(client)])]
+    assert len(trained) == len(simulation.server.state.adaptive) == 3
+    masks = [mask(seen.results[2, 2, client].model) for client in trained]
+    torch.testing.assert_close(
+        simulation.server.state.tasks[1].mask[LAYER], torch.stack([one.sigmoid() for one in masks]).mean(0)
+    )
+    bias = torch.stack([seen.results[2, 2, client].model["body.full1.bias"] for client in trained]).mean(0)
+    torch.testing.assert_close(simulation.server.model["body.full1.bias"], bias)

@@ -437,3 +437,65 @@ def test_memories_are_shortened_and_joined() -> None:
 def test_the_methods_are_known_by_name() -> None:
     teaching = {"fedlwf", "fedprox-lwf", "flwf-2t", "fedpass", "fedicarl", "fedskf"}
     assert teaching | {"finetune", "fedewc"} <= algorithms().keys()
+
+
+# Clients that have nothing of a task
+
+
+AWAY = tiny.stream((1, 2), clients=5, absent=2)
+
+
+def absent(task: int) -> set[str]:
+    """Return the clients without examples of a task, counted from 1."""
+    partition = AWAY.tasks[task - 1].partition
+    return {str(client) for client in range(5) if not len(partition[client])}
+
+
+def test_who_has_no_example_of_a_task_does_not_count_in_the_mean() -> None:
+    simulation = tiny.simulation_with_tasks(FedLwF(), AWAY, rounds=1, cohort_size=5)
+    seen = RecordedJobs(simulation)
+    tiny.run_rounds(simulation)
+    assert len(absent(2)) == 2
+    trained = [fit.model for (task, _, client), fit in seen.results.items() if task == 2 and client not in absent(2)]
+    assert len(trained) == 3
+    assert tiny.equal(simulation.server.model, mean(trained))
+
+
+def test_models_are_aligned_with_one_that_has_learned_the_task() -> None:
+    simulation = tiny.simulation_with_tasks(FedSKF(), AWAY, rounds=5, cohort_size=5)
+    bases = []
+    for _ in range(10):
+        simulation.run_round()
+        bases.append(simulation.server.state.base)
+    for task in (1, 2):
+        assert set(bases[5 * task - 5 : 5 * task]) == set("01234") - absent(task)
+
+
+def test_means_of_features_stay_until_somebody_has_the_class_again() -> None:
+    stream = tiny.stream((1, 2), clients=5, absent=0)
+    method = FediCaRL(classify="nearest_mean")
+    simulation = tiny.simulation_with_tasks(method, stream, rounds=4, cohort_size=1)
+    held: set[int] = set()
+    for _ in range(8):
+        before = simulation.server.state.normalized_means
+        (client,) = simulation.run_round().record["cohort"]
+        now = set(simulation.federation.data(client)["label"].tolist())
+        now |= set(simulation.client_states[client].memory.get("label", torch.tensor([])).tolist())
+        held |= now
+        means = simulation.server.state.normalized_means
+        assert {c for c, row in enumerate(means) if not row.isnan().any()} == held
+        for c in held - now:
+            assert torch.equal(means[c], before[c])
+
+
+def test_only_the_model_of_which_the_means_are_is_evaluated() -> None:
+    stream = tiny.stream((1, 2), clients=5, absent=0)
+    for classify, rows in (("linear", {"moving"}), ("nearest_mean", set())):
+        simulation = tiny.simulation_with_tasks(
+            FediCaRL(classify=classify),  # type: ignore[arg-type]
+            stream,
+            rounds=1,
+            cohort_size=5,
+            evaluation_models=("last", "moving"),
+        )
+        assert set(tiny.run_rounds(simulation)[-1].get("evaluation_models", {})) == rows

@@ -28,3 +28,11 @@ def test_what_is_left_is_all_but_the_images_that_were_seen() -> None:
     assert not torch.isin(image_hashes(left.train["input"]), image_hashes(seen)).any()
     assert left.test is data.test
     assert (left.mean, left.std) == (data.mean, data.std)
+
+
+def test_held_out_images_that_were_seen_go_too() -> None:
+    data = tiny.dataset(30)
+    seen = torch.cat((data.train["input"][:3], data.test["input"][:2]))
+    left = without_images(data, image_hashes(seen), from_test=True)
+    assert left.train["label"].tolist() == data.train["label"][3:].tolist()
+    assert left.test["label"].tolist() == data.test["label"][2:].tolist()

@@ -240,3 +240,12 @@ def test_options_go_into_a_recipe_and_back() -> None:
     tasks = Tasks(num_tasks=2, class_order=(3, 1, 2, 0), classes_per_task=(3, 1))
     assert build(Tasks, as_table(tasks), "[tasks]") == tasks
     assert build(Tasks, as_table(Tasks()), "[tasks]") == Tasks()
+
+
+def test_the_smallest_size_is_for_the_classes_that_arrive_and_the_error_names_it() -> None:
+    tasks = Tasks(num_tasks=2, num_classes=2, class_order="source")
+    scheme = Dirichlet(num_clients=2, alpha=100.0, min_size=10)
+    stream = tasks.stream(dataset(), scheme, 0)
+    assert [task.partition.settings["min_size"] for task in stream.tasks] == [5, 5]
+    with pytest.raises(PartitionError, match=r"min_size \d+ is this task's part of min_size 1000"):
+        tasks.stream(dataset(), replace(scheme, min_size=1000), 0)

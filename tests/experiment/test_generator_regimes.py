@@ -17,7 +17,7 @@ from fedkeep.data import DataSet, load
 from fedkeep.data.dedup import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import build as setup
-from fedkeep.experiment.build import build_federation, check_generator
+from fedkeep.experiment.build import SEEN_BY_GENERATOR, build_federation, check_generator, load_data
 from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -70,6 +70,20 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
             "and nothing else"
         )
     assert len(theirs) + sampled.is_seen.sum() == len(whole.train["label"])
+
+
+def test_no_held_out_image_is_one_that_the_generator_learned_from(same_classes: Path, tmp_path: Path) -> None:
+    held_out, seen = ("data.validation=0.3",), read_fingerprints(same_classes)
+    test = build_federation(recipe(same_classes, settings=held_out), 0).dataset.test["input"]
+    chosen = load_data("digits", None, 0.3).test["input"]
+    is_seen = torch.isin(image_hashes(chosen), seen)
+    assert 0 < is_seen.sum() < len(chosen)
+    assert torch.equal(test, chosen[~is_seen])
+    paper = trained(tmp_path / "paper", "paper")
+    dataset = build_federation(recipe(paper, settings=held_out), 0).dataset
+    assert torch.equal(dataset.test["input"], chosen)
+    assert dataset.note.count(SEEN_BY_GENERATOR) == 1
+    assert SEEN_BY_GENERATOR not in build_federation(recipe(paper), 0).dataset.note
 
 
 def test_methods_without_a_generator_hold_the_same_and_need_no_folder(same_classes: Path, tmp_path: Path) -> None:

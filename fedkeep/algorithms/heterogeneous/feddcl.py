@@ -32,6 +32,7 @@ from fedkeep.interface.party import Party
 from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Head, Loss, Scale
 from fedkeep.losses.distillation import soft_label_loss
 from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
 
 
@@ -192,8 +193,11 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         if client.num_old_classes and self.images_per_old_class:
             labels: Loss = CrossEntropy(dataset_index=1)
             loss = loss + (labels if self.head == "joint" else ClassSubset(labels, 0, client.num_old_classes))
+            # A teacher that missed a task has no output for its classes: it may only say which old class it sees.
+            knows_all = len(state.old_model.get(WEIGHT, ())) == client.num_old_classes
+            head: Head = self.head if knows_all else "sliced"
             loss = loss + distill_old_classes(  # eq. 7
-                state.old_model, self.w_kd, self.tau, dataset_index=1, scale=self.kd_scale, head=self.head
+                state.old_model, self.w_kd, self.tau, dataset_index=1, scale=self.kd_scale, head=head
             )
         start = client.expand_head(state.model) if state.model else client.initial_model
         state.model = client.fit(

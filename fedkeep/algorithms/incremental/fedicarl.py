@@ -107,8 +107,10 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     class that it holds, chosen at the task's end by herding on the global model's features. ``max_exemplars`` limits
     all classes of a client together, as in iCaRL's paper: exemplar sets shrink as classes arrive. Only models travel,
     and the linear classifier is evaluated. With
-    ``classify=nearest_mean`` an image gets the class of the nearest mean of features, as in iCaRL: then every client
-    also receives the new model, and reports the sums of its features by class, of exemplars and the task's examples.
+    ``classify=nearest_mean`` an image gets the class of the nearest mean of features, as in iCaRL: then the clients of
+    a round also receive the new model, and report the sums of its features by class, of exemplars and the task's
+    examples. A class of which none of them has an example keeps its mean of an earlier round. The means are those of
+    the last model, so that no average of models is evaluated.
 
     ``loss=glfc`` is the loss of GLFC's code (Dong et al., 2022) instead: binary cross-entropies of all classes. Half of
     it has the labels as targets, with weights that balance old and new classes, and half the old model's outputs for
@@ -123,7 +125,7 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
     exemplars_per_class: int = option(20, "examples of each class that are kept", low=1)
-    max_exemplars: int = option(0, "examples of all classes that a client keeps at most; 0: no limit", low=0)
+    max_exemplars: int = option(0, "examples that a client keeps at most, though one of each class; 0: no limit", low=0)
     classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
     loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")
 
@@ -138,13 +140,21 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
             "FedLwF, which keeps none."
         )
 
+    @property
+    def sets_eval_model(self) -> bool:
+        return self.classify == "nearest_mean"
+
     def round(self, server: Server[ClassMeans], cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
         if self.classify == "nearest_mean":
             replies = cohort.ask(self.report_features, server.model).values()
             examples = torch.stack([reply.num_examples for reply in replies]).sum(0)
-            means = torch.stack([reply.sums for reply in replies]).sum(0) / examples[:, None]
-            server.state.normalized_means = normalize(means, dim=1)  # NaN for a class of which nobody has an example
+            means = normalize(torch.stack([reply.sums for reply in replies]).sum(0) / examples[:, None], dim=1)
+            earlier = server.state.normalized_means
+            if earlier is not None:  # else NaN for a class of which nobody has an example
+                held = examples[: len(earlier)] > 0
+                means[: len(earlier)] = torch.where(held[:, None], means[: len(earlier)], earlier)
+            server.state.normalized_means = means
 
     def predict(self, server: Server[ClassMeans], model: Weights, images: Tensor) -> Tensor:
         if server.state.normalized_means is None or len(server.state.normalized_means) < server.num_classes:

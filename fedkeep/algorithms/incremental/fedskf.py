@@ -157,7 +157,8 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         if self.pit == "off":
             server.model = mean
             return
-        base = self.next_base(server, list(replies))
+        trained = [client for client, reply in replies.items() if reply.num_examples]
+        base = self.next_base(server, trained or list(replies))
         transport = OptimalTransport(result="aligned" if self.pit == "aligned" else "fused")
         projection = transport.project(mean, replies[base].model, layers)
         server.log("diagonal", list(projection.diagonal.values()))
@@ -167,7 +168,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         clients.ask(self.remember, server.model, self.exemplars_per_class)
 
     def next_base(self, server: Server[FedSKFServerState], clients: list[str]) -> str:
-        """Return the client with whose neurons the mean is aligned, of those that replied in a round."""
+        """Return the client with whose neurons the mean is aligned, of those that trained in a round."""
         state = server.state
         if self.pit_turn == "cyclic":
             return next_in_turn(clients, state.base)

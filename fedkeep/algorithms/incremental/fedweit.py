@@ -131,7 +131,9 @@ class WeITClientState:
     Attributes
     ----------
     task : int
-        The task that it last trained in.
+        The task for which it last initialised its parts.
+    trained_task : int
+        The last task in which it took a training step.
     model : Weights
         Its model of that task, with all parts.
     anchor : Weights
@@ -145,6 +147,7 @@ class WeITClientState:
     """
 
     task: int = 0
+    trained_task: int = 0
     model: Weights = field(default_factory=dict)
     anchor: Weights = field(default_factory=dict)
     drift_weights: Weights = field(default_factory=dict)
@@ -200,7 +203,9 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
         clients.ask(self.receive, server.state.adaptive)
 
     def round(self, server: Server[WeITServerState], cohort: Cohort) -> None:
-        replies = list(cohort.ask(self.train, server.model).values())
+        replies = [reply for reply in cohort.ask(self.train, server.model).values() if reply is not None]
+        if not replies:
+            return
         masks = [remove_prefix(MASK, reply.parts) for reply in replies]
         body = {name: server.model[name] for name in layers(server)}
         body = masked_mean(body, [reply.body for reply in replies], masks, self.sparsity)
@@ -285,13 +290,17 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
         client.state.others, client.state.received = adaptive, client.task
 
     @on_client
-    def train(self, client: Client[WeITClientState], model: Weights) -> WeITUpdate:
-        """Train B, the client's own parts of the task, and what is not decomposed."""
+    def train(self, client: Client[WeITClientState], model: Weights) -> WeITUpdate | None:
+        """Train B, the client's own parts of the task, and what is not decomposed; None if it cannot take a step."""
         state = client.state
         if state.task != client.task:
             self.begin_client_task(client, model)
         parts = {name: tensor for name, tensor in state.model.items() if name not in model}
-        state.model = client.fit({**model, **parts}, self.loss(client), parametrization=state.composition()).model
+        fit = client.fit({**model, **parts}, self.loss(client), parametrization=state.composition())
+        state.model = fit.model
+        if not fit.num_steps:
+            return None
+        state.trained_task = client.task
         body, masks = {name: state.model[name] for name in state.anchor}, remove_prefix(MASK, state.model)
         rest = undecomposed(client, state.model) | new_rows(client, state.model)
         return WeITUpdate(active_weights(body, masks, self.sparsity), add_prefix(MASK, masks) | add_prefix(REST, rest))
@@ -300,18 +309,20 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
     def report(self, client: Client[WeITClientState]) -> WeITTaskReport | None:
         """Report the larger adaptive weights of the task; None if the client has not trained in it."""
         state = client.state
-        if state.task != client.task:
+        if state.trained_task != client.task:
             return None
         parts = {name: tensor for name, tensor in state.model.items() if name.startswith((MASK, ATTENTION))}
         return WeITTaskReport(to_sparse(remove_prefix(ADAPTIVE, state.model), self.threshold), parts)
 
     def begin_client_task(self, client: Client[WeITClientState], model: Weights) -> None:
-        """Initialise the client's own parts of a task, and add the last task's mask to the drift penalty."""
+        """Initialise the client's own parts of a task, and add the mask of the last one to the drift penalty."""
         state = client.state
-        squares = {name: mask.sigmoid().square() for name, mask in remove_prefix(MASK, state.model).items()}
+        masks = remove_prefix(MASK, state.model) if state.trained_task == state.task else {}
+        squares = {name: mask.sigmoid().square() for name, mask in masks.items()}
         new = {n: broadcast_units(square, model[n]) for n, square in squares.items()}
         before = state.drift_weights
-        state.drift_weights = {n: before[n] + square for n, square in new.items()} if before else new
+        if new:
+            state.drift_weights = {n: before[n] + square for n, square in new.items()} if before else new
         state.anchor, state.task = {name: model[name] for name in layers(client)}, client.task
         if state.received != client.task:
             state.others = []
