@@ -358,26 +358,26 @@ def raised(*rises: float) -> ClassScores:
     return answers(logits)
 
 
-def residual(after: ClassScores, replayed: ClassScores, held: int = 1) -> float:
+def residual(after: ClassScores, rerun: ClassScores, held: int = 1) -> float:
     counts = torch.tensor([20.0] * held + [0.0] * (6 - held))
-    return standardised_residual(0, raised(*[0.0] * 6), after, replayed, counts)
+    return standardised_residual(0, raised(*[0.0] * 6), after, rerun, counts)
 
 
-def test_a_rise_stands_out_beside_the_replays() -> None:
-    """The client holds class 0. Its logit rose on images of class 5, and the replay's on all but these."""
-    replayed, spread = raised(9.0, 1.0, 2.0, 3.0, 4.0, 2.5), 2 * 1.25**0.5  # that of the rises 2, 4, 6 and 8
-    # Twice the replay's rise on each of four classes, so that 5 is expected on the fifth.
-    assert residual(raised(8.0, 2.0, 4.0, 6.0, 8.0, 11.0), replayed) == pytest.approx(6 / spread, rel=1e-5)
-    assert residual(raised(10.9, 2.0, 4.0, 6.0, 8.0, 11.0), replayed) == pytest.approx(6 / spread, rel=1e-5)
-    assert residual(raised(10.96, 2.0, 4.0, 6.0, 8.0, 11.0), replayed) == 0, "an excess of less than 0.05"
-    assert residual(raised(8.0, 8.0, 6.0, 4.0, 2.0, 11.0), replayed) == pytest.approx(6 / spread, rel=1e-5), "level"
-    assert residual(raised(0.5, 1.0, 1.0, 1.0, 1.0, 1.5), replayed) == pytest.approx(0.5 / 0.05, rel=1e-5)
+def test_a_rise_stands_out_beside_the_reruns() -> None:
+    """The client holds class 0. Its logit rose on images of class 5, and the re-run's on all but these."""
+    rerun, spread = raised(9.0, 1.0, 2.0, 3.0, 4.0, 2.5), 2 * 1.25**0.5  # that of the rises 2, 4, 6 and 8
+    # Twice the re-run's rise on each of four classes, so that 5 is expected on the fifth.
+    assert residual(raised(8.0, 2.0, 4.0, 6.0, 8.0, 11.0), rerun) == pytest.approx(6 / spread, rel=1e-5)
+    assert residual(raised(10.9, 2.0, 4.0, 6.0, 8.0, 11.0), rerun) == pytest.approx(6 / spread, rel=1e-5)
+    assert residual(raised(10.96, 2.0, 4.0, 6.0, 8.0, 11.0), rerun) == 0, "an excess of less than 0.05"
+    assert residual(raised(8.0, 8.0, 6.0, 4.0, 2.0, 11.0), rerun) == pytest.approx(6 / spread, rel=1e-5), "level"
+    assert residual(raised(0.5, 1.0, 1.0, 1.0, 1.0, 1.5), rerun) == pytest.approx(0.5 / 0.05, rel=1e-5)
     # On a class with the second excess, where the first is expected.
     shows = raised(9.0, 1.0, 2.0, 3.0, 9.5, 2.5)
     assert residual(raised(1.0, 2.0, 4.0, 6.0, 19.0, 11.0), shows) > 0
 
 
-def test_what_a_replay_shows_is_explained() -> None:
+def test_what_a_rerun_shows_is_explained() -> None:
     flipped = raised(8.0, 2.0, 4.0, 6.0, 8.0, 9.0)
     assert residual(flipped, raised(1.5, 0.0, 0.0, 0.0, 0.0, 1.75)) == 0.0, "a quarter of the excess of 1"
     assert residual(flipped, raised(1.51, 0.0, 0.0, 0.0, 0.0, 1.75)) > 1
@@ -385,17 +385,17 @@ def test_what_a_replay_shows_is_explained() -> None:
 
 
 def test_few_classes_show_no_line() -> None:
-    """What is expected on the images of class 5 is the replay's own rise; 4 is the only further class that lacks."""
-    replayed = raised(9.0, 0.0, 0.0, 0.0, 0.0, 2.5)
-    assert residual(raised(2.0, 9.0, 9.0, 9.0, 0.0, 3.0), replayed, held=4) == pytest.approx(0.5 / 0.05, rel=1e-4)
+    """What is expected on the images of class 5 is the re-run's own rise; 4 is the only further class that lacks."""
+    rerun = raised(9.0, 0.0, 0.0, 0.0, 0.0, 2.5)
+    assert residual(raised(2.0, 9.0, 9.0, 9.0, 0.0, 3.0), rerun, held=4) == pytest.approx(0.5 / 0.05, rel=1e-4)
 
 
 def test_a_residual_counts_half_where_its_own_images_keep_the_larger_logit() -> None:
     before = answers(torch.eye(6) * 30 - 5)  # the client's class is known well, and images of others are not like it
     rises = (torch.tensor([8.0, 2.0, 4.0, 6.0, 8.0, 11.0]), torch.tensor([9.0, 1.0, 2.0, 3.0, 4.0, 2.5]))
-    after, replayed = (answers(before.logits + (raised(*one.tolist()).logits)) for one in rises)
+    after, rerun = (answers(before.logits + (raised(*one.tolist()).logits)) for one in rises)
     counts = torch.tensor([20.0, 0, 0, 0, 0, 0])
-    found = standardised_residual(0, before, after, replayed, counts)
+    found = standardised_residual(0, before, after, rerun, counts)
     assert found == pytest.approx(6 / (2 * 1.25**0.5) / 2, rel=1e-4)
 
 
@@ -420,12 +420,12 @@ def test_who_was_explained_must_stand_out_more() -> None:
 def simulation_with_usual_rises(
     found: float, monkeypatch: pytest.MonkeyPatch, like_false_labels: float = 1.0
 ) -> Simulation:
-    """One in which the usual excess is 0.3 with a deviation of 0.1, and what replays say is given."""
+    """One in which the usual excess is 0.3 with a deviation of 0.1, and what re-runs say is given."""
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: found)
     monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *args: like_false_labels)
     simulation = tiny.simulation(FedSeq(), **COMMON)
     simulation.history.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
-    monkeypatch.setattr(LossChecker, "replay", lambda *args: simulation.server.model)
+    monkeypatch.setattr(LossChecker, "rerun", lambda *args: simulation.server.model)
     simulation.server.check = ModelCheck(simulation.context, simulation.federation.server_data, 4)
     return simulation
 
@@ -437,7 +437,7 @@ def compare(simulation: Simulation, number: int, *models: MeasuredModel) -> Roun
 
 
 @pytest.mark.parametrize(("found", "like", "refused"), [(0.75, 1.0, False), (0.76, 0.66, False), (0.76, 0.67, True)])
-def test_a_training_is_refused_where_replays_tell_false_labels(
+def test_a_training_is_refused_where_reruns_tell_false_labels(
     found: float, like: float, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulation = simulation_with_usual_rises(found, monkeypatch, like)
@@ -447,7 +447,7 @@ def test_a_training_is_refused_where_replays_tell_false_labels(
     if refused:
         assert "learned a class from images of another" in round_state.refused["0"]
         assert (
-            "67.0% of the way from a replay on true labels to one on false labels, and 66.7% are allowed"
+            "67.0% of the way from a re-run on true labels to one on false labels, and 66.7% are allowed"
             in round_state.refused["0"]
         )
 
@@ -463,20 +463,20 @@ def test_how_far_a_training_is_on_the_way_to_one_on_false_labels() -> None:
     )
 
 
-def test_the_last_replay_has_images_of_the_other_class_under_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_rerun_has_images_of_the_other_class_under_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     seen: list[Any] = []
     residuals: list[Any] = []
     likenesses: list[Any] = []
     models = iter(["tenth", "fifth", "false"])
-    monkeypatch.setattr(LossChecker, "replay", lambda _, requests, data: (seen.append(data), next(models))[1])
+    monkeypatch.setattr(LossChecker, "rerun", lambda _, requests, data: (seen.append(data), next(models))[1])
     monkeypatch.setattr(ModelCheck, "scores", lambda _, model: model)
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: (residuals.append(args[3:]), 2.0)[1])
     monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *args: (likenesses.append(args[3:]), 1.0)[1])
     one = measured("4", excess(0.9))
     vars(one)["counts"] = torch.tensor([17.0] + [0.0] * (tiny.CLASSES - 1))
     compare(simulation, 1, one)
-    assert [replayed for replayed, _ in residuals] == ["tenth", "fifth"]
+    assert [rerun for rerun, _ in residuals] == ["tenth", "fifth"]
     assert all(counts is one.counts for _, counts in residuals)
     assert one.counts[0] == 17
     assert likenesses == [("fifth", "false")]
@@ -490,11 +490,11 @@ def test_the_last_replay_has_images_of_the_other_class_under_the_label(monkeypat
 
 
 @pytest.mark.parametrize("told", [[1e12, 0.0, 0.0], [1e12, -1e12, 0.0], [3e38, 3e38, 3e38]])
-def test_a_replay_has_no_more_images_than_the_client(told: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_has_no_more_images_than_the_client(told: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever label counts it told: noised ones, or those of a recipe that checks no replies."""
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     seen: list[int] = []
-    monkeypatch.setattr(LossChecker, "replay", lambda _, requests, data: seen.append(len(data["label"])))
+    monkeypatch.setattr(LossChecker, "rerun", lambda _, requests, data: seen.append(len(data["label"])))
     one = measured("4", excess(0.9))
     vars(one)["counts"] = torch.tensor(told)
     compare(simulation, 1, one)
@@ -502,13 +502,13 @@ def test_a_replay_has_no_more_images_than_the_client(told: list[float], monkeypa
 
 
 @pytest.mark.parametrize("fails", [(0,), (1,), (0, 1), (0, 1, 2)])
-def test_what_a_smaller_replay_cannot_do_a_larger_one_may(
+def test_what_a_smaller_rerun_cannot_do_a_larger_one_may(
     fails: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     models = iter([None if number in fails else simulation.server.model for number in range(3)])
-    monkeypatch.setattr(LossChecker, "replay", lambda *_: next(models))
-    round_state = compare(simulation, 1, measured("0", excess(0.51)))  # 2.1 deviations, and 4 without a replay
+    monkeypatch.setattr(LossChecker, "rerun", lambda *_: next(models))
+    round_state = compare(simulation, 1, measured("0", excess(0.51)))  # 2.1 deviations, and 4 without a re-run
     assert list(round_state.refused) == (["0"] if fails == (0,) else [])
 
 
@@ -522,7 +522,7 @@ def test_a_fifth_of_the_examples_can_explain_what_a_tenth_does_not(monkeypatch: 
     assert round_state.loss_checker.explained == {"0": 1}
 
 
-def test_an_explained_client_is_replayed_later_only_where_it_stands_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explained_client_is_rerun_later_only_where_it_stands_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(0.0, monkeypatch)
     first = compare(simulation, 1, measured("0", excess(0.51))).loss_checker
     assert first.explained == {"0": 1}
@@ -535,7 +535,7 @@ def test_an_explained_client_is_replayed_later_only_where_it_stands_out_more(mon
     assert not simulation.history.explained
 
 
-def test_the_first_trainings_are_replayed_before_it_is_known_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_trainings_are_rerun_before_it_is_known_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(1.5, monkeypatch)
     simulation.history.logit_excesses = [0.25] * 6
     assert list(compare(simulation, 1, measured("0", excess(0.1))).refused) == ["0"]
@@ -543,13 +543,13 @@ def test_the_first_trainings_are_replayed_before_it_is_known_what_is_usual(monke
     assert not compare(simulation, 1, measured("0", excess(0.1))).refused
 
 
-def test_who_was_refused_lately_is_always_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_refused_lately_is_always_rerun(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     simulation.history.refused = {"0": 0.25}
     assert list(compare(simulation, 1, measured("0", excess(0.1)), measured("1", excess(0.1))).refused) == ["0"]
 
 
-def test_a_training_that_cannot_be_replayed_is_judged_by_its_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_cannot_be_rerun_is_judged_by_its_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(0.0, monkeypatch)
     monkeypatch.undo()
     broken = measured("0", excess(0.9))
@@ -558,7 +558,7 @@ def test_a_training_that_cannot_be_replayed_is_judged_by_its_deviation(monkeypat
     assert not compare(simulation, 1, measured("0", None), measured("1", excess(0.3))).refused
 
 
-def test_a_replay_without_memory_is_not_held_against_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_without_memory_is_not_held_against_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(0.0, monkeypatch)
     monkeypatch.undo()
 
