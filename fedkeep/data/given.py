@@ -79,6 +79,17 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
     return replace(dataset, train=train, test=test, values=values, note=" ".join(filter(None, (dataset.note, note))))
 
 
+def digest(dataset: DataSet) -> str:
+    """Return a hash of all that is in a data set, names and examples: 16 hexadecimal digits."""
+    names = dataset.name, dataset.label_names, dataset.mean, dataset.std, dataset.note, dataset.features
+    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()))).encode())
+    for split in (dataset.train, dataset.test):
+        for name, column in sorted(split.items()):
+            hashed.update(f"{name} {column.dtype} {list(column.shape)} ".encode())
+            hashed.update(column.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()[:16]
+
+
 def keep(dataset: DataSet) -> str:
     """Keep a data set in the cache folder, and return the name by which `find` returns it.
 
@@ -97,13 +108,7 @@ def keep(dataset: DataSet) -> str:
     DataError
         If the cache folder cannot be written to.
     """
-    names = dataset.name, dataset.label_names, dataset.mean, dataset.std, dataset.note, dataset.features
-    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()))).encode())
-    for split in (dataset.train, dataset.test):
-        for name, column in sorted(split.items()):
-            hashed.update(f"{name} {column.dtype} {list(column.shape)} ".encode())
-            hashed.update(column.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    name = PREFIX + hashed.hexdigest()[:16]
+    name = PREFIX + digest(dataset)
     cache.load_or_build(_entry(name), lambda: dataset)
     if cache.read_entry(_entry(name)) is None:
         raise DataError(

@@ -44,11 +44,12 @@ def read_rows(path: Path, about: Mapping[str, Any], options: DataOptions) -> Ten
     DataError
         If the file cannot be read, or its rows are no such inputs.
     """
-    if path.suffix == ".npz":
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
         inputs = read_inputs_of_npz(path)
-    elif path.suffix == ".txt":
+    elif suffix == ".txt":
         inputs = tokenise(_lines(path, options), str(path), options.length, options.vocabulary)
-    elif path.suffix in TABLE_SUFFIXES:
+    elif suffix in TABLE_SUFFIXES:
         inputs = _read_table(path, about, options)
     else:
         raise DataError(f"{path} is none of {', '.join(SUFFIXES)}, and the model takes no images.")
@@ -57,6 +58,11 @@ def read_rows(path: Path, about: Mapping[str, Any], options: DataOptions) -> Ten
     if list(inputs.shape[1:]) != shape or found != kind:
         raise DataError(
             f"{path} has {found} inputs of shape {list(inputs.shape[1:])}, and the model takes {kind} of shape {shape}."
+        )
+    if inputs.is_floating_point() and not bool((finite := inputs.isfinite().flatten(1).all(1)).all()):
+        row = int((~finite).nonzero()[0])
+        raise DataError(
+            f"{path}: row {row} holds a number that is not finite. Fill in what is missing, or leave it out."
         )
     return inputs
 
@@ -72,7 +78,9 @@ def _lines(path: Path, options: DataOptions) -> list[str]:
 
 
 def _read_table(path: Path, about: Mapping[str, Any], options: DataOptions) -> Tensor:
-    table, where = find_data_files(path).read()["train"], str(path)
+    # A column that was text in training is text here too, such as a code of which only the digits occur.
+    as_text = {feature[:place] for feature in about["features"] for place, sign in enumerate(feature) if sign == "="}
+    table, where = find_data_files(path, as_text).read()["train"], str(path)
     if about["features"]:
         return _features(table, where, about)
     if options.text:

@@ -163,11 +163,31 @@ def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
     DataError
         If there is a folder of this name without a data set in it.
     """
-    found = None if name in CATALOG else _find_path(name, data_folder(data_dir))
-    if found is None:
+    path = local_path(name, data_dir)
+    if path is None:
         return ()
-    path = found[0].resolve()
     return _version(path, [path] if path.is_file() else find_data_files(path).files)
+
+
+def local_path(name: str, data_dir: str | Path | None) -> Path | None:
+    """Return where the files of a data set of one's own lie, as an absolute path.
+
+    Parameters
+    ----------
+    name : str
+        The data set's name.
+    data_dir : str or Path or None
+        The data folder.
+
+    Returns
+    -------
+    Path or None
+        None for a data set that is known by name, given in Python, on the Hub, or not there.
+    """
+    if name in CATALOG or name.startswith(given.PREFIX):
+        return None
+    found = _find_path(name, data_folder(data_dir))
+    return None if found is None else found[0].resolve()
 
 
 def _version(path: Path, files: Iterable[Path]) -> tuple[object, ...]:
@@ -185,7 +205,7 @@ def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
     try:
         path = Path(name).expanduser()
         for place, title in ((path, path.resolve().name), *([] if root is None else [(root / name, name)])):
-            if place.is_dir() or (place.is_file() and place.suffix in (*TABLE_SUFFIXES, ".npz")):
+            if place.is_dir() or (place.is_file() and place.suffix.lower() in (*TABLE_SUFFIXES, ".npz")):
                 return place, title
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of an unknown user
         return None
@@ -193,7 +213,7 @@ def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
 
 
 def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
-    if path.suffix == ".npz" and path.is_file():
+    if path.suffix.lower() == ".npz" and path.is_file():
         if options != DataOptions():
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
         return from_arrays(**read_npz(path), name=name)

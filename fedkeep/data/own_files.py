@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,7 +48,7 @@ class DataFiles:
     note: str = ""
 
 
-def find_data_files(path: Path) -> DataFiles:
+def find_data_files(path: Path, as_text: Collection[str] = ()) -> DataFiles:
     """Find the files of a data set.
 
     Parameters
@@ -56,6 +56,8 @@ def find_data_files(path: Path) -> DataFiles:
     path : Path
         A file ``.parquet``, ``.csv`` or ``.tsv``; or a folder that holds such files called ``train`` and ``test``,
         folders of images, or a folder ``clients``.
+    as_text : Collection[str]
+        Columns of a single CSV file that are text, whatever is written in them.
 
     Raises
     ------
@@ -63,7 +65,7 @@ def find_data_files(path: Path) -> DataFiles:
         If there are none.
     """
     if path.is_file():
-        return DataFiles([path], lambda: _from_tables({"train": [path]}))
+        return DataFiles([path], lambda: _as_datasets({"train": [(path, _read_table(path, as_text))]}))
     clients = path / CLIENTS_FOLDER
     if clients.is_dir():
         return _files_of_clients(path, clients)
@@ -110,24 +112,30 @@ def _read_splits(splits: Mapping[str, Sequence[Path]]) -> RawSplits:
     parquet = {split: files for split, files in splits.items() if files[0].suffix == ".parquet"}
     return {
         **read_parquet(parquet),
-        **_from_tables({split: files for split, files in splits.items() if split not in parquet}),
+        **_as_datasets(_open_tables({split: files for split, files in splits.items() if split not in parquet})),
     }
 
 
-def _from_tables(splits: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    return {split: _to_dataset([(path, _read_table(path)) for path in files]) for split, files in splits.items()}
+def _open_tables(splits: Mapping[str, Sequence[Path]]) -> dict[str, list[tuple[Path, Any]]]:
+    return {split: [(path, _read_table(path)) for path in files] for split, files in splits.items()}
 
 
-def _read_table(path: Path, as_text: Sequence[str] = ()) -> Any:
+def _as_datasets(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, Any]:
+    """Return a `datasets.Dataset` for each split; a column is text in all of them if it is in one."""
+    typed = iter(_with_text([one for tables in splits.values() for one in tables]))
+    return {split: _to_dataset([next(typed) for _ in tables]) for split, tables in splits.items()}
+
+
+def _read_table(path: Path, as_text: Collection[str] = ()) -> Any:
     """Return a file as a pyarrow table; some columns of a CSV file as the text that is written there."""
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
     csv = require_optional("pyarrow.csv", "Reading CSV files", "data")
     text = require_optional("pyarrow", "Reading CSV files", "data").string()
-    parse = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+    parse = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
     # Without it an empty cell, or R's NA, is a text like any other: a class, a client or a category of its own.
     convert = csv.ConvertOptions(strings_can_be_null=True, column_types=dict.fromkeys(as_text, text))
     try:
-        is_parquet = path.suffix == ".parquet"
+        is_parquet = path.suffix.lower() == ".parquet"
         table = (
             parquet.read_table(path) if is_parquet else csv.read_csv(path, parse_options=parse, convert_options=convert)
         )
@@ -153,7 +161,6 @@ def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
                 raise DataError(
                     f"{lacks} has no column {min(absent)!r}, which {has} has. Give all files the same columns."
                 )
-    tables = _with_text(tables)
     try:
         parts = [table.select(first.column_names) for _, table in tables]
         return library.Dataset(arrow.concat_tables(parts, promote_options="permissive"))
@@ -186,7 +193,7 @@ def _with_text(tables: Sequence[tuple[Path, Any]]) -> list[tuple[Path, Any]]:
         ]
         if digits:
             # A CSV file is read again, since 01 would be 1 by now.
-            written = _read_table(path, digits) if path.suffix != ".parquet" else table
+            written = _read_table(path, digits) if path.suffix.lower() != ".parquet" else table
             for name in digits:
                 column = written.column(name).cast("string")
                 table = table.set_column(table.column_names.index(name), name, column)
@@ -201,7 +208,7 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     images: dict[str, dict[str, dict[str, list[Path]]]] = {}
     notes: list[str] = []
     for entry in visible:
-        if entry.is_file() and entry.suffix in TABLE_SUFFIXES:
+        if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES:
             tables.setdefault("train", []).append((entry.stem, entry))
         elif entry.is_dir():
             splits = table_files(entry)
@@ -233,8 +240,10 @@ def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]])
     own = {split: files for split, files in tables.items() if split == "train" or not shared}
 
     def read() -> RawSplits:
-        splits = {split: _to_dataset([_of_client(name, file) for name, file in files]) for split, files in own.items()}
-        return {**splits, **_from_tables(shared)}
+        return _as_datasets(
+            {split: [_of_client(name, file) for name, file in files] for split, files in own.items()}
+            | _open_tables(shared)
+        )
 
     every = [file for files in own.values() for _, file in files]
     return DataFiles([*every, *(file for files in shared.values() for file in files)], read)

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from fedkeep._utils import seeds
-from fedkeep.data import Data, DataSet, Federation, load
+from fedkeep.data import Data, DataSet, Federation, given, load
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.dedup import without_images
 from fedkeep.data.holdout import validated
-from fedkeep.data.loading import local_version
+from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.model_config import (
     client_architectures,
@@ -74,6 +74,32 @@ def _load(
     dataset = load(name, data_dir=folder, options=options)
     # Copies are counted only in a user's own files; the notes of known data sets stay as they were.
     return validated(dataset, validation, count_copies=bool(version)) if validation else dataset
+
+
+def own_data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:
+    """Return a hash of a recipe's data set, the same for all its seeds; empty if it is known by name, or of the Hub.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    data_dir : str or Path, optional
+        The folder of local data sets.
+
+    Returns
+    -------
+    str
+        16 hexadecimal digits.
+    """
+    names = [recipe.data, *(part.strip() for part in recipe.data.split("+"))]
+    if not any(name.startswith(given.PREFIX) or local_path(name, data_dir) for name in names):
+        return ""
+    return _digest(load_data(recipe.data, data_dir, recipe.validation, recipe.data_options))
+
+
+@lru_cache(maxsize=2)
+def _digest(dataset: DataSet) -> str:
+    return given.digest(dataset)
 
 
 def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:

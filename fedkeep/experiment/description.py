@@ -9,7 +9,7 @@ import torch
 
 from fedkeep.data import Federation
 from fedkeep.data.partition import ByColumn
-from fedkeep.experiment.build import class_names, generator_hash
+from fedkeep.experiment.build import class_names, generator_hash, own_data_digest
 from fedkeep.experiment.model_config import describe_extractor, pretrained_models
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models.weights import tensor_hash
@@ -47,6 +47,10 @@ def describe_trial(
     classes = final.cumulative_classes[-1]  # over all tasks
     # The labels change if the generator's images are left out or not.
     dependencies = {"training data": tensor_hash(dataset.train["label"])}
+    if federation.holds_client_data:
+        dependencies["partition"] = _partition_hash(federation)
+        if digest := own_data_digest(recipe, data_dir):
+            dependencies["data set"] = digest
     description = {
         "label": method.label,
         "algorithm": method.algorithm.name(),
@@ -87,6 +91,13 @@ def describe_trial(
         description["generator"] = recipe.generator.describe(data_dir)
         dependencies["generator"] = generator_hash(recipe, data_dir)
     return description
+
+
+def _partition_hash(federation: Federation) -> str:
+    """Return the hashes of the partitions of all tasks."""
+    stream = federation.stream
+    partitions = [federation.partition] if stream is None else [task.partition for task in stream.tasks]
+    return " ".join(partition.hash for partition in partitions)
 
 
 def describe_partition(federation: Federation, local_models: bool = False) -> dict[str, Any]:

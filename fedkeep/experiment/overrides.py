@@ -87,16 +87,25 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
     # The kinds of partition and model are set first, since they decide which options there are.
     kinds = ("partition.scheme", "model.name")
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
-        path, equals, text = setting.partition("=")
-        parts = path.strip().split(".")
-        if not equals or len(parts) < 2 or not all(parts):
+        path, equals, text = _split_setting(setting, table)
+        section, _, name = path.strip().rpartition(".")
+        if not (equals and section.strip(".") and name):
             raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
-        section, name = ".".join(parts[:-1]), parts[-1]
         value = parse_value(text.strip())
         if section in SECTIONS:
             table[section] = _merge_section(section, table.get(section, {}), {name: value})
         else:
             _apply_to_methods(table, section, name, value)
+
+
+def _split_setting(setting: str, table: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the path, the equals sign and the value of a setting; a method's label may hold equals signs itself."""
+    labels = (str(entry.get("label", "")) for entry in table.get("methods", []))
+    known = [label for label in labels if label and setting.strip().lower().startswith(f"{label.lower()}.")]
+    start = len(max(known, key=len, default=""))
+    setting = setting.strip()
+    rest, equals, text = setting[start:].partition("=")
+    return setting[:start] + rest, equals, text
 
 
 def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any) -> None:

@@ -242,7 +242,7 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     try:
         if path.resolve() in chain:
             raise ConfigError(f"recipe {name!r} extends itself, by way of {', '.join(link.name for link in chain)}.")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows writes a byte order mark
     except FileNotFoundError:
         raise ConfigError(
             f"there is no file {name!r}. Give a path to a recipe, or a name such as demo. See: fedkeep recipes."

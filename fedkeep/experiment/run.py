@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, read_toml, write_json, write_toml
 from fedkeep._utils.files import make_folder
+from fedkeep.data.loading import local_path
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.provenance import revision, versions
@@ -57,7 +58,13 @@ def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequenc
         If the experiment cannot be run.
     """
     experiment.check()
-    return create_run_folder(experiment.recipe, out, experiment.machine, command, network=experiment.describe_network())
+    return create_run_folder(experiment.recipe, out, experiment.machine, command, **_inputs_of(experiment))
+
+
+def _inputs_of(experiment: Experiment) -> dict[str, Any]:
+    """Return what a run folder records of a user's own network and files."""
+    path = local_path(experiment.recipe.data, experiment.machine.data_dir)
+    return {"network": experiment.describe_network(), "data_path": path}
 
 
 def create_run_folder(
@@ -66,6 +73,7 @@ def create_run_folder(
     machine: Machine,
     command: Sequence[str] = (),
     network: Mapping[str, Any] | None = None,
+    data_path: Path | None = None,
 ) -> Path:
     """Create a run folder for a recipe that was checked before.
 
@@ -81,6 +89,8 @@ def create_run_folder(
         The command line, which is recorded.
     network : Mapping[str, object], optional
         What is recorded of a user's network (see `Experiment.describe_network`).
+    data_path : Path, optional
+        Where the user's own examples lie, so that the run can be continued from another working directory.
 
     Returns
     -------
@@ -114,6 +124,8 @@ def create_run_folder(
     }
     if network:
         info["network"] = dict(network)
+    if data_path is not None:
+        info["data_path"] = str(data_path)
     write_toml(folder / "recipe.toml", recipe.to_toml())
     write_json(folder / "run.json", info, indent=2)
     return folder
@@ -144,13 +156,13 @@ def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = (
         If the experiment cannot be run.
     """
     experiment.check()
-    network = experiment.describe_network()
+    inputs = _inputs_of(experiment)
     folder, recipe = Path(out), experiment.recipe
     make_folder(folder)
     try:
         with FileLock(folder / LOCK, timeout=JOIN_SECONDS):
             if not (folder / "run.json").is_file():
-                return create_run_folder(recipe, folder, experiment.machine, command, network=network)
+                return create_run_folder(recipe, folder, experiment.machine, command, **inputs)
     except Timeout:
         raise RunError(f"{folder} is locked by another process. End it, then repeat this command.") from None
     if read_toml(folder / "recipe.toml").rstrip() != recipe.to_toml().rstrip():
@@ -192,6 +204,7 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
         if not (folder / name).is_file():
             raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
     recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
+    recipe = replace(recipe, data=_data_of(folder, recipe, machine))
     begun = _recorded_network(folder)
     if model is not None and begun is None:
         raise RunError(f"{folder} was begun with a network of its recipe. Leave model= out to continue it.")
@@ -201,6 +214,21 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
             "belong together. Restore the former network, or begin a new run."
         )
     return Experiment(recipe, recorded_machine(folder, machine))
+
+
+def _data_of(folder: Path, recipe: Recipe, machine: Machine) -> str:
+    """Return by which name or path a run's data set is found from here; raise `RunError` if its files are gone."""
+    recorded, here = read_json(folder / "run.json").get("data_path"), local_path(recipe.data, machine.data_dir)
+    if not isinstance(recorded, str) or str(here) == recorded:
+        return recipe.data
+    if Path(recorded).exists():
+        return recorded
+    if here is None:
+        raise RunError(
+            f"the data of {folder} were read from {recorded}, which is not there any more. Put them back, or continue "
+            f"the run from a folder in which there is {recipe.data}."
+        )
+    return recipe.data
 
 
 def recorded_recipe(folder: Path, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
@@ -305,6 +333,11 @@ def _new_folder(recipe: str) -> Path:
     base = Path("runs") / f"{stem}-{stamp}"
     for number in range(1, 1000):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        if not folder.exists():
-            return folder
+        try:
+            folder.mkdir(parents=True)  # two processes that start in one second get two folders
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"cannot create {folder}: {error.strerror}. Give another --out.") from error
+        return folder
     raise ConfigError("runs/ has too many runs that began in this second. Give --out.")

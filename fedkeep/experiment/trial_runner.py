@@ -211,10 +211,12 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
         versions = list(dict.fromkeys([*earlier, *versions]))
         # Older versions recorded fewer dependencies; those that are missing are not compared.
         changed = [name for name, now in description["dependencies"].items() if begun.get(name, now) != now]
+        if len(changed) > 1 and "partition" in changed:
+            changed.remove("partition")  # it follows from the others
         if changed:
             raise RunError(
                 f"{folder} was begun with another {' and '.join(changed)} than there is now, so that its rounds would "
-                "not belong together. Restore the former data, generator or extractor, or begin a new run."
+                "not belong together. Restore what it was, or begin a new run."
             )
     write_json(folder / TRIAL_FILE, {**description, "versions": versions})
 
@@ -298,8 +300,8 @@ class ConfusionMatrix(Callback):
 
     def on_trial_end(self, state: SimulationState) -> None:
         classes = state.context.num_classes
-        if state.finished < state.rounds or classes > self.MOST_CLASSES or self.path.is_file():
-            return
+        if state.finished < state.rounds or classes > self.MOST_CLASSES:
+            return  # where the file is there already, it may be damaged: it is written again, with the same content
         model = state.evaluation_model(state.evaluation_models[0])
         counts = count_confusions(
             lambda inputs: state.algorithm.predict(state.server, model, inputs), state.federation.dataset.test, classes
@@ -344,7 +346,7 @@ class ProgressReport(Callback):
         classes = len(self._record["correct"]) if self._record else None  # that have arrived so far
         total = self.test_total[:classes]
         images = sum(total)
-        guesses = bool(self._record and images) and is_at_chance(sum((self._record or {})["correct"]) / images, total)
+        guesses = bool(self._record and images) and is_at_chance((self._record or {})["correct"], total)
         self.report(
             Progress(
                 self.trial.name, done, self.trial.rounds, self._record, images, activity, guesses, self._not_finite

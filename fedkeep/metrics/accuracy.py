@@ -60,23 +60,32 @@ def chance_accuracy(total: ArrayLike) -> float:
     return float(examples.max() / examples.sum()) if examples.any() else float("nan")
 
 
-def is_at_chance(accuracy: float, total: ArrayLike) -> bool:
-    """Tell whether an accuracy cannot be told from guessing: it is not above chance by 1.645 standard errors.
+def is_at_chance(correct: ArrayLike, total: ArrayLike) -> bool:
+    """Tell whether a model cannot be told from guessing: neither accuracy is above chance by 1.645 standard errors.
 
-    The standard error is that of guessing, sqrt(p (1 - p) / n) with the chance accuracy p and n examples: a model that
-    guesses is above the bound in 5 % of all test sets.
+    A guess does not depend on the image. Its accuracy is that of the commonest class at most, p, with the standard
+    error sqrt(p (1 - p) / n) on n examples. Where one class dominates, a model may know all classes and not be above p:
+    so its balanced accuracy counts too. That of a guess is q = 1/C with C classes, with the standard error
+    sqrt(sum_c q (1 - q) / n_c) / C if all classes are guessed alike. With as many examples of each class the two bounds
+    are one. A model that guesses is above a bound in 5 % of all test sets.
 
     Parameters
     ----------
-    accuracy : float
-        A fraction; NaN is no accuracy, and not at chance.
+    correct : array_like of float, shape [classes]
+        Correct examples of each class, of one evaluation or in the mean over several.
     total : array_like of int, shape [classes]
-        Examples of each class.
+        Examples of each class. Without any, nothing is at chance.
     """
-    chance, examples = chance_accuracy(total), float(np.sum(total))
-    if not examples:
+    hits, examples = _counts(correct, total)
+    if not examples.any():
         return False
-    return accuracy <= chance + 1.645 * float(np.sqrt(chance * (1 - chance) / examples))
+    chance = chance_accuracy(total)
+    if accuracy(hits, examples) > chance + 1.645 * float(np.sqrt(chance * (1 - chance) / examples.sum())):
+        return False
+    present = examples[examples > 0]
+    guess = 1 / len(present)
+    error = float(np.sqrt((guess * (1 - guess) / present).sum())) * guess
+    return balanced_accuracy(hits, examples) <= guess + 1.645 * error
 
 
 def balanced_accuracy(correct: ArrayLike, total: ArrayLike) -> float:

@@ -113,6 +113,11 @@ def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, 
                 f"{target} holds {lost[0]}{f' and {len(lost) - 1} more files' * (len(lost) > 1)}, which {run} has not. "
                 "Choose another --out, or remove it."
             )
+        if (started := _started(held.get(f"{folder}run.json"))) not in ("", _started(found[f"{folder}run.json"])):
+            raise RunError(
+                f"{target} holds another run{f' named {name}' if name else ''}, which was started at {started}. Rename "
+                f"{run}, or choose another --out."
+            )
         files |= found
     if "run.json" in held and "" not in runs:
         raise RunError(f"{target} is the archive of one run; others cannot be added to it. Choose another --out.")
@@ -123,7 +128,17 @@ def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, 
             entry = zipfile.ZipInfo(name)  # with no time of its own: 1980
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, files[name])
+    with zipfile.ZipFile(packed) as archive:
+        _check(target, archive)  # what could not be read again is not written
     return atomic_write(target, packed.getvalue())
+
+
+def _started(info: bytes | None) -> str:
+    """Return when the run of a run.json was started; empty without a file that tells it."""
+    try:
+        return str(json.loads(info).get("started", "")) if info else ""
+    except ValueError:
+        return ""
 
 
 def _files_of(target: Path) -> dict[str, bytes]:
@@ -148,13 +163,14 @@ def _contents(run: Path) -> dict[str, bytes]:
 def _content(path: Path) -> bytes:
     """Return what the archive holds of a file.
 
-    A manifest lists what is in the archive only. Of the command's absolute paths only the last names stay: an archive
-    is handed on, and where folders lie on somebody's machine is nobody else's business.
+    A manifest lists what is in the archive only. Of the command's absolute paths only the last names stay, and of the
+    data's nothing: an archive is handed on, and where folders lie on somebody's machine is nobody else's business.
     """
     if path.name == "run.json":
         info = read_json(path, required=False)
-        command = info.get("command")
-        if isinstance(command, list) and command != (short := [_without_folders(word) for word in command]):
+        command, where = info.get("command"), info.pop("data_path", None)
+        short = [_without_folders(word) for word in command] if isinstance(command, list) else command
+        if where is not None or command != short:
             info["command"] = short
             sealed = is_sealed(path.read_bytes())
             return (format_json(info, indent=2) if sealed else json.dumps(info, indent=2)).encode()
@@ -183,7 +199,10 @@ def _check(path: Path, archive: zipfile.ZipFile) -> None:
     for entry in entries:
         name = PurePosixPath(entry.filename)
         if name.is_absolute() or ".." in name.parts or any(character in entry.filename for character in "\\:\0"):
-            raise RunError(f"{path} holds a file named {entry.filename!r}, which leads out of the archive.")
+            raise RunError(
+                f"{path} holds a file named {entry.filename!r}, which leads out of the archive or is no name on every "
+                "system. Rename it, or its run folder."
+            )
         if entry.compress_type not in _METHODS or entry.flag_bits & 0x61:  # encrypted, or patched data
             raise RunError(f"{path} holds {entry.filename!r}, encrypted or compressed in another way than deflate.")
     if len(set(names)) < len(names):

@@ -82,6 +82,9 @@ def _mismatch(trial: TrialResult, other: TrialResult, metric: Metric) -> str:
     """Say in what two trials differ so that no method can be told from it; empty where they are comparable."""
     if trial.info.get("dataset") != other.info.get("dataset"):
         return "other data"
+    digests = [one.info.get("dependencies", {}).get("data set") for one in (trial, other)]
+    if all(digests) and digests[0] != digests[1]:
+        return "other data"
     if trial.info.get("test_total") != other.info.get("test_total"):
         return "other test examples"
     ours, theirs = trial.partition, other.partition

@@ -44,7 +44,8 @@ class LearningMetrics(Record):
         """Tell whether the model guesses over `last_quarter` (`fedkeep.metrics.is_at_chance`)."""
         if not self.evaluations:
             return False
-        return metrics.is_at_chance(self.recent_accuracy, self.counted(self.evaluations[-1])[1])
+        counts = [self.counted(row)[0] for row in self.last_quarter]
+        return metrics.is_at_chance(np.mean(counts, axis=0), self.counted(self.evaluations[-1])[1])
 
     @property
     def not_finite(self) -> int:
@@ -113,8 +114,8 @@ def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> 
         first = stuck[0]
         guess = f"{100 * first.recent_accuracy:.1f} % where guessing gives {100 * first.chance:.1f} %"
         said.append(
-            f"{_named(stuck)} did not learn: accuracy is at chance ({guess}). What such a method forgets says nothing, "
-            "and it is compared with no other."
+            f"{_named(stuck)} did not learn: accuracy is at chance ({guess}), and so is its mean over classes. What "
+            "such a method forgets says nothing, and it is compared with no other."
         )
     for found, ended in (
         (unstable, "ended in numbers that are not finite"),

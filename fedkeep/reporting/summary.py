@@ -24,6 +24,8 @@ NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "log"})
 NO_EFFECT = frozenset(
     {"recipe.run.evaluate_local_models", "recipe.run.evaluation_models", "recipe.run.evaluation_window"}
 )
+LATER_RECORDED = ("data", "network")
+"""Digests of a user's own inputs, which earlier versions did not record: compared where all trials have them."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,13 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     for run, trial in members:
         groups.setdefault(tuple(sorted(_settings(run, trial).items())), []).append((run, trial))
     tables = [dict(key) for key in groups]
+    for key in LATER_RECORDED:
+        if any(key not in table for table in tables):  # a version that did not record it
+            tables = [{k: text for k, text in table.items() if k != key} for table in tables]
+    merged: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
+    for table, group in zip(tables, groups.values(), strict=True):
+        merged.setdefault(tuple(sorted(table.items())), []).extend(group)
+    tables, groups = [dict(key) for key in merged], merged
     differing = sorted(
         {key for table in tables for key in table if any(other.get(key) != table[key] for other in tables)},
         key=lambda key: (key.count("."), key),
@@ -228,7 +237,17 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     flat = _flat(own) | _flat({"partition": partition})
     # A recipe repeats what the trial says, in its own place: the trial's word counts.
     flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
+    flat |= {name: digest for name, digest in own_inputs(run, trial).items() if digest}
     return {key: text for key, text in flat.items() if key not in NO_EFFECT}
+
+
+def own_inputs(run: Run, trial: TrialResult) -> dict[str, str]:
+    """Return the digests of the user's own data set and network; empty where there is none, or none was recorded."""
+    network = run.info.get("network") or {}
+    return {
+        "data": str(trial.info.get("dependencies", {}).get("data set", "")),
+        "network": str(network.get("digest", "")),
+    }
 
 
 def _section(name: str, written: Any) -> Any:

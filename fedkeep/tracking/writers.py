@@ -181,8 +181,7 @@ class MlflowWriter:
             uri = folder.resolve().as_uri()
         mlflow = require_optional("mlflow", "log = 'mlflow'", "tracking")
         self.client = mlflow.MlflowClient(tracking_uri=uri)
-        found = self.client.get_experiment_by_name(trial.title)
-        experiment = found.experiment_id if found else self.client.create_experiment(trial.title)
+        experiment = self._experiment(mlflow, trial.title)
         trial_id = hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest()
         before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial_id}'") if finished else []
         if before:
@@ -193,6 +192,17 @@ class MlflowWriter:
         self.run = self.client.create_run(experiment, run_name=trial.name, tags=tags).info.run_id
         for name, value in {**trial.options, "method": trial.label, "seed": trial.seed}.items():
             self.client.log_param(self.run, name, str(value)[:500])
+
+    def _experiment(self, mlflow: Any, title: str) -> str:
+        """Return the id of the experiment of a title; trials that begin at once all want to create it."""
+        if found := self.client.get_experiment_by_name(title):
+            return str(found.experiment_id)
+        try:
+            return str(self.client.create_experiment(title))
+        except mlflow.exceptions.MlflowException:
+            if found := self.client.get_experiment_by_name(title):
+                return str(found.experiment_id)
+            raise
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
         """Log metrics.

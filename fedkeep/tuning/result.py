@@ -122,12 +122,14 @@ def best_recipes(tuning: Tuning) -> dict[str, Recipe]:
     Returns
     -------
     dict[str, Recipe]
-        By file name, a recipe: one with all methods, or, where the best options of sections differ between methods, one
-        for each method. Methods without a finished point keep their options.
+        By file name, a recipe: one with all methods, or, where the best options of sections differ between methods or
+        would reach methods that were not tuned, one for each tuned method. Methods without a finished point keep their
+        options.
     """
     best = tuning.best
     shared = {tuple(pair for pair in tuned.point if pair[0].rpartition(".")[0] in SECTIONS) for tuned in best.values()}
-    if len(shared) <= 1:
+    reaches_others = any(shared) and len(best) < len(tuning.recipe.methods)
+    if len(shared) <= 1 and not reaches_others:
         return {"best.toml": _best(tuning, list(best), [method.label for method in tuning.recipe.methods])}
     return {f"best-{tuning.recipe.method(label).slug}.toml": _best(tuning, [label], [label]) for label in best}
 

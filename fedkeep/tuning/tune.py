@@ -19,9 +19,10 @@ from fedkeep.experiment.run import create_run_folder, open_run
 from fedkeep.experiment.runtime import Machine, OnProgress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting.columns import METRICS, Metric, metric_of
-from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.simulation.evaluation_models import EvaluationModel
 from fedkeep.tuning.result import RECIPE, TunedPoint, Tuning, write_tuning
 from fedkeep.tuning.space import Dimension, Point, point_label, points_of, read_space, settings_of
 
@@ -271,10 +272,12 @@ class _Job:
 
 
 def _plain(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials with their first evaluation model only."""
+    """Return the trials with their first evaluation model only, in the recipe's order."""
     first: dict[int, TrialResult] = {}
     for trial in trials:
-        first.setdefault(trial.seed, trial)
+        model: EvaluationModel = next(iter(trial.info.get("evaluation_models", [])), "last")
+        if trial.label == method_of(trial.label) + AVERAGE_SUFFIX[model] or trial.seed not in first:
+            first[trial.seed] = trial
     return list(first.values())
 
 

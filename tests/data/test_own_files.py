@@ -573,3 +573,18 @@ def test_odd_metadata_of_parquet_is_an_error_that_names_the_file_or_is_ignored(t
     except DataError as error:
         output = str(error)
     assert not output or str(tmp_path / "d") in output
+
+
+def test_a_column_of_text_is_text_in_every_split(tmp_path: Path) -> None:
+    """Codes such as 1, 2 and x, of which only the digits occur among the test rows."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.csv").write_text("code,label\n1,a\n02,b\nx,a\n1,b\n")
+    (tmp_path / "own" / "test.csv").write_text("code,label\n1,a\n02,b\n")
+    dataset = load(str(tmp_path / "own"))
+    assert dataset.features == ("code=02", "code=1", "code=x")
+    assert dataset.test["input"].argmax(1).tolist() == [1, 0]
+
+
+def test_the_suffix_of_a_file_may_be_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "OWN.CSV").write_text("a,label\n" + "".join(f"{row},{'pq'[row % 2]}\n" for row in range(20)))
+    assert load(str(tmp_path / "OWN.CSV")).features == ("a",)

@@ -321,7 +321,7 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(
         ("sex\nf\n", "no column 'age'"),
         ("sex,age\nq,30\n", "row 0 has 'sex' = 'q', which no training row had"),
         ("sex,age\nf,30\nf,\n", "row 1 has no 'age'"),
-        ("sex,age\n1,30\n", "'sex' held text in training"),
+        ("sex,age\n1,30\n", "row 0 has 'sex' = '1', which no training row had"),
     ):
         new.write_text(text)
         assert main(["predict", str(folder), str(new)]) == 1

@@ -75,7 +75,7 @@ def test_an_archive_is_never_replaced_by_one_that_holds_less(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["../run.json", "/etc/passwd", "trials/../../x", "..\\run.json", "C:\\x", "C:x"])
 def test_names_that_lead_out_of_an_archive_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunError, match="leads out of the archive"):
+    with pytest.raises(RunError, match="leads out of the archive or is no name"):
         read_run(hostile(tmp_path / "bad.zip", {"run.json": b"{}", name: b"x"}))
 
 
@@ -251,3 +251,22 @@ def test_archives_of_another_version_or_with_patches_are_refused(tmp_path: Path,
     (tmp_path / "a.zip").write_bytes(content)
     with pytest.raises(RunError, match=r"a\.zip"):
         read_run(tmp_path / "a.zip")
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    run = write_demo(tmp_path / "demo lr:0.1", rounds=2)
+    with pytest.raises(RunError, match="is no name on every system"):
+        write_archive({run.name: run}, tmp_path / "several.zip")
+    assert not (tmp_path / "several.zip").exists()
+
+
+def test_another_run_of_the_same_name_is_not_replaced(tmp_path: Path) -> None:
+    one, other = (write_demo(tmp_path / name / "demo", rounds=2) for name in ("one", "other"))
+    info = json.loads((other / "run.json").read_text())
+    target = write_archive({"demo": one}, tmp_path / "several.zip")
+    before = target.read_bytes()
+    assert write_archive({"demo": one}, target).read_bytes() == before
+    write_json(other / "run.json", info | {"started": "2027-01-01T00:00:00+00:00"})
+    with pytest.raises(RunError, match="holds another run named demo, which was started at"):
+        write_archive({"demo": other}, target)
+    assert target.read_bytes() == before

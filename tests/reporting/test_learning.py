@@ -23,9 +23,21 @@ def test_chance_is_the_commonest_class_and_has_an_error() -> None:
     assert chance_accuracy([30, 10, 0]) == 0.75
     assert math.isnan(chance_accuracy([0, 0]))
     bound = 0.5 + 1.645 * math.sqrt(0.25 / 100)
-    assert is_at_chance(bound - 1e-9, [50, 50])
-    assert not is_at_chance(bound + 1e-9, [50, 50])
-    assert not is_at_chance(math.nan, [0, 0])
+    assert is_at_chance([100 * bound - 1e-6 - 25, 25], [50, 50])
+    assert not is_at_chance([100 * bound + 1e-6 - 25, 25], [50, 50])
+    assert not is_at_chance([0, 0], [0, 0])
+
+
+def test_who_knows_the_rare_classes_does_not_guess() -> None:
+    """The commonest class is 95 % of the examples."""
+    assert is_at_chance([950, 0], [950, 50]), "always the commonest class"
+    assert is_at_chance([0, 50, 0], [950, 50, 0]), "always the rarest"
+    assert is_at_chance([475, 25], [950, 50]), "a fair coin"
+    assert not is_at_chance([855, 45], [950, 50]), "90 % of each"
+    bound = 0.5 + 1.645 * math.sqrt(0.25 / 950 + 0.25 / 50) / 2
+    rare = 50 * (2 * bound - 0.9)  # with 90 % of the commonest class
+    assert is_at_chance([855, rare - 1e-6], [950, 50])
+    assert not is_at_chance([855, rare + 1e-6], [950, 50])
 
 
 @pytest.fixture

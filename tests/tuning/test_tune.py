@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from synthetic_run import write_run, write_trial
 
 import fedkeep
 from fedkeep.cli import main
@@ -19,8 +20,9 @@ from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.tuning.result import Tuning, table_of
+from fedkeep.tuning.result import Tuning, best_recipes, table_of
 from fedkeep.tuning.space import read_space
+from fedkeep.tuning.tune import _plain
 
 GRID = ["sfedkd.tau=1,4", "sfedkd.teachers=1,2"]
 
@@ -184,3 +186,35 @@ def test_a_run_expands_grids(recipe: str, tmp_path: Path) -> None:
     assert len(load_recipe(paper).methods) < len(load_recipe(paper, grid=True).methods)
     with pytest.raises(ConfigError, match="fedkeep tune"):
         load_recipe(recipe, grid=["training.lr=0.1,0.2"])
+
+
+def test_training_options_of_the_best_reach_no_method_that_was_not_tuned(tuning: Tuning) -> None:
+    points = tuple(
+        replace(tuned, point=(("training.lr", "0.5"), *tuned.point), label=f"{tuned.label}, lr 0.5")
+        for tuned in tuning.points
+    )
+    written = best_recipes(replace(tuning, points=points))
+    assert list(written) == ["best-sfedkd.toml"]
+    assert [method.label for method in written["best-sfedkd.toml"].methods] == ["SFedKD"]
+    assert written["best-sfedkd.toml"].training.lr == 0.5
+
+
+def test_a_label_may_hold_an_equals_sign(recipe: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'extends = "{recipe}"\n[[methods]]\nalgorithm = "sfedkd"\nlabel = "SFedKD tau=2"\n')
+    loaded = load_recipe(str(path), settings=["SFedKD tau=2.tau=3", "SFedKD tau=2.training.lr=0.25"])
+    method = loaded.method("SFedKD tau=2")
+    assert (method.algorithm.tau, method.training["lr"]) == (3.0, 0.25)
+    with pytest.raises(ConfigError, match=r"write section\.option=value"):
+        load_recipe(str(path), settings=["SFedKD tau=2"])
+
+
+def test_the_first_evaluation_model_of_the_recipe_decides(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    counts = {"correct": [1, 1], "test_loss": 0.5}
+    rows = {number: {"evaluation_models": {"last": counts}} for number in (1, 2)}
+    write_trial(run, "FedSeq", 0, [[9, 9], [9, 9]], total=[10, 10], rows=rows, evaluation_models=["moving", "last"])
+    trials = read_run(run).trials
+    assert len(trials) == 2
+    (chosen,) = _plain(trials)
+    assert chosen.label == "FedSeq, moving average"

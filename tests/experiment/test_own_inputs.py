@@ -1,0 +1,111 @@
+"""A run on data of one's own: other data are never taken for the same, and the run goes on from anywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedkeep
+from fedkeep.cli.main import main
+from fedkeep.errors import RunError
+from fedkeep.experiment.run import _new_folder
+from fedkeep.reporting.differences import differences
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import summary
+
+SGD = fedkeep.SGD(lr=0.5, batch_size=8)
+
+
+def examples(seed: int, spread: float = 0.1) -> dict[str, Any]:
+    """Return two classes around -1 and 1, and who holds each of them."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(48) % 2
+    x = (2 * y - 1)[:, None] + spread * rng.standard_normal((48, 3))
+    return {"x": x.astype(np.float32), "y": y, "client": np.arange(48) % 3}
+
+
+def run(data: Any, tmp_path: Path, name: str, **changes: Any) -> fedkeep.RunResult:
+    given: dict[str, Any] = {"partition": fedkeep.IID(num_clients=3), "seeds": [0], "rounds": 2, "methods": ["fedavg"]}
+    return fedkeep.run(data=data, model="mlp", training=SGD, out=tmp_path / name, **(given | changes))
+
+
+def arrays(seed: int) -> tuple[Any, Any]:
+    found = examples(seed)
+    return found["x"], found["y"]
+
+
+def test_runs_on_different_arrays_are_no_seeds_of_one_method(tmp_path: Path) -> None:
+    run(arrays(0), tmp_path, "one")
+    run(arrays(1), tmp_path, "other", seeds=[1])
+    run(arrays(0), tmp_path, "again", seeds=[1])
+    one, other, again = (read_run(tmp_path / name) for name in ("one", "other", "again"))
+    assert [row.label.partition(" ")[0] for row in summary([one, other]) if "," not in row.label] == [
+        "FedAvg",
+        "FedAvg",
+    ]
+    assert [len(row.trials) for row in summary([one, again])] == [2, 2]
+
+
+def test_methods_on_different_arrays_are_not_compared(tmp_path: Path) -> None:
+    run(arrays(0), tmp_path, "one")
+    run(arrays(1), tmp_path, "other", methods=["fedprox"])
+    rows = summary([read_run(tmp_path / "one"), read_run(tmp_path / "other")])
+    found = {one.label: one.reason for one in differences(rows, "FedAvg")}
+    assert found["FedProx"] == "not comparable: other data"
+
+
+def begun(tmp_path: Path, data: str | Path) -> Path:
+    """Return a run that was begun on a file, and stopped after its first round."""
+    out = tmp_path / "run"
+    run(data, tmp_path, "run", partition="client", rounds=3)
+    (out / "trials" / "fedavg-seed0" / "result.json").unlink()
+    return out
+
+
+@pytest.mark.parametrize("what", ["x", "client"])
+def test_a_run_does_not_go_on_with_other_inputs_or_clients(tmp_path: Path, what: str) -> None:
+    data, file = examples(0), tmp_path / "own.npz"
+    np.savez(file, **data)
+    out = begun(tmp_path, file)
+    data[what] = data[what][::-1].copy()
+    np.savez(file, **data)
+    with pytest.raises(RunError, match="was begun with another data set than there is now"):
+        fedkeep.resume(out)
+
+
+def test_a_run_goes_on_from_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "mine").mkdir(parents=True)
+    (tmp_path / "there").mkdir()
+    np.savez(tmp_path / "here" / "mine" / "own.npz", **examples(0))
+    monkeypatch.chdir(tmp_path / "here")
+    out = begun(tmp_path, "mine/own.npz")
+    monkeypatch.chdir(tmp_path / "there")
+    assert fedkeep.resume(out).trials[0].finished
+    (out / "trials" / "fedavg-seed0" / "result.json").unlink()
+    os.rename(tmp_path / "here" / "mine", tmp_path / "here" / "moved")
+    with pytest.raises(RunError, match="which is not there any more"):
+        fedkeep.resume(out)
+    os.rename(tmp_path / "here" / "moved", tmp_path / "there" / "mine")
+    assert fedkeep.resume(out).trials[0].finished, "moved with its relative path"
+
+
+def test_where_data_lie_is_not_handed_on(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", **examples(0))
+    run(tmp_path / "own.npz", tmp_path, "run", partition="client")
+    out = tmp_path / "run"
+    assert read_run(out).info["data_path"] == str(tmp_path / "own.npz")
+    assert main(["archive", str(out), "--out", str(tmp_path / "kept")]) == 0
+    (packed,) = (tmp_path / "kept").iterdir()
+    assert "data_path" not in read_run(packed).info
+
+
+def test_two_runs_that_start_in_one_second_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedkeep.experiment.run.time.strftime", lambda _: "20261125-170657")
+    folders = [_new_folder("demo") for _ in range(3)]
+    assert [folder.name for folder in folders] == [f"demo-20261125-170657{end}" for end in ("", "-2", "-3")]
+    assert all(folder.is_dir() for folder in folders)
