@@ -14,7 +14,7 @@ from fedkeep.models.fedweit_layers import active_units, broadcast_units
 from fedkeep.models.weights import add, mean, scale, subtract
 
 Aggregation = Literal["num_examples", "uniform"]
-"""How clients are weighted in a mean: by their numbers of examples, or all alike that have any."""
+"""How clients are weighted in a mean: by their numbers of examples, or all alike that have trained."""
 
 
 def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
@@ -43,8 +43,8 @@ def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
     replies : Mapping[str, Fit]
         By client, at least one.
     how : {"num_examples", "uniform"}
-        Whether clients are weighted by their numbers of examples, or all alike. Who has no example has not trained, and
-        does not count, unless nobody has one.
+        Whether clients are weighted by their numbers of examples, or all alike that have taken a step. If nobody has,
+        as it seems with secure aggregation, all count alike.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
     """
     if how == "num_examples":
         return weighted_mean(replies)
-    trained = [reply.model for reply in replies.values() if reply.num_examples]
+    trained = [reply.model for reply in replies.values() if reply.num_steps]
     return mean(trained or [reply.model for reply in replies.values()])
 
 

@@ -140,6 +140,15 @@ class Algorithm(Options, ABC, Generic[S, C]):
         return False
 
     @property
+    def reason_against_merging(self) -> str:
+        """Why the method cannot bear replies that were merged coordinate by coordinate, or clipped; empty: it can.
+
+        Such as "the server adds up what clients keep a part of". Median, trimmed mean and norm clipping are refused
+        then (``defense.robust_aggregation``); Krum chooses among whole replies, and may be used.
+        """
+        return ""
+
+    @property
     def reason_against_dp_sgd(self) -> str:
         """Why DP-SGD cannot make the method private, and what to choose instead; empty: it can.
 

@@ -96,7 +96,12 @@ def _check_state(name: str, whose: str, state: type[Any]) -> None:
     if vars(state)["__dataclass_params__"].frozen:
         raise ConfigError(f"{where} is frozen, and a state changes: write @dataclass without frozen=True above it.")
     for field in dataclasses.fields(state):
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        if not field.init:
+            raise ConfigError(
+                f"{where} has field(init=False) for {field.name}: a state is made again from its fields, as when it is "
+                "kept. Leave init=False out, and give it a default."
+            )
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(
                 f"{where} has no default for {field.name}, with which it begins. Give it one, such as 0, None or "
                 "field(default_factory=dict)."

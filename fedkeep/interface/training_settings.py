@@ -11,13 +11,21 @@ from torch import Tensor
 
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
-from fedkeep.options import Options, build, option
+from fedkeep.options import Options, build, option, options_of
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 LRSchedule = Literal["exponential", "step", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 EpochEndsWith = Literal["first", "shortest"]
 """When an epoch over several data sets ends: with the first data set, or with the shortest one."""
+_USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "lr_step_size": ("lr_schedule", ("step",)),
+    "lr_min": ("lr_schedule", ("cosine",)),
+    "lr_rounds": ("lr_schedule", ("cosine",)),
+    "betas": ("optimizer", ("adam", "adamw")),
+    "eps": ("optimizer", ("adam", "adamw")),
+}
+"""Of which option's values an option is; with others it would do nothing."""
 Parametrization: TypeAlias = Callable[[Weights], Weights]
 """A differentiable function that computes a network's weights from the tensors that are trained."""
 
@@ -64,6 +72,13 @@ class Training(Options):
             raise ConfigError(f"training.momentum is of SGD; {self.optimizer} has betas. Set momentum to 0.")
         if self.lr_schedule == "cosine" and self.lr_decay != 1.0:
             raise ConfigError("training.lr_decay has no effect with lr_schedule = cosine. Set it to 1.")
+        defaults = {name: field.default for name, field in options_of(Training).items()}
+        for name, (of, values) in _USED_WITH.items():
+            if getattr(self, name) != defaults[name] and getattr(self, of) not in values:
+                raise ConfigError(
+                    f"training.{name} has no effect with {of} = {getattr(self, of)}. Leave it out, or set "
+                    f"training.{of} to {' or '.join(values)}."
+                )
 
     def lr_in_round(self, round: int) -> float:
         """Return the learning rate of a round.

@@ -113,10 +113,13 @@ def supervised_contrastive(features: Tensor, labels: Tensor, tau: float) -> Tens
     Tensor
         A scalar.
     """
-    directions = normalize(upcast(features), dim=-1)
+    # Autocast would compute the product in half precision, whatever the features are.
+    with torch.autocast(features.device.type, enabled=False):
+        directions = normalize(upcast(features), dim=-1)
+        products = directions @ directions.T
     is_self = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     # Not minus infinity: for an image alone in its batch the softmax would run over nothing.
-    similarities = (directions @ directions.T / tau).masked_fill(is_self, -1e9)
+    similarities = (products / tau).masked_fill(is_self, -1e9)
     positive = (labels.unsqueeze(0) == labels.unsqueeze(1)) & ~is_self
     log_p = (similarities.log_softmax(-1) * positive).sum(-1)
     return -(log_p / positive.sum(-1).clamp(min=1)).mean()

@@ -171,7 +171,8 @@ class PathIntegral:
     @torch.no_grad()
     def __call__(self, weights: Mapping[str, Tensor]) -> None:
         """Add the step that led here, and note the gradient of the next one."""
-        self._move_to({name: weight.detach().clone() for name, weight in weights.items()})
+        # The second name of a weight is not trained: it has no importance of its own.
+        self._move_to({**self.position, **{name: weight.detach().clone() for name, weight in weights.items()}})
         from_penalty = self.penalty.gradient(weights) if self.penalty else {}
         for name, weight in weights.items():
             total = torch.zeros_like(weight) if weight.grad is None else weight.grad

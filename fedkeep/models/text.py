@@ -27,7 +27,7 @@ class MeanOfEmbeddings(nn.Module):
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.embedding = _embedding(vocabulary, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the means.
@@ -42,7 +42,7 @@ class MeanOfEmbeddings(nn.Module):
         Tensor
             float32 [b, width]; zeros for a text without tokens.
         """
-        vectors: Tensor = self.embedding(tokens)
+        vectors = _vectors(self.embedding, tokens)
         count = (tokens != 0).sum(-1, keepdim=True).clamp(min=1)
         return vectors.sum(-2) / count
 
@@ -66,7 +66,7 @@ class ConvolutionOfEmbeddings(nn.Module):
 
     def __init__(self, vocabulary: int, width: int, channels: int, windows: tuple[int, ...], dropout: float) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.embedding = _embedding(vocabulary, width)
         self.convolutions = nn.ModuleList(nn.Conv1d(width, channels, window) for window in windows)
         self.dropout = nn.Dropout(dropout)
 
@@ -83,10 +83,24 @@ class ConvolutionOfEmbeddings(nn.Module):
         Tensor
             float32 [b, channels * number of windows].
         """
-        vectors = self.embedding(tokens).transpose(-1, -2)
+        vectors = _vectors(self.embedding, tokens).transpose(-1, -2)
         maxima = [layer(vectors).relu().amax(-1) for layer in self.convolutions]
         features: Tensor = self.dropout(torch.cat(maxima, -1))
         return features
+
+
+def _embedding(vocabulary: int, width: int) -> nn.Embedding:
+    """Return vectors of which the first is zero, without nn.Embedding's padding_idx, which vmap does not respect."""
+    embedding = nn.Embedding(vocabulary, width)
+    with torch.no_grad():
+        embedding.weight[0] = 0
+    return embedding
+
+
+def _vectors(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Return the tokens' vectors; zeros for what fills a text up, whatever its vector is (noise is added to it)."""
+    vectors: Tensor = embedding(tokens) * (tokens != 0).unsqueeze(-1)
+    return vectors
 
 
 @dataclass(frozen=True)

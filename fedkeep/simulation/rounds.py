@@ -45,7 +45,7 @@ from fedkeep.simulation.replies import (
     measure_update,
 )
 from fedkeep.simulation.reply_store import ReplyStore
-from fedkeep.simulation.robust import reason_less_robust, robust_replies
+from fedkeep.simulation.robust import KRUM, reason_less_robust, robust_replies
 from fedkeep.simulation.secure_sum import secure_mean, secure_update, without_update
 from fedkeep.simulation.state import SimulationState
 
@@ -247,7 +247,7 @@ class RoundState:
                             following = order.popleft()
                             replies[following] = self._accept(checked.pop(following), arrived)
         self._screen(arrived)
-        if self.state.privacy.secure_aggregation:
+        if self.state.privacy.secure_aggregation or self.state.defense.robust_aggregation in KRUM:
             self.trained = {one.request.client: one for one in arrived}
         for client in clients:
             self.waiting.pop(client, None)
@@ -309,7 +309,12 @@ class RoundState:
                 )
                 state.warned_less_robust = True
         robust = robust_replies(replies, self.sent, state.defense, store.keep, state.context.runner.parameters)
-        self.left_out += [client for client in replies if client not in robust]
+        left_out = [client for client in replies if client not in robust]
+        for client in left_out:
+            if client in self.trained:  # Krum did not choose it: what it trained never happened, for itself too
+                self._restore(self.trained[client])
+        self.left_out += left_out
+        self.trained = {}
         return robust
 
     def make_private(self, replies: dict[str, Any]) -> dict[str, Any]:

@@ -163,7 +163,13 @@ def clipped_sum(
         If the loss cannot be computed example by example.
     """
     network = runner.train_network
-    constants = {name: tensor for name, tensor in network.state_dict(keep_vars=True).items() if name not in parameters}
+    # A weight with a second name is trained under its first.
+    trained = {id(weight) for name, weight in network.named_parameters() if name in parameters}
+    constants = {
+        name: tensor
+        for name, tensor in network.state_dict(keep_vars=True).items()
+        if name not in parameters and id(tensor) not in trained
+    }
 
     def loss(weights: dict[str, Tensor], data: dict[str, Tensor], index: Tensor) -> Tensor:
         one = Batch({name: column.unsqueeze(0) for name, column in data.items()}, index.unsqueeze(0))

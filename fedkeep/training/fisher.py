@@ -71,11 +71,15 @@ def _mean_gradients(
     magnitude: Callable[[Tensor], Tensor],
 ) -> Weights:
     """Compute the mean over batches of ``magnitude(gradient of value(logits, labels))``."""
-    parameters = {name: model[name] for name, _ in network.named_parameters()}
-    buffers = {name: model[name] for name, _ in network.named_buffers()}
+    first = {id(weight): name for name, weight in reversed([*network.named_parameters()])}
+    # A weight with two names is one parameter; a buffer that is not in the state dict stays the network's own.
+    shared = {name: first[id(weight)] for name, weight in network.named_parameters(remove_duplicate=False)}
+    parameters = {name: model[name] for name in first.values()}
+    buffers = {name: model[name] for name, _ in network.named_buffers() if name in model}
 
     def batch_value(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
-        return value(functional_call(network, {**weights, **buffers}, (images,), tie_weights=False), labels)
+        whole = {name: weights[same] for name, same in shared.items()} | buffers
+        return value(functional_call(network, whole, (images,), tie_weights=False), labels)
 
     gradient = grad(batch_value)
     if batch == 1:
@@ -85,11 +89,12 @@ def _mean_gradients(
         gradients, rows = gradient, batch
     total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
     if not len(labels):
-        return total
+        return {name: total[same] for name, same in shared.items() if name in model}
     for some_images, some_labels in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
         for name, gradient_of in gradients(parameters, some_images, some_labels).items():
             total[name] += magnitude(gradient_of).sum(0) if batch == 1 else magnitude(gradient_of)
-    return {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
+    mean = {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
+    return {name: mean[same] for name, same in shared.items() if name in model}
 
 
 def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:

@@ -132,6 +132,9 @@ class BatchStream:
         # Gathering once per pass leaves only views to the steps, which is faster than gathering in each.
         rows = {name: column[order] for name, column in self.data.items()}
         starts = list(range(0, count, size))
+        if merge_last and count == 1:  # batch norm needs two: the only example is there twice
+            rows = {name: torch.cat((column, column)) for name, column in rows.items()}
+            order, count = order.repeat(2), 2
         if merge_last and len(starts) > 1 and count - starts[-1] == 1:
             starts.pop()
         ends = [*starts[1:], count]

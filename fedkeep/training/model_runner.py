@@ -113,7 +113,9 @@ class ModelRunner:
         self.has_batch_norm = has_batch_norm(built)
         weights = built.parameters()
         all_trained = all(weight.requires_grad for weight in weights) and not any(True for _ in built.buffers())
-        self.stackable = isinstance(built, Network) and all_trained  # a user's module may keep a state between calls
+        # vmap gives the vector of padding_idx a gradient; a user's module may keep a state between calls.
+        pads = any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in built.modules())
+        self.stackable = isinstance(built, Network) and all_trained and not pads
 
     def set_task(self, seen: Sequence[int]) -> None:
         """Resize the classifiers for a task.

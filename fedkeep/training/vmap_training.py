@@ -81,11 +81,14 @@ class VmapTrainer:
     def _stacked(self, group: Sequence[TrainJob]) -> Sequence[Fit | Exception]:
         try:
             return ModelStack(self.runner, self.training, group).fit()
-        except Exception as error:
+        except torch.cuda.OutOfMemoryError as error:
             error.add_note(
                 f"It was one of {len(group)} trained as one stacked model; --stack 1 trains one after another."
             )
             return [error] * len(group)
+        except Exception as error:  # one client's trouble is no other's, and some operations cannot be vectorised
+            log.info("%d clients are trained one after another: %s", len(group), error)
+            return [self._alone(job) for job in group]
 
     def _can_stack(self, signature: Hashable, group: Sequence[TrainJob]) -> bool:
         """Tell whether jobs of a signature can be stacked, by trying one step of the first two on a few examples."""
@@ -115,6 +118,8 @@ class VmapTrainer:
             stack = ModelStack(self.runner, self.training, group)
             all_members = slice(None)
             stack.step(all_members, stack.gradients(all_members, batches)[1])
+            one = to_device(torch.tensor([0]), self.runner.device)  # as when only the largest client has a batch left
+            stack.step(one, stack.gradients(one, batches[:1])[1])
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # if the loss is wrong, the loop will raise the error again

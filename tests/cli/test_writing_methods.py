@@ -59,6 +59,11 @@ SEQUENTIAL = {  # the same with --sequential
     "no type argument": ("(Algorithm[DraftState])", "(Algorithm)", "write class Draft(Algorithm[DraftState])."),
     "no second argument": ("client: Client,", "client: Client[DraftState],", "(Algorithm[DraftState, DraftState])."),
     "no default": (" = field(default_factory=dict)", "", "DraftState, the server's state, has no default for mean"),
+    "a field that is not given": (
+        "(default_factory=dict)",
+        "(init=False)",
+        "has field(init=False) for mean: a state is",
+    ),
     "a state without dataclass": ("@dataclass\n", "", "DraftState, the server's state, is no dataclass, so that"),
     "a frozen state": ("@dataclass\n", "@dataclass(frozen=True)\n", "DraftState, the server's state, is frozen, and"),
     "a field without content": ("mean: Weights", "mean: dict", "keeps mean, whose annotation contains dict: that says"),

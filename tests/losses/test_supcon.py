@@ -8,6 +8,7 @@ import torch
 from table_model import EXACT, data, draw, features, model, value_and_gradients
 
 from fedkeep.losses import SupCon
+from fedkeep.losses.contrastive import supervised_contrastive
 
 EXAMPLES, WIDTH, CLASSES = 9, 4, 3
 STUDENT = model(EXAMPLES, WIDTH, CLASSES, seed=1)
@@ -67,3 +68,11 @@ def test_without_a_positive_there_is_nothing_to_learn() -> None:
         assert bool(torch.isfinite(gradients["table"]).all())
     assert value_and_gradients(SupCon(), STUDENT, draw(OWN, (3,)))[0] == 0
     assert value_and_gradients(SupCon(), STUDENT, draw(OWN, (3, 0)))[0] == 0
+
+
+def test_autocast_changes_nothing() -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(16, 8, generator=rng), torch.arange(16) % 3
+    plain = supervised_contrastive(rows, labels, 0.07)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(supervised_contrastive(rows, labels, 0.07), plain)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.models import MLP, EmbeddingBag, LeNet5, TextCNN
@@ -42,3 +45,16 @@ def test_an_own_network_may_read_token_ids() -> None:
         return torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, classes))
 
     assert custom(build, "bag").build((6,), 3)(TOKENS).shape == (3, 3)
+
+
+@pytest.mark.parametrize("architecture", [EmbeddingBag(vocabulary=6, width=4, hidden=(3,)), TextCNN(6, 4, 5, (2, 3))])
+def test_whatever_the_vector_of_what_fills_up_is_it_counts_for_nothing(architecture: Any) -> None:
+    network = architecture.build((6,), 2).eval()
+    vectors = next(module for module in network.modules() if isinstance(module, nn.Embedding)).weight
+    before = network(TOKENS)
+    assert not vectors[0].any()
+    with torch.no_grad():
+        vectors[0] = 7.0  # as noise does
+    assert torch.equal(network(TOKENS), before)
+    network(TOKENS).sum().backward()
+    assert not vectors.grad[0].any()

@@ -12,6 +12,7 @@ from synthetic_run import write_json, write_run, write_trial
 from fedkeep.errors import RunError
 from fedkeep.reporting.record import LostClient
 from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.tuning.tune import _plain
 
 
 def test_numbers_of_a_cell_are_those_computed_by_hand(tmp_path: Path) -> None:
@@ -186,3 +187,14 @@ def test_the_demo_has_an_unfinished_cell(demo: Run) -> None:
     assert [(c.label, c.seed, c.rounds_done) for c in demo.trials if not c.finished] == [("SFedKD", 2, 20)]
     assert demo.labels == ("FedAvg", "FedSeq", "SFedKD")
     assert demo.title == "Digits: what is kept"
+
+
+def test_a_tuning_reads_the_first_evaluation_model_of_the_recipe(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    counts = {"correct": [1, 1], "test_loss": 0.5}
+    rows = {number: {"evaluation_models": {"last": counts}} for number in (1, 2)}
+    write_trial(run, "FedSeq", 0, [[9, 9], [9, 9]], total=[10, 10], rows=rows, evaluation_models=["moving", "last"])
+    trials = read_run(run).trials
+    assert len(trials) == 2
+    (chosen,) = _plain(trials)
+    assert chosen.label == "FedSeq, moving average"

@@ -20,7 +20,7 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError, FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
-from fedkeep.interface.training_settings import Parametrization
+from fedkeep.interface.training_settings import SGD, Parametrization
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.models import Weights
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
@@ -359,6 +359,9 @@ def test_batch_norm_never_sees_a_batch_of_one() -> None:
     assert result.num_steps == 4
     assert result.model["norm.num_batches_tracked"].item() == 8, "two data sets, four steps"
     assert not torch.equal(result.model["norm.running_mean"], networks.initial["norm.running_mean"])
+    watching.seen.clear()
+    trained(networks, training, columns(9), columns(1), objective=watching)
+    assert [[len(rows) for rows in step] for step in watching.seen] == [[4, 2], [5, 2]] * 2, "the only one twice"
     alone = trained(networks, training, columns(1))
     assert alone.num_steps == 0
     assert tiny.equal(alone.model, networks.initial)
@@ -656,3 +659,18 @@ def test_an_option_without_effect_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             Training(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr_step_size": 5}, "lr_step_size has no effect with lr_schedule = exponential"),
+        ({"lr_min": 0.1}, "lr_min has no effect with lr_schedule = exponential"),
+        ({"lr_rounds": 5, "lr_schedule": "step"}, "lr_rounds has no effect with lr_schedule = step"),
+        ({"betas": (0.5, 0.9)}, "betas has no effect with optimizer = sgd"),
+        ({"eps": 1.0}, "optimizer to adam or adamw"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SGD(**options)

@@ -21,7 +21,7 @@ from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.losses.decoupled import MergedTeachers
 from fedkeep.losses.distillation import CachedDistillation
 from fedkeep.losses.penalties import QuadraticPenalty
-from fedkeep.models import LeNet5, Network, Weights
+from fedkeep.models import EmbeddingBag, LeNet5, Network, ResNet18, Weights
 from fedkeep.options import option
 from fedkeep.simulation.autotune import SIZES as STACK_SIZES
 from fedkeep.simulation.autotune import choose_stack_size
@@ -496,3 +496,58 @@ def test_bfloat16_is_stacked() -> None:
 
 def floated(of: BatchStream) -> BatchStream:
     return replace(of, data={name: column.float() if name == "input" else column for name, column in of.data.items()})
+
+
+def test_texts_of_any_length_are_stacked() -> None:
+    """Also the vector of what fills a text up stays what it is, which vmap does not respect by itself."""
+    of = networks(lambda: EmbeddingBag(vocabulary=9, width=4, hidden=(5,)).build((6,), tiny.CLASSES))
+    assert of.stackable
+
+    def texts(count: int, seed: int) -> dict[str, Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(1, 9, (count, 6), generator=rng)
+        tokens[:, 1 + seed :] = 0
+        return {"input": tokens, "label": torch.randint(tiny.CLASSES, (count,), generator=rng)}
+
+    def jobs() -> list[TrainJob]:
+        return [
+            TrainJob(of.initial, CrossEntropy(), [source(texts(7 + n, n), n)], epochs=3, round=1, seed=0)
+            for n in range(3)
+        ]
+
+    stacked = VmapTrainer(of, PLAIN).fit(jobs())
+    agree([one for one in stacked if isinstance(one, Fit)], [fit(of, job, PLAIN) for job in jobs()])
+
+
+def test_a_network_that_leaves_out_a_vector_by_itself_is_not_stacked() -> None:
+    def factory() -> nn.Module:
+        return Network(nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten()), 24, tiny.CLASSES)
+
+    assert not networks(factory).stackable
+
+
+def test_the_trouble_of_one_client_is_no_others() -> None:
+    of = networks()
+    empty = {name: column[:0] for name, column in columns(1, 0).items()}
+
+    def job(number: int) -> TrainJob:
+        second = empty if number == 2 else columns(5, 9)
+        streams = [source(columns(8, number), number), source(second, number)]
+        return TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset_index=1), streams, epochs=1, round=1, seed=0)
+
+    results = VmapTrainer(of, PLAIN).fit([job(0), job(1), job(2)])
+    assert [isinstance(one, Fit) for one in results] == [True, True, False]
+
+
+def test_a_member_that_is_left_alone_is_tried_too() -> None:
+    """Group norm in channels-last cannot be vectorised over one member, nor can what is tried on all of them tell."""
+    of = ModelRunner(lambda: ResNet18(norm="group").build((3, 8, 8), tiny.CLASSES), 0, CPU)
+
+    def job(number: int) -> TrainJob:
+        data = {
+            name: c.float() if c.is_floating_point() else c for name, c in columns(6 + number, 1, (3, 8, 8)).items()
+        }
+        stream = replace(source(data, 1), layout=torch.channels_last)
+        return TrainJob(of.initial, CrossEntropy(), [stream], epochs=1, round=1, seed=0)
+
+    assert all(isinstance(one, Fit) for one in VmapTrainer(of, PLAIN).fit([job(0), job(1), job(2)]))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from synthetic_run import write_run, write_trial
 
 import fedkeep
 from fedkeep.cli import main
@@ -22,7 +21,6 @@ from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.tuning.result import Tuning, best_recipes, table_of
 from fedkeep.tuning.space import read_space
-from fedkeep.tuning.tune import _plain
 
 GRID = ["sfedkd.tau=1,4", "sfedkd.teachers=1,2"]
 
@@ -207,14 +205,3 @@ def test_a_label_may_hold_an_equals_sign(recipe: str, tmp_path: Path) -> None:
     assert (method.algorithm.tau, method.training["lr"]) == (3.0, 0.25)
     with pytest.raises(ConfigError, match=r"write section\.option=value"):
         load_recipe(str(path), settings=["SFedKD tau=2"])
-
-
-def test_the_first_evaluation_model_of_the_recipe_decides(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    counts = {"correct": [1, 1], "test_loss": 0.5}
-    rows = {number: {"evaluation_models": {"last": counts}} for number in (1, 2)}
-    write_trial(run, "FedSeq", 0, [[9, 9], [9, 9]], total=[10, 10], rows=rows, evaluation_models=["moving", "last"])
-    trials = read_run(run).trials
-    assert len(trials) == 2
-    (chosen,) = _plain(trials)
-    assert chosen.label == "FedSeq, moving average"

@@ -157,7 +157,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         if self.pit == "off":
             server.model = mean
             return
-        trained = [client for client, reply in replies.items() if reply.num_examples]
+        trained = [client for client, reply in replies.items() if reply.num_steps]
         base = self.next_base(server, trained or list(replies))
         transport = OptimalTransport(result="aligned" if self.pit == "aligned" else "fused")
         projection = transport.project(mean, replies[base].model, layers)

@@ -92,6 +92,10 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
     fisher: Literal["sample", "batch"] = option("sample", "gradients that are squared: of an example, or of a batch")
     aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
 
+    @property
+    def reason_against_merging(self) -> str:
+        return "a client takes its own share out of the server's sum, which must be what it sent."
+
     def round(self, server: Server[CurvatureSum], cohort: Cohort) -> None:
         """Let all clients train near the others' models, average theirs, and update the sums."""
         replies = cohort.ask(self.train, server.model, server.state.total)

@@ -18,7 +18,9 @@ class FedDF(Algorithm):
     """Ensemble distillation: FedAvg, then KL from softmax of the clients' mean logits on a public set, at the server.
 
     Clients do what FedAvg's do; no client sees the public set. The paper distils with Adam and stops by a validation
-    set; here the recipe's optimiser takes ``epochs`` over the set.
+    set; here the recipe's optimiser takes ``epochs`` over the set. The predictions are of public images as they are. If
+    the recipe augments images, the student learns them on augmented ones, as with all methods that learn from
+    predictions on a public set; the paper's teachers see the augmented images.
     """
 
     title = "FedDF"
@@ -37,7 +39,8 @@ class FedDF(Algorithm):
         """Average the clients' models, and distil their mean logits into the average (algorithm 1)."""
         replies = cohort.ask(self.train, server.model)
         server.model = aggregate(replies, self.aggregation)
-        logits = torch.stack([server.predict(reply.model) for reply in replies.values()]).mean(0)
+        trained = [reply.model for reply in replies.values() if reply.num_steps] or [server.model]
+        logits = torch.stack([server.predict(model) for model in trained]).mean(0)
         loss = soft_label_loss(logits, server.data, self.tau)
         if loss is not ZERO_LOSS:
             server.model = server.fit(server.model, loss, server.data, epochs=self.epochs).model

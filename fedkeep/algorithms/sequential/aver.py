@@ -54,7 +54,7 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
         for client in cohort:
             if reply := client.ask(self.train, server.model):
                 server.model = reply.model
-                if self.teachers and reply.num_examples:
+                if self.teachers and reply.num_steps:
                     models[client.id] = reply.model
         state.models = models
 

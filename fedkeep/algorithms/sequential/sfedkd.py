@@ -83,7 +83,7 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
         for client in cohort:
             if reply := client.ask(self.train, server.model):
                 server.model = reply.model
-                if self.teachers and reply.num_examples:
+                if self.teachers and reply.num_steps:
                     models[client.id] = reply.model
         state.models = models  # only now: throughout a round the teachers are models of the round before
 
