@@ -244,7 +244,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
                     linewidth=1.4 if average else 0.8,
                     linestyle="-" if average else (0, (1, 1)),
                 )
-            panel.set_title(name, loc="left", fontsize=figures.FONT_SIZE, color=figures.INK)
+            panel.set_title(name.replace(" a client", ""), loc="left", fontsize=figures.FONT_SIZE, color=figures.INK)
             panel.set_xscale("log")
             panel.xaxis.set_major_formatter("{x:,.0f}")
             panel.xaxis.set_minor_formatter("")
