@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from argparse import Namespace
 
@@ -43,6 +44,8 @@ def export(options: Namespace, console: Console) -> int:
     )
     for path in sorted(folder.iterdir()):
         say(console, f"wrote {path}")
+    about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    say(console, f"the model is of {about['method']} with seed {about['seed']}; --seed takes another")
     if not onnx_available():
         console.print("no model.onnx: it needs the extra export (onnx, onnxscript)", highlight=False)
     say(console, f"how to use it: {folder / 'README.md'}")

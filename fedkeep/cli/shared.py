@@ -112,7 +112,7 @@ def add_use(group: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="import methods or partitions of your own from a .py file",
+        help="import methods or partitions of your own from a .py file; may be repeated",
     )
 
 

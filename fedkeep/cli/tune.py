@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -71,6 +72,8 @@ def run(options: Namespace, console: Console) -> int:
     console.print(table)
     say(console, f"folder: {tuning.path}")
     for name in best_recipes(tuning):
-        say(console, f"now with the reported seeds, on the test examples: fedkeep run {Path(tuning.path) / name}")
+        own = "".join(f" --use {shlex.quote(file)}" for file in options.use)
+        command = f"fedkeep run {shlex.quote(str(Path(tuning.path) / name))}{own}"
+        say(console, f"now with the reported seeds, on the test examples: {command}")
     sys.stdout.flush()
     return 0

@@ -16,7 +16,7 @@ import torch
 from fedkeep._utils import progress
 from fedkeep._utils.digests import read_json, write_json
 from fedkeep._utils.signals import raising_terminated
-from fedkeep.errors import RunError
+from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE, is_finished
@@ -108,8 +108,14 @@ def run_trials(
     for number, trial in enumerate(trials):
         again = f" Finished rounds are saved. Continue with: {retry}"
         with pinned_threads(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
-            simulation, trial_callbacks = _prepare(trial, report, workers)
-            run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks])
+            try:
+                simulation, trial_callbacks = _prepare(trial, report, workers)
+                run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks])
+            except FedKeepError:
+                raise  # it says itself what to do
+            except Exception as error:
+                error.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.{again}")
+                raise
         if not any(other.experiment is trial.experiment and other.seed == trial.seed for other in trials[number + 1 :]):
             trial.experiment.release(trial.seed)
 

@@ -131,7 +131,7 @@ def _shape(shape: list[int]) -> str:
 
 def _scaling(model: TrainedModel) -> str:
     if model.input["type"] == "uint8":
-        return "Give it pixels as they are stored: the normalisation is part of the model."
+        return "Give it pixels from 0 to 255, as images store them: the normalisation is part of the model."
     if model.input.get("features"):
         return "Give it the `features` of `config.json`, each less its `mean` and divided by its `std`."
     return "Give it inputs as they were in training."

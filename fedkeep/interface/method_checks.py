@@ -91,6 +91,11 @@ def _check_step(where: str, step: Callable[..., Any]) -> None:
 def _check_state(name: str, whose: str, state: type[Any]) -> None:
     """Check that a state can be made without arguments, changed, and kept."""
     where = f"the method {name}: {getattr(state, '__name__', state)}, the {whose}'s state,"
+    if state is type(None):
+        raise ConfigError(
+            f"the method {name}: the {whose} keeps nothing, it says. Write NoState for that (from fedkeep.interface), "
+            "such as Algorithm[NoState, MyClientState]."
+        )
     if not isinstance(state, type) or "__dataclass_params__" not in vars(state):
         raise ConfigError(f"{where} is no dataclass, so that nothing of it would be kept: write @dataclass above it.")
     if vars(state)["__dataclass_params__"].frozen:

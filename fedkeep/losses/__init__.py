@@ -1,7 +1,7 @@
 """Losses of local training: the distillation kernel, weight rules, and terms, as pure functions of tensors."""
 
 from fedkeep.data import Data
-from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Sum, TeacherOutputs
+from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Scaled, Sum, TeacherOutputs
 from fedkeep.losses.classification import TSD, CompensatedCrossEntropy, CrossEntropy, WeightedCrossEntropy
 from fedkeep.losses.contrastive import ModelContrastive, SupCon
 from fedkeep.losses.decoupled import upcast
@@ -27,7 +27,7 @@ from fedkeep.losses.weight_rules import (
     PerTeacher,
     WeightRule,
 )
-from fedkeep.losses.wrappers import ClassSubset, ConcatForward, Rotated, Scaled
+from fedkeep.losses.wrappers import ClassSubset, ConcatForward, Rotated
 
 __all__ = [
     "TSD",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -124,10 +124,41 @@ class Loss(ABC):
         """
         return self
 
+    def __mul__(self, factor: float) -> Loss:
+        """Return the loss times a number."""
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            return NotImplemented
+        return Scaled(float(factor), self)
+
+    __rmul__ = __mul__
+
     def __add__(self, other: Loss) -> Loss:
         check_loss(other)
         terms = (*_terms(self), *_terms(other))
         return terms[0] if len(terms) == 1 else Sum(terms)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Loss):
+    """A term times a factor.
+
+    Attributes
+    ----------
+    factor : float
+        The factor.
+    term : Loss
+        The term.
+    """
+
+    factor: float
+    term: Loss
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        return self.factor * self.term(model, batches)
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        term = self.term.cache_teachers(outputs, data, dataset_index)
+        return ZERO_LOSS if term is ZERO_LOSS else replace(self, term=term)
 
 
 @dataclass(frozen=True, eq=False)

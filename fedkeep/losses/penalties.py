@@ -71,14 +71,15 @@ class LinearTerm(Loss):
     Attributes
     ----------
     gradient : Weights
-        g, by parameter; other names take no part.
+        g, by parameter; a parameter without g, such as each in a first round, takes no part.
     """
 
     gradient: Weights
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         # Over the network's parameters, not over g: a whole model has buffers too, which are not trained.
-        return torch.stack([(self.gradient[name] * weight).sum() for name, weight in model.weights.items()]).sum()
+        terms = [(self.gradient[n] * weight).sum() for n, weight in model.weights.items() if n in self.gradient]
+        return torch.stack(terms).sum() if terms else next(iter(model.weights.values())).new_zeros(())
 
 
 @dataclass(frozen=True, eq=False)

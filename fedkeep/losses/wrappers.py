@@ -112,29 +112,6 @@ class _SubsetOutputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Scaled(Loss):
-    """A term times a factor.
-
-    Attributes
-    ----------
-    factor : float
-        The factor.
-    term : Loss
-        The term.
-    """
-
-    factor: float
-    term: Loss
-
-    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        return self.factor * self.term(model, batches)
-
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        term = self.term.cache_teachers(outputs, data, dataset_index)
-        return ZERO_LOSS if term is ZERO_LOSS else replace(self, term=term)
-
-
-@dataclass(frozen=True, eq=False)
 class ConcatForward(Loss):
     """A term for which the network sees the images of all data sets in one forward pass.
 

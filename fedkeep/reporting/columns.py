@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from operator import attrgetter
 
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.reporting.trial import TrialResult
+
+LOGGED = "log."
+"""What the name of a metric begins with that a method recorded itself."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,22 @@ class Metric:
             return self.title
         windows = {rounds_covered(trial) for trial in trials}
         return f"{self.title}, {windows.pop()}" if len(windows) == 1 else f"{self.title}, rounds as named"
+
+
+@dataclass(frozen=True)
+class LoggedMetric(Metric):
+    """What a method recorded by `Server.log`, in the mean over the window; with tasks, over that of the last one."""
+
+    windowed: bool = True
+
+    def of(self, trial: TrialResult) -> float:
+        values = self.by_round(trial).values()
+        return sum(values) / len(values) if values else nan
+
+    def by_round(self, trial: TrialResult) -> dict[int, float]:
+        window = trial.windows[-1] if trial.windows else ()
+        found = {row["round"]: (row.get("log") or {}).get(self.title) for row in trial.rounds}
+        return {n: float(value) for n, value in found.items() if n in window and isinstance(value, int | float)}
 
 
 def rounds_covered(trial: TrialResult) -> str:
@@ -126,9 +145,16 @@ METRICS: Mapping[str, Metric] = {
 
 
 def metric_of(metric: str | Metric) -> Metric:
-    """Return a metric by name; raise `RunError` for a name that is none."""
+    """Return a metric by name; raise `RunError` for a name that is none.
+
+    ``log.NAME`` is the number that a method recorded as NAME by `Server.log`, in the mean over the window.
+    """
     if isinstance(metric, Metric):
         return metric
+    if not isinstance(metric, str):
+        raise RunError(f"a metric is a name, such as window_mean or log.NAME, or a Metric, not {metric!r:.80}.")
+    if metric.startswith(LOGGED):
+        return LoggedMetric(metric, metric.removeprefix(LOGGED), "")
     if metric not in METRICS:
         raise RunError(f"There is no metric {metric!r}.{did_you_mean(metric, METRICS)}")
     return METRICS[metric]

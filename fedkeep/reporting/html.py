@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -367,11 +367,13 @@ def _repeat(run: Run) -> dict[str, Any]:
     command = [str(word) for word in run.info.get("command") or []]
     versions = {"fedkeep": run.info.get("fedkeep")} | dict(run.info.get("versions") or {})
     if run.info.get("git"):
-        versions["git commit"] = run.info["git"]
+        versions["FedKeep's git commit"] = run.info["git"]
     resumed = {trial.path: trial.versions for trial in run.trials if len(trial.versions) > 1}
     versions |= {f"{path.name} was run by": "; then ".join(by) for path, by in resumed.items() if path}
+    # Files of methods of one's own are in the command alone.
+    own = [word for option, file in pairwise(command) if option == "--use" for word in (option, file)]
     return {
-        "again": f"fedkeep run {shlex.quote(str(Path(run.path.name) / 'recipe.toml'))}",
+        "again": shlex.join(["fedkeep", "run", str(Path(run.path.name) / "recipe.toml"), *own]),
         # Where a program lies on the machine of the run helps nobody else.
         "command": shlex.join([Path(command[0]).name, *command[1:]]) if command else "",
         "versions": [(name, str(version)) for name, version in versions.items() if version],

@@ -16,6 +16,10 @@ from fedkeep.simulation.messages import NOT_FINITE, TOO_LARGE
 
 FLAT = 0.9
 """The multiple of the first rounds' loss above which it hardly falls."""
+RISING = 1.05
+"""The multiple of it above which training diverges."""
+FEWEST_ROUNDS = 4
+"""Rounds below which a rising loss tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,9 @@ def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> 
     stuck = [trial for trial in begun if not trial.learned]
     unstable = [trial for trial in trials if trial.not_finite]
     too_far = [trial for trial in stuck if trial.too_large]
-    diverging = [trial for trial in stuck if trial.loss_change > 1 or trial.not_finite or trial.too_large]
+    # Over few rounds the loss of local training differs by who trained.
+    rising = [trial for trial in stuck if trial.loss_change > RISING and trial.rounds_done >= FEWEST_ROUNDS]
+    diverging = [trial for trial in stuck if trial in rising or trial.not_finite or trial.too_large]
     said = []
     if stuck:
         first = stuck[0]

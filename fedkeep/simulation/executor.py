@@ -9,10 +9,12 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from greenlet import getcurrent, greenlet
+from torch import Tensor
 
 from fedkeep.data import Federation
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
-from fedkeep.interface.pytree import copy_containers
+from fedkeep.interface.pytree import copy_containers, keystr, tree_leaves_with_path
 from fedkeep.models import Weights
 from fedkeep.simulation.messages import UPDATE, ClientFailure, StepRequest, StepResult, UpdateSum
 from fedkeep.simulation.step_checks import check_arguments, check_reply
@@ -185,13 +187,14 @@ class SerialExecutor(Executor):
             (request,) = group.requests
             client = self._client(request, group.train)
             try:
-                state_type = type(client.state)
+                state_type, before = type(client.state), _versions((request.args, request.kwargs, client.state))
                 try:
                     reply = request.step(client, *request.args, **request.kwargs)
                 except Exception:
                     check_arguments(request)
                     raise
                 check_reply(request, reply, client.state, state_type)
+                _check_versions(request, before)
             except Exception as error:
                 error.add_note(str(request))
                 raise
@@ -237,6 +240,27 @@ class SerialExecutor(Executor):
 
     def stop(self) -> None:
         """Do nothing: no request is running between calls, and this process can always continue."""
+
+
+def _versions(shared: tuple[Any, ...]) -> list[tuple[str, Tensor, int]]:
+    """Return the tensors of a step's arguments and state, each with PyTorch's count of its changes."""
+    names = ("argument", "argument", "client.state")
+    return [
+        (f"{name}.{keystr(path)}".replace(".[", "[").rstrip("."), leaf, leaf._version)
+        for name, part in zip(names, shared, strict=True)
+        for path, leaf in tree_leaves_with_path(part)
+        if isinstance(leaf, Tensor) and not leaf.is_inference()
+    ]
+
+
+def _check_versions(request: StepRequest, before: Sequence[tuple[str, Tensor, int]]) -> None:
+    """Raise `ConfigError` if a step changed what it was given; other clients, or the server, have the same tensors."""
+    changed = next((name for name, tensor, version in before if tensor._version != version), None)
+    if changed is not None:
+        raise ConfigError(
+            f"step {request.step.__name__!r} changed {changed} in place. The server and other clients may have the "
+            "same tensor: make a new one, such as h - g in the place of h -= g, and assign it."
+        )
 
 
 def _switch_to_trainer(job: TrainJob) -> Fit:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -403,7 +404,19 @@ class LocalServer(LocalParty, Server[Any]):
         self._update_classes()
 
     def log(self, name: str, value: float | list[float] | list[str]) -> None:
-        self.logged[name] = value
+        self.logged[name] = _loggable(name, value)
+
+
+def _loggable(name: str, value: Any) -> float | list[float] | list[str]:
+    """Return a value of `Server.log` as JSON has it; raise `ConfigError` for what it cannot have."""
+    if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim <= 1:
+        value = value.tolist()
+    entries = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(entry, str | int | float) for entry in entries):
+        raise ConfigError(
+            f"server.log({name!r}, ...) takes a number, or a list of numbers or of client ids, not {value!r:.80}."
+        )
+    return list(value) if isinstance(value, tuple) else value
 
 
 def discrete_laplace(count: int, epsilon: float, noise: NoiseStream) -> Tensor:

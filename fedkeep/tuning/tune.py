@@ -95,6 +95,11 @@ def tune(
         For anything that cannot be tuned as asked, before any training starts.
     """
     machine = machine or Machine()
+    if not all(isinstance(method, str) for method in methods or ()):
+        raise ConfigError(
+            "methods= of fedkeep.tune are names or labels of a recipe's methods, such as 'sfedkd'. Options of a method "
+            "object go into a recipe: write its table [[methods]] there, or give settings such as 'sfedkd.tau=1'."
+        )
     if isinstance(recipe, str):
         recipe = load_recipe(
             recipe, settings=settings, methods=methods, rounds=rounds, grid=False, allow_code=machine.allow_code

@@ -57,6 +57,11 @@ PARALLEL = {  # what is written wrong in the method of `fedkeep new-method Draft
 }
 SEQUENTIAL = {  # the same with --sequential
     "no type argument": ("(Algorithm[DraftState])", "(Algorithm)", "write class Draft(Algorithm[DraftState])."),
+    "None for a state": (
+        "(Algorithm[DraftState])",
+        "(Algorithm[None, DraftState])",
+        "server keeps nothing, it says.",
+    ),
     "no second argument": ("client: Client,", "client: Client[DraftState],", "(Algorithm[DraftState, DraftState])."),
     "no default": (" = field(default_factory=dict)", "", "DraftState, the server's state, has no default for mean"),
     "a field that is not given": (
@@ -93,6 +98,11 @@ SEQUENTIAL = {  # the same with --sequential
     "nothing to train": ("self.train, server.model", "self.train, None", "model of Draft.train is None, not Weights"),
     "too much": ("self.train, server.model", "self.train, server.model, 3", "After the client it takes model."),
     "training of None": ("client.fit(model", "client.fit(None", "the model that fit is given is None where weights"),
+    "what was sent, in place": (
+        "return client.fit(model",
+        "[tensor.mul_(0.9) for tensor in model.values()]; return client.fit(model",
+        "step 'train' changed argument[0].body.full1.weight in place.",
+    ),
     "a loss of PyTorch": ("CrossEntropy()", "torch.nn.CrossEntropyLoss()", "not a CrossEntropyLoss."),
     "the class of a loss": ("CrossEntropy()", "CrossEntropy() + Ours", "not the class Ours itself: call it, Ours("),
     "a vector": ("CrossEntropy()", "CrossEntropy() + Ours(0)", "loss Ours must return a scalar tensor, such as"),

@@ -10,6 +10,7 @@ import pytest
 from synthetic_run import write_json, write_run, write_trial
 
 from fedkeep.errors import RunError
+from fedkeep.reporting.columns import metric_of
 from fedkeep.reporting.record import LostClient
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.tuning.tune import _plain
@@ -198,3 +199,17 @@ def test_a_tuning_reads_the_first_evaluation_model_of_the_recipe(tmp_path: Path)
     assert len(trials) == 2
     (chosen,) = _plain(trials)
     assert chosen.label == "FedSeq, moving average"
+
+
+def test_what_a_method_logged_is_a_metric(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    rows = {number: {"log": {"norm": number / 10, "teachers": ["3", "7"]}} for number in range(1, 5)}
+    write_trial(run, "FedAvg", 0, [[5, 5]] * 4, rows=rows)
+    (trial,) = read_run(run).trials
+    metric = metric_of("log.norm")
+    assert metric.by_round(trial) == {3: 0.3, 4: 0.4}, "in the window"
+    assert metric.of(trial) == pytest.approx(0.35)
+    assert metric.heading([trial]) == "norm, rounds 3–4"
+    assert math.isnan(metric_of("log.teachers").of(trial))
+    with pytest.raises(RunError, match=r"a metric is a name, such as window_mean or log\.NAME"):
+        metric_of(lambda trial: 1.0)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError, FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training_settings import SGD, Parametrization
-from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
+from fedkeep.losses import Batch, CrossEntropy, LinearTerm, Loss, ModelView, Scaled
 from fedkeep.models import Weights
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
@@ -674,3 +674,34 @@ def test_an_option_without_effect_is_refused() -> None:
 def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SGD(**options)
+
+
+def test_a_loss_times_a_number_is_scaled() -> None:
+    networks = ModelRunner(Normed, 0, CPU)
+    training = Training(epochs=1, batch_size=4, lr=0.1)
+    for loss in (0.5 * CrossEntropy(), CrossEntropy() * 0.5):
+        found = trained(networks, training, columns(9), objective=loss)
+        assert tiny.equal(
+            found.model, trained(networks, training, columns(9), objective=Scaled(0.5, CrossEntropy())).model
+        )
+    with pytest.raises(TypeError):
+        CrossEntropy() * "2"  # type: ignore[operator]
+
+
+def test_a_linear_term_without_gradient_changes_nothing() -> None:
+    networks = ModelRunner(Normed, 0, CPU)
+    training = Training(epochs=1, batch_size=4, lr=0.1)
+    found = trained(networks, training, columns(9), objective=CrossEntropy() + LinearTerm({}))
+    assert tiny.equal(found.model, trained(networks, training, columns(9), objective=CrossEntropy()).model)
+
+
+@pytest.mark.parametrize("value", [0.3, torch.tensor(0.3, dtype=torch.float64), np.float64(0.3)])
+def test_numbers_of_any_library_are_logged(value: Any) -> None:
+    server = tiny.simulation(FedAvg()).server
+    server.log("norm", value)
+    assert server.logged == {"norm": 0.3}
+    server.log("norms", torch.tensor([1.0, 2.0]))
+    assert server.logged["norms"] == [1.0, 2.0]
+    for wrong in ({"a": 1}, torch.zeros(2, 2), None, [[1.0]]):
+        with pytest.raises(ConfigError, match=r"server\.log\('norm', \.\.\.\) takes a number, or a list of numbers"):
+            server.log("norm", wrong)
