@@ -76,7 +76,7 @@ def _load(
     return validated(dataset, validation, count_copies=bool(version)) if validation else dataset
 
 
-def own_data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:
+def data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:
     """Return a hash of a recipe's data set, the same for all its seeds; empty if it is known by name, or of the Hub.
 
     Parameters

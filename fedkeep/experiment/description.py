@@ -9,7 +9,7 @@ import torch
 
 from fedkeep.data import Federation
 from fedkeep.data.partition import ByColumn
-from fedkeep.experiment.build import class_names, generator_hash, own_data_digest
+from fedkeep.experiment.build import class_names, data_digest, generator_hash
 from fedkeep.experiment.model_config import describe_extractor, pretrained_models
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models.weights import tensor_hash
@@ -49,7 +49,7 @@ def describe_trial(
     dependencies = {"training data": tensor_hash(dataset.train["label"])}
     if federation.holds_client_data:
         dependencies["partition"] = _partition_hash(federation)
-        if digest := own_data_digest(recipe, data_dir):
+        if digest := data_digest(recipe, data_dir):
             dependencies["data set"] = digest
     description = {
         "label": method.label,

@@ -237,11 +237,11 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     flat = _flat(own) | _flat({"partition": partition})
     # A recipe repeats what the trial says, in its own place: the trial's word counts.
     flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
-    flat |= {name: digest for name, digest in own_inputs(run, trial).items() if digest}
+    flat |= {name: digest for name, digest in input_digests(run, trial).items() if digest}
     return {key: text for key, text in flat.items() if key not in NO_EFFECT}
 
 
-def own_inputs(run: Run, trial: TrialResult) -> dict[str, str]:
+def input_digests(run: Run, trial: TrialResult) -> dict[str, str]:
     """Return the digests of the user's own data set and network; empty where there is none, or none was recorded."""
     network = run.info.get("network") or {}
     return {

@@ -79,6 +79,8 @@ class VmapTrainer:
             return error
 
     def _stacked(self, group: Sequence[TrainJob]) -> Sequence[Fit | Exception]:
+        generators = [g for job in group for stream in job.streams for g in (stream.order, stream.noise)]
+        states = [generator.get_state() for generator in generators]
         try:
             return ModelStack(self.runner, self.training, group).fit()
         except torch.cuda.OutOfMemoryError as error:
@@ -88,6 +90,8 @@ class VmapTrainer:
             return [error] * len(group)
         except Exception as error:  # one client's trouble is no other's, and some operations cannot be vectorised
             log.info("%d clients are trained one after another: %s", len(group), error)
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)  # the same batches as without a stack
             return [self._alone(job) for job in group]
 
     def _can_stack(self, signature: Hashable, group: Sequence[TrainJob]) -> bool:
