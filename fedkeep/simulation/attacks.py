@@ -21,6 +21,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
+from fedkeep.models.heads import BIAS
 from fedkeep.options import Options, option
 from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
 
@@ -36,6 +37,7 @@ AttackKind = Literal[
     "lying_teacher",
     "replay",
     "false_counts",
+    "exaggerated_forgetting",
 ]
 """What attackers do.
 
@@ -45,7 +47,8 @@ normal values with each tensor's mean and standard deviation. ``label_flip``: th
 reverse, C - 1 - y without tasks. ``backdoor``: they teach that images with a bright corner are of the task's first
 class, 0 without tasks. ``lying_teacher``: their model answers each
 class with the next one. ``replay``: they send their first model again and again. ``false_counts``: they tell 100 times
-their numbers of examples.
+their numbers of examples. ``exaggerated_forgetting``: they train as they should, and lower the classifier's bias for the
+classes that they lack by `Attack.strength`.
 """
 
 FACTORS = {"scaled_update": 100.0, "sign_flip": -1.0, "reversed_update": -10.0}
@@ -54,6 +57,8 @@ TRIGGER = 2
 """Side of the bright square in a corner that is a backdoor's trigger, in pixels."""
 ON_EXAMPLES = ("label_flip", "backdoor")
 """Attacks on what malicious clients train on; the others are on what they answer."""
+NEED_EXAMPLES = (*ON_EXAMPLES, "exaggerated_forgetting")
+"""Attacks that need the clients' examples, which are not on this machine where clients are real sites."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class Attack(Options):
 
     kind: AttackKind = option("none", "what malicious clients do")
     share: float = option(0.2, "share of all clients that are malicious, drawn by the seed", low=0.0, high=1.0)
+    strength: float = option(
+        4.0, "exaggerated_forgetting: by how much the bias of classes is lowered that a client lacks", low=0.0
+    )
 
     def attackers(self, clients: Collection[str], seed: int) -> frozenset[str]:
         """Draw the malicious clients.
@@ -101,13 +109,13 @@ def first_new_class(federation: Federation) -> int:
 
 def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
     """Return a federation whose malicious clients train on false examples, if the attack is one on examples."""
+    if attack.kind in NEED_EXAMPLES and type(federation) is not Federation:  # what a server knows of real sites
+        raise ConfigError(
+            f"attack.kind={attack.kind} needs malicious clients' examples, and this run's examples are at its sites. "
+            "Run it as a simulation, or take an attack that needs none, such as sign_flip."
+        )
     if attack.kind not in ON_EXAMPLES:
         return federation
-    if type(federation) is not Federation:  # what a server or a site knows of real sites
-        raise ConfigError(
-            f"attack.kind={attack.kind} changes what malicious clients train on, and this run's examples are at its "
-            "sites. Run it as a simulation, or take an attack on what clients answer, such as sign_flip."
-        )
     same = {one.name: getattr(federation, one.name) for one in fields(Federation)}
     return PoisonedFederation(**same, kind=attack.kind, attackers=attack.attackers(federation.clients, seed))
 
@@ -144,11 +152,14 @@ class Attacker:
 
     def __init__(self, attack: Attack, clients: Collection[str], seed: int) -> None:
         self.kind = attack.kind
+        self.strength = attack.strength
         self.clients = attack.attackers(clients, seed)
         self.seed = seed
         self.first_models: dict[str, Weights] = {}
 
-    def tamper(self, request: StepRequest, result: StepResult, number: int, rows: int) -> StepResult | ClientFailure:
+    def tamper(
+        self, request: StepRequest, result: StepResult, number: int, rows: int, federation: Federation
+    ) -> StepResult | ClientFailure:
         """Return what a malicious client sends instead of the result of its step.
 
         ``number``: The round, counted over the whole run.
@@ -163,9 +174,11 @@ class Attacker:
         if self.kind == "false_counts" and unwrap_step(request.step) is send_label_counts:
             return replace(result, reply=reply * COUNT_FACTOR)
         sent = sent_model(request, reply.model) if isinstance(reply, Fit) else None
-        return result if sent is None else replace(result, reply=self._lie(request.client, reply, sent, number, rows))
+        if sent is None:
+            return result
+        return replace(result, reply=self._lie(request.client, reply, sent, number, rows, federation))
 
-    def _lie(self, client: str, fit: Fit, sent: Weights, number: int, rows: int) -> Fit:
+    def _lie(self, client: str, fit: Fit, sent: Weights, number: int, rows: int, federation: Federation) -> Fit:
         if self.kind == "false_counts":
             return replace(fit, num_examples=fit.num_examples * COUNT_FACTOR)
         change: Callable[[str, Tensor], Tensor]
@@ -180,9 +193,25 @@ class Attacker:
         elif self.kind == "replay":
             first = self.first_models.setdefault(client, fit.model)
             change = lambda name, tensor: first[name]  # noqa: E731
+        elif self.kind == "exaggerated_forgetting":
+            lacking = classes_lacking(federation, client, rows)
+            return replace(fit, model=exaggerate_forgetting(fit.model, lacking, self.strength))
         else:
             return fit  # the examples were false, and the training honest
         return replace(fit, model={n: change(n, t) if t.is_floating_point() else t for n, t in fit.model.items()})
+
+
+def classes_lacking(federation: Federation, client: str, rows: int) -> Tensor:
+    """Return which rows of a classifier are of classes of which a client has no example, [rows]."""
+    labels, classes = federation.data(client)["label"], federation.cumulative_classes[-1]
+    return (torch.bincount(labels, minlength=classes) == 0).repeat_interleave(rows // classes)
+
+
+def exaggerate_forgetting(model: Weights, lacking: Tensor, strength: float) -> Weights:
+    """Return a model with the classifier's bias lowered for some of its rows."""
+    if BIAS not in model:
+        raise ConfigError(f"attack.kind=exaggerated_forgetting lowers {BIAS}, which the network lacks. Take another one.")
+    return {**model, BIAS: model[BIAS] - strength * lacking.to(model[BIAS])}
 
 
 def _random(rng: torch.Generator, name: str, tensor: Tensor) -> Tensor:

@@ -80,20 +80,19 @@ class Defense(Options):
     )
     loss_check: Checker = option(
         "off",
-        "who measures whether a client's training raised the loss on the classes that it says it holds: the server on "
-        "its own examples, or up to 3 other clients on theirs, of which the median counts",
+        "who checks what a client's training did: the server, which re-runs it on its own examples, or up to 3 other "
+        "clients, who measure on theirs whether the loss on its classes rose, of which the median counts",
     )
     loss_examples: int = option(
         8, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
     )
     loss_slack: float = option(
-        0.15, "by how much it may be raised, in nats; five times that where clients measure it on few examples", low=0.0
+        0.15, "by how much it may rise, in nats, where a training cannot be re-run; five times that on clients' examples", low=0.0
     )
-    logit_deviations: float = option(
-        4.0,
-        "where the server measures: by how many median absolute deviations more than with the last 32 models the logit "
-        "of a class that a client holds may rise on images of other classes; beyond half of them the training is "
-        "re-run, which decides; 0: what was learned is not compared",
+    rerun_distance: float = option(
+        1.5,
+        "where the server measures: how far a model may be from two re-runs of its training on the server's own "
+        "images, in distances of these from each other",
         low=0.0,
     )
 
@@ -113,8 +112,6 @@ class ReplyHistory:
     ``similarities``: Least cosine similarities of the last accepted updates' models with those that were sent.
     ``models``: By client, fingerprints of the models that it was sent and of those that it returned.
     ``label_counts``: By client, its examples of each class in this task, as it once told; only if losses are checked.
-    ``loss_falls``, ``logit_excesses``, ``losses``: Of the last measured models, see `fedkeep.simulation.loss_check`.
-    ``explained``: By client, the number of its trainings in this task that a re-run explained, see there.
     ``refused_rounds``: Number of rounds in a row in which all replies were refused.
     ``best``: The highest accuracy of an evaluation in this task.
     ``best_round``: The round of it; 0 before the first evaluation.
@@ -127,10 +124,6 @@ class ReplyHistory:
     similarities: list[float] = field(default_factory=list)
     models: dict[str, list[list[str]]] = field(default_factory=dict)
     label_counts: dict[str, list[float]] = field(default_factory=dict)
-    loss_falls: list[float] = field(default_factory=list)
-    logit_excesses: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    explained: dict[str, int] = field(default_factory=dict)
     refused_rounds: int = 0
     best: float = 0.0
     best_round: int = 0
@@ -151,11 +144,7 @@ class ReplyHistory:
         refused: Collection[str],
         updates: Mapping[str, Sequence[NormAndFingerprints]],
         label_counts: Mapping[str, list[float]],
-        loss_falls: Sequence[float] = (),
-        logit_excesses: Sequence[float] = (),
         similarities: Sequence[float] = (),
-        losses: Sequence[float] = (),
-        explained: Mapping[str, int] | None = None,
         backoffs: Mapping[str, int] | None = None,
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
@@ -163,7 +152,6 @@ class ReplyHistory:
         ``answered``: Clients of whom a reply was accepted.
         ``updates``: By client, the norm of each accepted update, and fingerprints of the models sent and returned.
         ``label_counts``: Label counts that clients told, by client.
-        ``explained``: By client, the number of its trainings that a re-run explained, after this round.
         ``backoffs``: By client whose reply the loss check refused, for how many rounds it is not drawn the first time.
         """
         useful = set(answered) - set(refused)
@@ -183,11 +171,7 @@ class ReplyHistory:
         norms = [norm for sent in updates.values() for norm, _, _ in sent if norm > 0]
         self.norms = [*self.norms, *norms][-HISTORY_LENGTH:]
         self.label_counts |= label_counts
-        self.loss_falls = [*self.loss_falls, *loss_falls][-HISTORY_LENGTH:]
-        self.logit_excesses = [*self.logit_excesses, *logit_excesses][-HISTORY_LENGTH:]
         self.similarities = [*self.similarities, *similarities][-HISTORY_LENGTH:]
-        self.losses = [*self.losses, *losses][-HISTORY_LENGTH:]
-        self.explained |= explained or {}
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
@@ -205,12 +189,11 @@ class ReplyHistory:
     def begin_task(self) -> None:
         """Forget what holds for one task only: accuracies, label counts, and who is not drawn for a while."""
         self.best, self.best_round, self.collapsed, self.label_counts = 0.0, 0, 0, {}
-        self.explained, self.backoffs = {}, {}
+        self.backoffs = {}
 
     def forget_measurements(self) -> None:
         """Forget what was usual in the last task. Its first round is still judged by it: nothing else is known then."""
         self.norms, self.similarities = [], []
-        self.loss_falls, self.logit_excesses, self.losses = [], [], []
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

@@ -419,7 +419,7 @@ class RoundState:
         state = self.state
         if state.attacker is not None and not isinstance(result, ClientFailure):
             rows = state.context.num_classes * state.algorithm.rows_per_class
-            result = state.attacker.tamper(request, result, self.number, rows)
+            result = state.attacker.tamper(request, result, self.number, rows, state.federation)
         if isinstance(result, ClientFailure):
             return _Checked(request, result)
         if fault := self._spending_fault(request.client, result):

@@ -117,11 +117,7 @@ class Simulation(SimulationState):
             round.refused,
             updates,
             label_counts=round.loss_checker.label_counts,
-            loss_falls=round.loss_checker.loss_falls,
-            logit_excesses=round.loss_checker.logit_excesses,
             similarities=similarities,
-            losses=round.loss_checker.losses,
-            explained=round.loss_checker.explained,
             backoffs=dict.fromkeys(round.loss_checker.refused, self.defense.backoff),
         )
         if "correct" in record:

@@ -96,19 +96,21 @@ class ModelCheck:
             self._known.pop(next(iter(self._known)))
         return scores
 
-    def examples_like(self, counts: Tensor) -> Data:
-        """Return the server's examples as a client's that has so many of each class.
+    def examples_like(self, counts: Tensor, half: int) -> Data:
+        """Return half of the server's examples as a client's that has so many of each class, [classes].
 
-        ``counts``: The client's label counts, [classes].
-        Returns: Examples, each repeated until its class has the client's number; classes without an example are left
-            out.
+        Each is repeated until its class has that number; classes without an example are left out.
+        ``half``: 0 for the first example of each class and every other one; 1 for those between, in reverse order, so
+            that batches are of other classes.
         """
         places = []
         for label, count in enumerate(counts.long().tolist()):
             own = (self._labels == label).nonzero().flatten()
+            own = own[half::2] if len(own) > 1 else own
             if count > 0 and len(own):
                 places.append(own.repeat(-(-count // len(own)))[:count])
         chosen = torch.cat(places) if places else self._labels[:0]
+        chosen = chosen.flip(0) if half else chosen
         return {name: column[chosen] for name, column in self.data.items()}
 
     def _measure(self, model: Weights) -> ClassScores:
