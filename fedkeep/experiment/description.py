@@ -84,7 +84,7 @@ def describe_trial(
         description["extractor"] = "; ".join(extractors)
     if initial is not None:
         dependencies["initial model"] = initial.digest
-        description["initial_model"] = {"made_by": initial.made_by}
+        description["initial_model"] = {"made_by": initial.made_by, "weights": initial.given}
     if "generator" in method.algorithm.needs:
         description["generator"] = recipe.generator.describe(data_dir)
         dependencies["generator"] = generator_hash(recipe, data_dir)

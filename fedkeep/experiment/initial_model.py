@@ -39,15 +39,16 @@ KEPT = "state-dict:"
 
 @dataclass(frozen=True, eq=False)
 class InitialModel:
-    """The model from which all methods of a seed begin, and how it was made, in words."""
+    """The model from which all methods of a seed begin; how it was made, in words; and the digest of given weights."""
 
     weights: Weights
     made_by: str
+    given: str = ""
 
     @property
     def digest(self) -> str:
         """A hash of names and tensors."""
-        return _digest(f"{name} {tensor_hash(tensor)}" for name, tensor in self.weights.items())
+        return _digest_of(self.weights)
 
 
 def keep_weights(value: object) -> str:
@@ -55,7 +56,7 @@ def keep_weights(value: object) -> str:
     if isinstance(value, str | Path):
         return str(value)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in check_state_dict(value).items()}
-    name = KEPT + _digest(f"{name} {tensor_hash(tensor)}" for name, tensor in sorted(weights.items()))
+    name = KEPT + _digest_of(weights)
     # Tensors may share memory, which safetensors refuses: each gets its own.
     _write(_kept_file(name), {key: tensor.clone() for key, tensor in weights.items()})
     return name
@@ -95,10 +96,10 @@ def initial_model(
     if recipe.weights:
         path = locate_weights(recipe.weights, data_dir)
         shown = "a state dict" if recipe.weights.startswith(KEPT) else path.name
-        fitted, note = fit_weights(
-            read_weights(path), runner.train_network, runner.initial, f"model.weights={recipe.weights!r}"
-        )
-        return InitialModel(fitted, " ".join(filter(None, (f"the weights of {shown}", note))))
+        given = read_weights(path)
+        fitted, note = fit_weights(given, runner.train_network, runner.initial, f"model.weights={recipe.weights!r}")
+        made_by = " ".join(filter(None, (f"the weights of {shown}", note)))
+        return InitialModel(fitted, made_by, _digest_of(given))
     passes, what = recipe.pretraining.passes, "images" if federation.dataset.has_images else "examples"
     made_by = f"{passes} {'pass' if passes == 1 else 'passes'} of pooled training on the clients' {what}"
     if federation.num_tasks > 1:
@@ -177,6 +178,10 @@ def _unwritable(file: Path, error: OSError) -> RunError:
 
 def _kept_file(name: str) -> Path:
     return cache_folder() / f"{name.replace(':', '-')}.safetensors"
+
+
+def _digest_of(weights: Weights) -> str:
+    return _digest(f"{name} {tensor_hash(tensor)}" for name, tensor in sorted(weights.items()))
 
 
 def _digest(texts: Iterable[str]) -> str:

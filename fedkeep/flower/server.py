@@ -265,6 +265,11 @@ def _load_recipe(config: RunConfig) -> Recipe:
             "Leave it out, or begin from weights that the server has (model.weights)."
         )
     for method in recipe.methods:
+        if recipe.weights and method.algorithm.clients_read_initial_model:
+            raise ConfigError(
+                f"{method.label}'s clients begin from the initial model themselves, and sites do not have "
+                f"model.weights={recipe.weights!r}. Leave the method or the weights out."
+            )
         for name, step in client_steps(type(method.algorithm)).items():
             if not is_annotated(step):
                 raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -88,17 +89,15 @@ def _matching_names(given: Weights, network: nn.Module, initial: Weights) -> dic
     """Return by the network's name the given name of each tensor that is found: by the prefix with which most are."""
     own = {name: _own_name(network, name) for name in initial}
     found: list[dict[str, str]] = [{name: name for name in initial if name in given}]
-    for prefix in ("", *_prefixes(own.values())):
-        shorter = {name: text.removeprefix(prefix) for name, text in own.items() if text.startswith(prefix)}
-        found.append({name: text for name, text in shorter.items() if text in given})
-    for prefix in _prefixes(given):
-        found.append({name: prefix + text for name, text in own.items() if prefix + text in given})
+    for less, more in product(_prefixes(own.values()), _prefixes(given)):
+        pairs = ((name, more + text.removeprefix(less)) for name, text in own.items() if text.startswith(less))
+        found.append({name: text for name, text in pairs if text in given})
     return max(found, key=len)
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
-    """Return all beginnings of names that end in a dot, the shortest first."""
-    parts = {name[: i + 1] for name in names for i, letter in enumerate(name) if letter == "."}
+    """Return the beginnings of names of up to two parts, the shortest first."""
+    parts = {"".join(f"{part}." for part in name.split(".")[:-1][:depth]) for name in names for depth in range(3)}
     return sorted(parts, key=lambda prefix: (len(prefix), prefix))
 
 

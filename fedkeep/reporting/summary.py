@@ -245,6 +245,7 @@ def input_digests(run: Run, trial: TrialResult) -> dict[str, str]:
     return {
         "data": str(trial.info.get("dependencies", {}).get("data set", "")),
         "network": str(network.get("digest", "")),
+        "weights": str((trial.info.get("initial_model") or {}).get("weights", "")),
     }
 
 
@@ -254,7 +255,7 @@ def _section(name: str, written: Any) -> Any:
         return {"validation": 0.0} | as_table(DataOptions()) | {k: v for k, v in written.items() if k != "name"}
     if name == "model" and isinstance(written, Mapping):
         pretraining = as_table(PooledTraining()) | dict(written.get("pretraining", {}))
-        return {"weights": ""} | dict(written) | {"pretraining": pretraining}
+        return {k: v for k, v in written.items() if k != "weights"} | {"pretraining": pretraining}
     if name not in OPTIONS or not isinstance(written, Mapping):
         return written
     section = as_table(OPTIONS[name]()) | dict(written)
