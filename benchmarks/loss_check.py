@@ -173,7 +173,9 @@ def run(federation: str, method: str, kind: str, strength: float, check: str, se
     seconds = time.process_time() - began
     total = len(simulation.federation.dataset.test["label"])
     accuracy = [sum(record["correct"]) / total for record in records if "correct" in record]
-    asked = [(client in attackers, client in record.get("refused", ())) for record in records for client in record["cohort"]]
+    asked = [
+        (client in attackers, client in record.get("refused", ())) for record in records for client in record["cohort"]
+    ]
     return Trial(
         federation,
         method,
@@ -210,17 +212,31 @@ def write(file: Path, trials: Sequence[Trial]) -> None:
 
 def tables(trials: Sequence[Trial]) -> list[str]:
     """Return the tables."""
-    lines = ["## False alarms: replies without attackers, and refused ones", "", header("federation"), "|:--|--:|--:|--:|"]
+    lines = [
+        "## False alarms: replies without attackers, and refused ones",
+        "",
+        header("federation"),
+        "|:--|--:|--:|--:|",
+    ]
     for federation in FEDERATIONS:
         found = select(trials, federation=federation, kind="none", check="on")
         cells = [select(found, method=method) for method in METHODS]
-        lines.append(row(federation, (f"{sum(t.refused_honest for t in c)} of {sum(t.honest for t in c)}" for c in cells)))
-    lines += ["", "## Digits, 20 % of the clients attack: points below honest clients, without the check and with it", ""]
+        lines.append(
+            row(federation, (f"{sum(t.refused_honest for t in c)} of {sum(t.honest for t in c)}" for c in cells))
+        )
+    lines += [
+        "",
+        "## Digits, 20 % of the clients attack: points below honest clients, without the check and with it",
+        "",
+    ]
     lines += [header("attack"), "|:--|--:|--:|--:|"]
     for kind, strength in dict.fromkeys((trial.kind, trial.strength) for trial in trials if trial.kind != "none"):
         name = f"{kind}, {strength:g}" if strength else kind
         lines.append(row(name, (lost(trials, method, kind, strength) for method in METHODS)))
-    lines += ["", "In brackets: the seed that lost most, and of the replies of attackers, then of honest clients, those"]
+    lines += [
+        "",
+        "In brackets: the seed that lost most, and of the replies of attackers, then of honest clients, those",
+    ]
     lines += ["that were refused.", "", "## Seconds of digits without attackers, with the check over without", ""]
     lines += [header(""), "|:--|--:|--:|--:|"]
     off, on = (select(trials, federation="digits", kind="none", check=check) for check in CHECKS)
@@ -233,7 +249,9 @@ def lost(trials: Sequence[Trial], method: str, kind: str, strength: float) -> st
     cells = []
     for check in CHECKS:
         found = select(trials, federation="digits", method=method, kind=kind, strength=strength, check=check)
-        honest = {t.seed: t.accuracy for t in select(trials, federation="digits", method=method, kind="none", check="off")}
+        honest = {
+            t.seed: t.accuracy for t in select(trials, federation="digits", method=method, kind="none", check="off")
+        }
         points = [100 * (honest[trial.seed] - trial.accuracy) for trial in found]
         cell = f"{mean(points):.1f}" if points else "–"
         if points and check == "on":

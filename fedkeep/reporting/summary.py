@@ -260,7 +260,11 @@ def _section(name: str, written: Any) -> Any:
         return written
     section = as_table(OPTIONS[name]()) | dict(written)
     # The options of a check that is off do nothing, and their defaults have changed.
-    off = ("loss_examples", "loss_slack", "logit_deviations", "rerun_distance") if section.get("loss_check") == "off" else ()
+    off = (
+        ("loss_examples", "loss_slack", "logit_deviations", "rerun_distance")
+        if section.get("loss_check") == "off"
+        else ()
+    )
     return {key: value for key, value in section.items() if key not in off}
 
 

@@ -210,7 +210,9 @@ def classes_lacking(federation: Federation, client: str, rows: int) -> Tensor:
 def exaggerate_forgetting(model: Weights, lacking: Tensor, strength: float) -> Weights:
     """Return a model with the classifier's bias lowered for some of its rows."""
     if BIAS not in model:
-        raise ConfigError(f"attack.kind=exaggerated_forgetting lowers {BIAS}, which the network lacks. Take another one.")
+        raise ConfigError(
+            f"attack.kind=exaggerated_forgetting lowers {BIAS}, which the network lacks. Take another one."
+        )
     return {**model, BIAS: model[BIAS] - strength * lacking.to(model[BIAS])}
 
 

@@ -87,7 +87,9 @@ class Defense(Options):
         8, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
     )
     loss_slack: float = option(
-        0.15, "by how much it may rise, in nats, where a training cannot be re-run; five times that on clients' examples", low=0.0
+        0.15,
+        "by how much it may rise, in nats, where a training cannot be re-run; five times that on clients' examples",
+        low=0.0,
     )
     rerun_distance: float = option(
         1.5,

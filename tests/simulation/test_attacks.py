@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType, NoneType
@@ -28,9 +27,10 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.steps import rise_of_loss
+from fedkeep.models import Weights
 from fedkeep.simulation.attacks import Attack, add_trigger, classes_lacking, exaggerate_forgetting
 from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.defense import Defense, ReplyHistory
+from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.loss_check import LITTLE, choose_checkers, distance
 from fedkeep.simulation.loss_checker import LossChecker, ReturnedModel
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
@@ -127,7 +127,9 @@ def test_an_attack_on_models_is_refused_for_a_method_without_any() -> None:
         load(kind, "fedweit")
 
 
-@pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "label_flip", "exaggerated_forgetting"])
+@pytest.mark.parametrize(
+    "kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "label_flip", "exaggerated_forgetting"]
+)
 def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     honest, _ = digits("fedseq")
     checked, records = digits("fedseq", "defense.loss_check=server")
@@ -265,7 +267,9 @@ def test_a_distance_is_that_from_two_reruns_beside_theirs_from_each_other() -> N
 
 def test_classes_without_an_image_on_the_server_say_nothing() -> None:
     labels, weights = torch.tensor([0, 1]), torch.tensor([[1.0, 0], [0, 1.0], [float("nan")] * 2])
-    scores = [ClassScores(logits, labels, weights) for logits in (torch.eye(3)[:2], torch.zeros(2, 3), torch.ones(2, 3))]
+    scores = [
+        ClassScores(logits, labels, weights) for logits in (torch.eye(3)[:2], torch.zeros(2, 3), torch.ones(2, 3))
+    ]
     assert 0 < distance(*scores) < 99
 
 
@@ -340,36 +344,30 @@ def test_a_rerun_without_memory_is_not_held_against_the_client() -> None:
 
 
 def test_exaggerated_forgetting_lowers_the_bias_of_classes_that_the_client_lacks() -> None:
-    settings = ("attack.kind=exaggerated_forgetting", "attack.share=0.5", "attack.strength=2.5")
-    recipe = load_recipe("fedkeep/attacks", methods=["fedavg"], settings=[*SETTINGS, *settings, "run.rounds=1"], seeds=[0])
-    attacked = Experiment(recipe).simulation(recipe.methods[0], 0)
-    honest = Experiment(replace(recipe, attack=Attack())).simulation(recipe.methods[0], 0)
-    models: list[dict[str, dict[str, torch.Tensor]]] = []
-    for simulation in (honest, attacked):
+    """The first reply of a cohort that is asked at once is that of an honest run but for this."""
+    settings = ["run.rounds=1", "attack.kind=exaggerated_forgetting", "attack.share=0.5", "attack.strength=2.5"]
+    recipe = load_recipe("fedkeep/attacks", methods=["fedavg"], settings=[*SETTINGS, *settings], seeds=[0])
+    models: list[dict[str, Weights]] = []
+    for attack in (Attack(), recipe.attack):
+        simulation = Experiment(replace(recipe, attack=attack)).simulation(recipe.methods[0], 0)
+        cohort = simulation.sample_cohort(1)
         models.append({})
-        aggregate = simulation.algorithm
-        simulation.callbacks = ()
-        original = RoundState._accept
 
-        def accept(self: Any, checked: Any, arrived: Any, original: Any = original) -> Any:
-            reply = original(self, checked, arrived)
-            if isinstance(reply, Fit):
-                models[-1][checked.request.client] = dict(reply.model)
-            return reply
+        def keep(replies: Any, known: dict[str, Weights] = models[-1]) -> Any:
+            known |= {client: reply.model for client, reply in replies.items()}
+            return replies
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(RoundState, "_accept", accept)
+            patched.setattr(RoundState, "make_robust", lambda _, replies, keep=keep: keep(replies))
             simulation.run_round()
-        del aggregate
-    bad = attacked.attack.attackers(attacked.federation.clients, 0)
-    for client, model in models[1].items():
-        labels = honest.federation.data(client)["label"]
-        lacking = torch.bincount(labels, minlength=10) == 0
-        lowered = models[0][client]["classifier.bias"] - (2.5 * lacking if client in bad else 0.0)
-        assert model["classifier.bias"].equal(lowered)
-        assert all(model[name].equal(tensor) for name, tensor in models[0][client].items() if "bias" not in name)
-    assert bad & models[1].keys()
-    assert models[1].keys() - bad
+    bad = simulation.attack.attackers(simulation.federation.clients, 0)
+    for client in cohort:
+        honest, sent = models[0][client], models[1][client]
+        lacking = torch.bincount(simulation.federation.data(client)["label"], minlength=10) == 0
+        lowered = honest["classifier.bias"] - 2.5 * lacking * (client in bad)
+        assert sent["classifier.bias"].equal(lowered)
+        assert all(sent[name].equal(tensor) for name, tensor in honest.items() if name != "classifier.bias")
+    assert 0 < len(bad & set(cohort)) < len(cohort)
 
 
 def test_exaggerated_forgetting_needs_a_bias() -> None:
