@@ -4,11 +4,11 @@ Four federations: digits, Fashion-MNIST with one and with two classes a client, 
 the refused replies are false alarms. On digits, 20 % of the clients attack: with the kinds that FedKeep knows, with
 exaggerated forgetting of several strengths, and with inventions that came after the check was chosen.
 
-    python benchmarks/loss_check.py [--seeds 0,1,2] [--parts forgetting,flips,alarms,kinds,inventions] [--note "..."]
+    python benchmarks/loss_check.py [--seeds 0,1,2] [--parts forgetting,flips,alarms,kinds,inventions]
 
 adds the trials that are lacking to loss_check.csv and writes the tables into loss_check.md, both beside itself.
-FEDKEEP_DATA is the folder of Fashion-MNIST and FEMNIST. The federations are short ones, so that all of it takes a quarter
-of an hour of one core; their learning rate on Fashion-MNIST is five times the paper's, so that something is learned.
+FEDKEEP_DATA is the folder of Fashion-MNIST and FEMNIST. The runs are short, so that all of it takes half an hour on one
+core. The learning rate on Fashion-MNIST is five times the paper's, so that something is learned in them.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ normal values with each tensor's mean and standard deviation. ``label_flip``: th
 reverse, C - 1 - y without tasks. ``backdoor``: they teach that images with a bright corner are of the task's first
 class, 0 without tasks. ``lying_teacher``: their model answers each
 class with the next one. ``replay``: they send their first model again and again. ``false_counts``: they tell 100 times
-their numbers of examples. ``exaggerated_forgetting``: they train as they should, and lower the classifier's bias for the
+their numbers of examples. ``exaggerated_forgetting``: they train as they should, and lower the classifier's bias for
 classes that they lack by `Attack.strength`.
 """
 
