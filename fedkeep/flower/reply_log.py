@@ -11,7 +11,7 @@ import torch
 
 from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.interface.codec import decode, encode
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault, FaultKind
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ class ReplyLog:
         call_id : str
             The call.
         reply : object
-            A value that the codec can encode, or a `ClientFailure`.
+            A value that the codec can encode, or a `Fault`.
         """
-        if isinstance(reply, ClientFailure):
+        if isinstance(reply, Fault):
             kind = "refused" if reply.refused else "lost"
-            write_sealed(self.folder / f"{call_id}.{kind}", reply.reason.encode())
+            write_sealed(self.folder / f"{call_id}.{kind}", reply.text.encode())
         else:
             write_sealed(self.folder / f"{call_id}.reply", encode(reply))
 
@@ -89,7 +89,7 @@ class ReplyLog:
         Returns
         -------
         object
-            The reply, a `ClientFailure`, or None if nothing is stored or it is damaged: the site is then asked again.
+            The reply, a `Fault`, or None if nothing is stored or it is damaged: the site is then asked again.
         """
         for file in self._files(call_id):
             try:
@@ -100,7 +100,8 @@ class ReplyLog:
                 continue
             if file.suffix == ".reply":
                 return decode(content, hint, device)
-            return ClientFailure(content.decode(), refused=file.suffix == ".refused")
+            kind = FaultKind.REFUSED if file.suffix == ".refused" else FaultKind.NO_REPLY
+            return Fault(content.decode(), kind)
         return None
 
     def _files(self, call_id: str) -> list[Path]:

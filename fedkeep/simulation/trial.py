@@ -96,8 +96,8 @@ def run_trial(
 
 def _stop_if_useless(simulation: Simulation) -> None:
     """Raise `RunError` if the model no longer answers, so that more rounds would be wasted."""
-    reason = simulation.history.reason_to_stop(simulation.defense, simulation.finished)
-    if reason is not None and simulation.finished < simulation.rounds:
+    reason = " ".join(filter(None, (step.reason_to_stop(simulation) for step in simulation.steps)))
+    if reason and simulation.finished < simulation.rounds:
         raise RunError(
             f"stopped after round {simulation.finished}: {reason} All rounds are saved. Begin again from the recipe "
             "with stricter checks ([defense]) or other training options; report.html names the refused replies."
