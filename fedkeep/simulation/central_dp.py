@@ -45,14 +45,14 @@ class CentralNoise(ReplyStep):
                 f"privacy.client_noise_multiplier: {state.algorithm.name()} sends client {missing} no model that its "
                 "update could be measured from. Give the model to the client step as an argument of its own."
             )
-        number = self.account.add_mean(_sample_rate(round))
+        number = self.account.add_mean(sample_rate(round))
         noise = partial(state.context.repeated_noise, "noised mean", round.number, number)
         values = {client: reply.value for client, reply in fits.items()}
         noised = noised_mean(values, sent, state.privacy, noise, store.keep)
         return {client: reply.with_value(noised[client]) for client, reply in fits.items()}
 
 
-def _sample_rate(round: Round) -> float:
+def sample_rate(round: Round) -> float:
     """Return the probability with which a client is asked; clients that are set aside cannot be."""
     candidates = len(round.state.federation.clients) - len(round.set_aside)
     return 1.0 if round.asks_all else min(1.0, len(round.cohort) / max(candidates, 1))

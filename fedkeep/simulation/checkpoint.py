@@ -33,7 +33,7 @@ MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
 LONGEST_CLIENT = 200  # bytes of a client in a file's name, which has 255 with all that `atomic_write` adds meanwhile
 KEPT = 2  # checkpoints that are kept: the last one, and the one before
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
-_ENTRIES = dict.fromkeys(("server", "model", "kept"), str) | {"format": int, "round": int}
+_ENTRIES: dict[str, type[Any]] = {"format": int, "round": int, "server": str, "model": str, "kept": str}
 _ENTRIES |= {"clients": dict, "records": dict, "steps": list}
 
 CheckRecords = Callable[[Mapping[str, Digest]], None]
@@ -310,7 +310,8 @@ class Checkpoint:
         if manifest.averages is not None:
             models = read(manifest.averages, tuple[Weights, Weights, Weights])
             state.round_average, state.moving_average, state.server.eval_model = models
-        for step, kept in zip(steps, read(manifest.kept, tuple[*(type(step.kept) for step in steps)]), strict=True):
+        kept_type = tuple.__class_getitem__(tuple(type(step.kept) for step in steps))
+        for step, kept in zip(steps, read(manifest.kept, kept_type), strict=True):
             step.kept = kept
         state.finished = manifest.round
 

@@ -373,7 +373,7 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
     simulation = tiny.simulation(FedAvg())
     assert checkpoint.due(), "the first is free"
     checkpoint.save(simulation, {})
-    assert checkpoint.cost == pytest.approx(1.5)
+    assert checkpoint.cost == pytest.approx(2.25)
     now[0] += 29.9
     assert not checkpoint.due()
     now[0] += 0.2
