@@ -49,17 +49,7 @@ class Attack(Options):
     def attackers(self, clients: Collection[str], seed: int) -> frozenset[str]:
         """Draw the malicious clients.
 
-        Parameters
-        ----------
-        clients : Collection[str]
-            All clients.
-        seed : int
-            The trial's seed.
-
-        Returns
-        -------
-        frozenset[str]
-            Their ids; none without an attack.
+        Returns: Their ids; none without an attack.
         """
         if self.kind == "none":
             return frozenset()

@@ -33,15 +33,7 @@ TRIGGER = 2
 
 @dataclass(frozen=True, eq=False)
 class PoisonedFederation(Federation):
-    """A federation some of whose clients train on false examples.
-
-    Parameters
-    ----------
-    kind : str
-        The attack.
-    attackers : Collection[str]
-        Ids of the malicious clients.
-    """
+    """A federation some of whose clients train on false examples."""
 
     kind: AttackKind = "none"
     attackers: Collection[str] = field(default_factory=frozenset)
@@ -59,43 +51,12 @@ class PoisonedFederation(Federation):
 
 
 def first_new_class(federation: Federation) -> int:
-    """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained.
-
-    Parameters
-    ----------
-    federation : Federation
-        The federation.
-
-    Returns
-    -------
-    int
-        0 without tasks.
-    """
+    """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained."""
     return (0, *federation.cumulative_classes)[-2]
 
 
 def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
-    """Return a federation whose malicious clients train on false examples, if the attack is one on examples.
-
-    Parameters
-    ----------
-    federation : Federation
-        The honest federation.
-    attack : Attack
-        The attack.
-    seed : int
-        The trial's seed.
-
-    Returns
-    -------
-    Federation
-        The federation itself for other attacks.
-
-    Raises
-    ------
-    ConfigError
-        If the examples are not on this machine.
-    """
+    """Return a federation whose malicious clients train on false examples, if the attack is one on examples."""
     if attack.kind not in ON_EXAMPLES:
         return federation
     if type(federation) is not Federation:  # what a server or a site knows of real sites
@@ -110,15 +71,7 @@ def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
 def add_trigger(images: Tensor) -> Tensor:
     """Return images with a bright square in the last corner.
 
-    Parameters
-    ----------
-    images : Tensor
-        [n, channels, height, width], uint8.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape.
+    ``images``: [n, channels, height, width], uint8.
     """
     changed = images.clone()
     changed[..., -TRIGGER:, -TRIGGER:] = images.max() if images.numel() else 0
@@ -132,19 +85,8 @@ def _like(chosen: Tensor, images: Tensor) -> Tensor:
 def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Tensor], target: int) -> float:
     """Return the share of test images of other classes that a model takes for the target once they have the trigger.
 
-    Parameters
-    ----------
-    predict : Callable[[Tensor], Tensor]
-        Maps images to scores, [n, classes].
-    test : Mapping[str, Tensor]
-        The test images and labels.
-    target : int
-        The class that the backdoor teaches.
-
-    Returns
-    -------
-    float
-        The share.
+    ``predict``: Maps images to scores, [n, classes].
+    ``target``: The class that the backdoor teaches.
     """
     others = test["input"][test["label"] != target]
     return float((predict(add_trigger(others)).argmax(-1) == target).float().mean())

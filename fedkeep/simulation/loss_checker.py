@@ -56,14 +56,10 @@ docs/robustness.md)."""
 class Measurements:
     """What is kept of the models that were measured.
 
-    Attributes
-    ----------
-    label_counts : dict[str, list[float]]
-        By client, its examples of each class in this task, as it once told.
-    loss_falls, logit_excesses, losses : list[float]
-        Of the last models whose losses did not rise (see `fedkeep.simulation.loss_check`).
-    explained : dict[str, int]
-        By client, the number of its trainings in this task that a re-run explained.
+    ``label_counts``: By client, its examples of each class in this task, as it once told.
+    ``loss_falls``, ``logit_excesses``, ``losses``: Of the last models whose losses did not rise (see
+        `fedkeep.simulation.loss_check`).
+    ``explained``: By client, the number of its trainings in this task that a re-run explained.
     """
 
     label_counts: dict[str, list[float]] = field(default_factory=dict)
@@ -77,16 +73,9 @@ class Measurements:
 class MeasuredModel:
     """A returned model, and how it answers the server's images.
 
-    Attributes
-    ----------
-    returned : Reply
-        The model.
-    asked : Sequence[StepRequest]
-        What its client was asked since its last training, in order.
-    before, after : ClassScores
-        Of the model that the client was sent, and of the one that it returned.
-    counts : Tensor
-        The client's label counts, [classes].
+    ``asked``: What its client was asked since its last training, in order.
+    ``before``, ``after``: Of the model that the client was sent, and of the one that it returned.
+    ``counts``: The client's label counts, [classes].
     """
 
     returned: Reply

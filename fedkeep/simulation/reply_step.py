@@ -23,24 +23,14 @@ from fedkeep.simulation.state import SimulationState
 class Reply:
     """A client's reply on its way to the method.
 
-    Attributes
-    ----------
-    request : StepRequest
-        What the client was asked.
-    value : object
-        What it answered; steps may put something else in its place.
-    state : object
-        The client's state after the step.
-    uses : dict[str, int]
-        Its uses of randomness in this round, by purpose.
-    fault : Fault or None
-        Why the reply is lost, or refused.
-    size : int
-        Bytes that came from the client.
-    notes : dict[str, object]
-        What steps keep of the reply alone, by their name.
-    state_before : object
-        The client's state before the step; None if it was that of the round before.
+    ``request``: What the client was asked.
+    ``value``: What it answered; steps may put something else in its place.
+    ``state``: The client's state after the step.
+    ``uses``: Its uses of randomness in this round, by purpose.
+    ``fault``: Why the reply is lost, or refused.
+    ``size``: Bytes that came from the client.
+    ``notes``: What steps keep of the reply alone, by their name.
+    ``state_before``: The client's state before the step; None if it was that of the round before.
     """
 
     request: StepRequest
@@ -71,16 +61,10 @@ class Reply:
 class Costs:
     """What a round cost.
 
-    Attributes
-    ----------
-    down, up : int
-        Bytes sent to clients, and bytes of their replies.
-    waiting_seconds : float
-        Seconds in which the server waited for clients.
-    client_seconds : float
-        Seconds of training and teachers within these.
-    evaluation_seconds : float
-        Seconds of evaluations of clients' models.
+    ``down``, ``up``: Bytes sent to clients, and bytes of their replies.
+    ``waiting_seconds``: Seconds in which the server waited for clients.
+    ``client_seconds``: Seconds of training and teachers within these.
+    ``evaluation_seconds``: Seconds of evaluations of clients' models.
     """
 
     down: int = 0
@@ -93,18 +77,11 @@ class Costs:
 class Round(Protocol):
     """What a reply step sees of a round in progress.
 
-    Attributes
-    ----------
-    state : SimulationState
-        The simulation: its method, options, server and clients.
-    number : int
-        The round, counted over the whole run.
-    cohort : list[str]
-        Ids of the round's clients, in order.
-    fits : list[tuple[str, Fit]]
-        Results of local training by client, in the order of arrival, without models.
-    costs : Costs
-        Its bytes and seconds.
+    ``state``: The simulation: its method, options, server and clients.
+    ``number``: The round, counted over the whole run.
+    ``cohort``: Ids of the round's clients, in order.
+    ``fits``: Results of local training by client, in the order of arrival, without models.
+    ``costs``: Its bytes and seconds.
     """
 
     state: SimulationState

@@ -16,14 +16,9 @@ from fedkeep.simulation.state import SimulationState
 class RequestQueue:
     """Requests of one round: each is submitted when its client's last one is done.
 
-    Attributes
-    ----------
-    waiting : dict[str, list[StepRequest]]
-        Requests that have not been submitted yet, by client.
-    under_way : dict[str, tuple[StepRequest, Future | Fault]]
-        Requests that have been submitted, by client.
-    step_seconds : dict[str, float]
-        Seconds of waiting for each client step, by name.
+    ``waiting``: Requests that have not been submitted yet, by client.
+    ``under_way``: Requests that have been submitted, by client.
+    ``step_seconds``: Seconds of waiting for each client step, by name.
     """
 
     def __init__(self, state: SimulationState, ready: Callable[[StepRequest], StepRequest | Fault]) -> None:

@@ -41,18 +41,11 @@ class TooFewClients(BaseException):  # not an Exception: a method that catches t
 class Attendance:
     """Who answered in a round, and who was lost.
 
-    Attributes
-    ----------
-    lost : dict[str, Fault]
-        Lost clients, and why.
-    refused : dict[str, Fault]
-        Those of whom a reply was refused.
-    lost_between_rounds : dict[str, Fault]
-        Clients that were lost at the beginning or the end of the task only.
-    answered : set[str]
-        Clients of whom a reply was accepted.
-    asks_all : bool
-        Whether a task begins or ends, when all clients are asked, and the round is never rolled back.
+    ``lost``: Lost clients, and why.
+    ``refused``: Those of whom a reply was refused.
+    ``lost_between_rounds``: Clients that were lost at the beginning or the end of the task only.
+    ``answered``: Clients of whom a reply was accepted.
+    ``asks_all``: Whether a task begins or ends, when all clients are asked, and the round is never rolled back.
     """
 
     lost: dict[str, Fault] = field(default_factory=dict)
@@ -65,30 +58,17 @@ class Attendance:
 class RoundState:
     """Asks the clients of one round, takes their replies through the reply steps, and keeps the round's records.
 
-    Attributes
-    ----------
-    state : SimulationState
-        What the round starts from. Its client states are replaced only when the round is over.
-    number : int
-        The round, counted over the whole run.
-    cohort : list[str]
-        Ids of the round's clients, in order.
-    steps : list[ReplyStep]
-        The reply steps that take part, in order.
-    queue : RequestQueue
-        The requests that are not done.
-    attendance : Attendance
-        Who answered, and who was lost.
-    client_states : dict[str, object]
-        New states of the round's clients.
-    uses : dict[str, dict[str, int]]
-        Number of uses of randomness in this round, by client and purpose.
-    fits : list[tuple[str, Fit]]
-        Results of local training, in the order of arrival, without models.
-    mean : RunningMean
-        Of the models that clients returned, if it is evaluated.
-    costs : Costs
-        Bytes and seconds.
+    ``state``: What the round starts from. Its client states are replaced only when the round is over.
+    ``number``: The round, counted over the whole run.
+    ``cohort``: Ids of the round's clients, in order.
+    ``steps``: The reply steps that take part, in order.
+    ``queue``: The requests that are not done.
+    ``attendance``: Who answered, and who was lost.
+    ``client_states``: New states of the round's clients.
+    ``uses``: Number of uses of randomness in this round, by client and purpose.
+    ``fits``: Results of local training, in the order of arrival, without models.
+    ``mean``: Of the models that clients returned, if it is evaluated.
+    ``costs``: Bytes and seconds.
     """
 
     def __init__(self, state: SimulationState, number: int, cohort: list[str], steps: Sequence[ReplyStep]) -> None:

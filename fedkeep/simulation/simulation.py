@@ -26,14 +26,9 @@ from fedkeep.simulation.step_checks import check_server
 class Simulation(SimulationState):
     """One method with one seed on one federation; `run_round` carries out the next round.
 
-    Parameters
-    ----------
-    algorithm, federation, ...
-        As for `SimulationState`.
-    callbacks : Sequence[Callback]
-        Called at the end of every round; by default `Evaluation`. `fedkeep.simulation.trial.run_trial` adds others.
-    own_steps : Sequence[ReplyStep]
-        Reply steps of the user, which take their turns after the built-in checks.
+    ``callbacks``: Called at the end of every round; by default `Evaluation`. `fedkeep.simulation.trial.run_trial` adds
+        others.
+    ``own_steps``: Reply steps of the user, which take their turns after the built-in checks.
     """
 
     callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
@@ -51,11 +46,6 @@ class Simulation(SimulationState):
         """Carry out the next round, and the beginning or the end of a task if it is due.
 
         If an exception is raised, the simulation is as it was after the round before.
-
-        Returns
-        -------
-        RoundResult
-            The record and the timings of the round.
         """
         began = time.perf_counter()
         number = self.finished + 1

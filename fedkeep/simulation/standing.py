@@ -22,14 +22,9 @@ MOST_DOUBLINGS = 4
 class Refusals:
     """What is kept of refused replies.
 
-    Attributes
-    ----------
-    times : dict[str, float]
-        By client, the rounds in which a reply was refused, less `FORGIVEN` for each in which one was accepted.
-    backoffs : dict[str, int]
-        By client, for how many rounds it is not drawn, after a reply that the loss check refused.
-    rounds_in_a_row : int
-        Rounds in a row in which all replies were refused.
+    ``times``: By client, the rounds in which a reply was refused, less `FORGIVEN` for each in which one was accepted.
+    ``backoffs``: By client, for how many rounds it is not drawn, after a reply that the loss check refused.
+    ``rounds_in_a_row``: Rounds in a row in which all replies were refused.
     """
 
     times: dict[str, float] = field(default_factory=dict)

@@ -133,16 +133,12 @@ def summary_of(reply: Reply) -> UpdateSummary | None:
 class UpdateSummary:
     """How far a client's training moved the model that it was sent, without the models themselves.
 
-    Attributes
-    ----------
-    parameter_change, buffer_change : float
-        Norms of the difference between the model that was returned and the one that was sent.
-    parameter_norm, buffer_norm : float
-        Norms of the model that was sent.
-    similarity : float
-        The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without such tensors.
-    sent_fingerprint, returned_fingerprint : str
-        Hashes of a few values of the two models, by which they are recognised.
+    ``parameter_change``, ``buffer_change``: Norms of the difference between the model that was returned and the one
+        that was sent.
+    ``similarity``: The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without
+        such tensors.
+    ``sent_fingerprint``, ``returned_fingerprint``: Hashes of a few values of the two models, by which they are
+        recognised.
     """
 
     parameter_change: float
