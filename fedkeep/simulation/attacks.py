@@ -51,7 +51,7 @@ class PoisonedFederation(Federation):
 
 
 def first_new_class(federation: Federation) -> int:
-    """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained."""
+    """Return the first class of a task, 0 without tasks. A backdoor teaches it: logits of earlier ones may be fixed."""
     return (0, *federation.cumulative_classes)[-2]
 
 
