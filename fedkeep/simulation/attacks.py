@@ -1,7 +1,7 @@
-"""Attacks by malicious clients, for trials of defences: the section ``[attack]`` of a recipe.
+"""Attacks by malicious clients, for trials of defences.
 
 Attackers know their own examples and the server's messages. `PoisonedFederation` changes what they train on, and
-`Attacker.tamper` what they answer. Everything else is that of an honest run, on every executor of this machine.
+`Attacker` what they answer. Everything else is that of an honest run, on every executor of this machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,65 +21,15 @@ from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS
-from fedkeep.options import Options, option
-from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
-
-AttackKind = Literal[
-    "none",
-    "silent",
-    "scaled_update",
-    "sign_flip",
-    "reversed_update",
-    "random_weights",
-    "label_flip",
-    "backdoor",
-    "lying_teacher",
-    "replay",
-    "false_counts",
-    "exaggerated_forgetting",
-]
-"""What attackers do.
-
-``silent``: they do not answer at all, which is what a perfect defence would leave. ``scaled_update``: their update
-times 100; ``sign_flip``: times -1; ``reversed_update``: times -10. ``random_weights``:
-normal values with each tensor's mean and standard deviation. ``label_flip``: they train on the task's labels in
-reverse, C - 1 - y without tasks. ``backdoor``: they teach that images with a bright corner are of the task's first
-class, 0 without tasks. ``lying_teacher``: their model answers each
-class with the next one. ``replay``: they send their first model again and again. ``false_counts``: they tell 100 times
-their numbers of examples. ``exaggerated_forgetting``: they train as they should, and lower the classifier's bias for
-classes that they lack by `Attack.strength`.
-"""
+from fedkeep.simulation.attack_options import NEED_EXAMPLES, ON_EXAMPLES, Attack, AttackKind
+from fedkeep.simulation.messages import no_reply
+from fedkeep.simulation.reply_step import Reply, ReplyStep, Round
+from fedkeep.simulation.state import SimulationState
 
 FACTORS = {"scaled_update": 100.0, "sign_flip": -1.0, "reversed_update": -10.0}
 COUNT_FACTOR = 100
 TRIGGER = 2
 """Side of the bright square in a corner that is a backdoor's trigger, in pixels."""
-ON_EXAMPLES = ("label_flip", "backdoor")
-"""Attacks on what malicious clients train on; the others are on what they answer."""
-NEED_EXAMPLES = (*ON_EXAMPLES, "exaggerated_forgetting")
-"""Attacks that need the clients' examples, which are not on this machine where clients are real sites."""
-
-
-@dataclass(frozen=True)
-class Attack(Options):
-    """Malicious clients, for trials of defences: the section ``[attack]`` of a recipe."""
-
-    kind: AttackKind = option("none", "what malicious clients do")
-    share: float = option(0.2, "share of all clients that are malicious, drawn by the seed", low=0.0, high=1.0)
-    strength: float = option(
-        4.0, "exaggerated_forgetting: by how much the bias of classes is lowered that a client lacks", low=0.0
-    )
-
-    def attackers(self, clients: Collection[str], seed: int) -> frozenset[str]:
-        """Draw the malicious clients.
-
-        Returns: Their ids; none without an attack.
-        """
-        if self.kind == "none":
-            return frozenset()
-        listed = list(clients)
-        order = torch.randperm(len(listed), generator=seeds.rng(seed, "attackers")).tolist()
-        return frozenset(listed[i] for i in order[: round(self.share * len(listed))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +52,7 @@ class PoisonedFederation(Federation):
 
 
 def first_new_class(federation: Federation) -> int:
-    """Return the first class of a federation's task, which a backdoor teaches: others' logits may be untrained."""
+    """Return the first class of a task, 0 without tasks. A backdoor teaches it: logits of earlier ones may be fixed."""
     return (0, *federation.cumulative_classes)[-2]
 
 
@@ -144,67 +93,70 @@ def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Ten
     return float((predict(add_trigger(others)).argmax(-1) == target).float().mean())
 
 
-class Attacker:
-    """Changes what malicious clients answer.
+@dataclass
+class FirstModels:
+    """The first model of each attacker that replays, by client."""
 
-    ``first_models``: The first model of each attacker that replays, by client; checkpoints keep them.
-    """
+    models: dict[str, Weights] = field(default_factory=dict)
 
-    def __init__(self, attack: Attack, clients: Collection[str], seed: int) -> None:
-        self.kind = attack.kind
-        self.strength = attack.strength
-        self.clients = attack.attackers(clients, seed)
-        self.seed = seed
-        self.first_models: dict[str, Weights] = {}
 
-    def tamper(
-        self, request: StepRequest, result: StepResult, number: int, rows: int, federation: Federation
-    ) -> StepResult | ClientFailure:
-        """Return what a malicious client sends instead of the result of its step.
+class Attacker(ReplyStep):
+    """Changes what malicious clients answer."""
 
-        ``number``: The round, counted over the whole run.
-        """
-        if request.client not in self.clients:
-            return result
-        if self.kind == "silent":
-            return ClientFailure("does not answer, on purpose")
-        reply = result.reply
-        if unwrap_step(request.step) is rise_of_loss:
-            return replace(result, reply=-reply)  # it blames the honest, and clears its own
-        if self.kind == "false_counts" and unwrap_step(request.step) is send_label_counts:
-            return replace(result, reply=reply * COUNT_FACTOR)
-        sent = sent_model(request, reply.model) if isinstance(reply, Fit) else None
-        if sent is None:
-            return result
-        return replace(result, reply=self._lie(request.client, reply, sent, number, rows, federation))
+    kept: FirstModels
 
-    def _lie(self, client: str, fit: Fit, sent: Weights, number: int, rows: int, federation: Federation) -> Fit:
-        if self.kind == "false_counts":
+    def __init__(self) -> None:
+        self.kept = FirstModels()
+        self.attackers: frozenset[str] = frozenset()
+
+    def applies(self, state: SimulationState) -> bool:
+        return state.attack.kind != "none"
+
+    def begin_round(self, state: SimulationState, number: int) -> None:
+        self.attackers = self.attackers or state.attack.attackers(state.federation.clients, state.seed)
+
+    def receive(self, round: Round, reply: Reply) -> None:
+        kind, step = round.state.attack.kind, unwrap_step(reply.request.step)
+        if reply.client not in self.attackers:
+            return
+        if kind == "silent":
+            raise no_reply("does not answer, on purpose")
+        if step is rise_of_loss:
+            reply.value = -reply.value  # it blames the honest, and clears its own
+        elif kind == "false_counts" and step is send_label_counts:
+            reply.value = reply.value * COUNT_FACTOR
+        elif reply.sent is not None:
+            reply.value = self._lie(round, reply.client, reply.value, reply.sent)
+
+    def _lie(self, round: Round, client: str, fit: Fit, sent: Weights) -> Fit:
+        state, kind = round.state, round.state.attack.kind
+        if kind == "false_counts":
             return replace(fit, num_examples=fit.num_examples * COUNT_FACTOR)
         change: Callable[[str, Tensor], Tensor]
-        if self.kind in FACTORS:
-            factor = FACTORS[self.kind]
+        if kind in FACTORS:
+            factor = FACTORS[kind]
             change = lambda name, tensor: sent[name] + factor * (tensor - sent[name])  # noqa: E731
-        elif self.kind == "random_weights":
-            rng = seeds.rng(self.seed, "random weights", round=number, client=client)
+        elif kind == "random_weights":
+            rng = seeds.rng(state.seed, "random weights", round=round.number, client=client)
             change = functools.partial(_random, rng)
-        elif self.kind == "lying_teacher":
+        elif kind == "lying_teacher":
+            rows = state.context.num_classes * state.algorithm.rows_per_class
             change = lambda name, tensor: tensor.roll(1, 0) if tensor.dim() and len(tensor) == rows else tensor  # noqa: E731
-        elif self.kind == "replay":
-            first = self.first_models.setdefault(client, fit.model)
+        elif kind == "replay":
+            first = self.kept.models.setdefault(client, fit.model)
             change = lambda name, tensor: first[name]  # noqa: E731
-        elif self.kind == "exaggerated_forgetting":
-            lacking = classes_lacking(federation, client, rows)
-            return replace(fit, model=exaggerate_forgetting(fit.model, lacking, self.strength))
+        elif kind == "exaggerated_forgetting":
+            lacking = classes_lacking(state.federation, client, state.algorithm.rows_per_class)
+            return replace(fit, model=exaggerate_forgetting(fit.model, lacking, state.attack.strength))
         else:
             return fit  # the examples were false, and the training honest
         return replace(fit, model={n: change(n, t) if t.is_floating_point() else t for n, t in fit.model.items()})
 
 
-def classes_lacking(federation: Federation, client: str, rows: int) -> Tensor:
+def classes_lacking(federation: Federation, client: str, rows_per_class: int) -> Tensor:
     """Return which rows of a classifier are of classes of which a client has no example, [rows]."""
-    labels, classes = federation.data(client)["label"], federation.cumulative_classes[-1]
-    return (torch.bincount(labels, minlength=classes) == 0).repeat_interleave(rows // classes)
+    counts = torch.bincount(federation.data(client)["label"], minlength=federation.cumulative_classes[-1])
+    return (counts == 0).repeat_interleave(rows_per_class)
 
 
 def exaggerate_forgetting(model: Weights, lacking: Tensor, strength: float) -> Weights:

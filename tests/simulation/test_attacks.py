@@ -26,17 +26,19 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
+from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import rise_of_loss
 from fedkeep.models import Weights
-from fedkeep.simulation.attacks import Attack, add_trigger, classes_lacking, exaggerate_forgetting
+from fedkeep.simulation.attack_options import Attack
+from fedkeep.simulation.attacks import add_trigger, classes_lacking, exaggerate_forgetting
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import LITTLE, choose_checkers, distance
-from fedkeep.simulation.loss_checker import LossChecker, ReturnedModel
+from fedkeep.simulation.loss_check import LITTLE, LossCheck, choose_checkers, distance
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
-from fedkeep.simulation.replies import measure_update
-from fedkeep.simulation.rounds import LOST, RoundState
+from fedkeep.simulation.reply_step import Reply
+from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.updates import Updates
 from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
@@ -273,74 +275,78 @@ def test_classes_without_an_image_on_the_server_say_nothing() -> None:
     assert 0 < distance(*scores) < 99
 
 
-def checked_round(label_counts: list[float]) -> tuple[RoundState, ReturnedModel]:
-    """A round in which a client has returned a model that was not trained."""
-    simulation = tiny.simulation(FedSeq(), defense=Defense(loss_check="server"), **COMMON)
-    simulation.history.label_counts = {"4": label_counts}
-    round_state, model = RoundState(simulation, 1, ["4", "0"]), simulation.server.model
-    request = StepRequest("4", MethodType(unwrap_step(FedSeq.train), simulation.algorithm), (model,), {}, 1, 1)
+def checked(counts: list[float], rerun_distance: float = 1.5) -> tuple[Simulation, StepRequest, list[str]]:
+    """Let the server check a model that answers class 0 whatever it sees; return what it says against it."""
+    defense = Defense(loss_check="server", rerun_distance=rerun_distance)
+    simulation = tiny.simulation(FedSeq(), defense=defense, **COMMON)
+    check, model = tiny.step(simulation, LossCheck), simulation.server.model
+    check.kept.by_client = {"4": counts}
+    round_state = RoundState(simulation, 1, ["4", "0"], simulation.steps)
     changed = {**model, "classifier.bias": model["classifier.bias"] + 3.0 * torch.eye(tiny.CLASSES)[0]}
-    fit = Fit(changed, 1, 1, 0.5)
-    update = measure_update(model, fit, simulation.context.runner.parameters)
-    round_state.loss_checker.asked(request)
-    return round_state, ReturnedModel(request, fit, LOST, update)
+    step = MethodType(unwrap_step(FedSeq.train), simulation.algorithm)
+    reply = Reply(StepRequest("4", step, (model,), {}, 1, 1), Fit(changed, 1, 1, 0.5))
+    tiny.step(simulation, Updates).receive(round_state, reply)
+    check.begin_round(simulation, 1)
+    check.arrived(round_state, reply)
+    return simulation, reply.request, [fault.text for _, fault in check.screen(round_state, [reply])]
 
 
 def test_a_model_unlike_reruns_is_refused() -> None:
-    round_state, one = checked_round([0.0, 17.0, 0.0])
-    round_state.loss_checker.check([one])
-    assert "a model unlike re-runs: its distance is" in round_state.refused["4"]
-    allowed, one = checked_round([0.0, 17.0, 0.0])
-    allowed.state.defense = replace(allowed.state.defense, rerun_distance=1e6)
-    allowed.loss_checker.check([one])
-    assert not allowed.refused
+    _, _, (fault,) = checked([0.0, 17.0, 0.0])
+    assert "a model unlike re-runs: its distance is" in fault
+    assert not checked([0.0, 17.0, 0.0], rerun_distance=1e6)[2]
 
 
 @pytest.mark.parametrize(("counts", "refused"), [([17.0, 0.0, 0.0], False), ([0.0, 17.0, 0.0], True)])
 def test_a_training_that_cannot_be_rerun_is_judged_by_its_loss(
     counts: list[float], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model answers class 0 whatever it sees."""
-    round_state, one = checked_round(counts)
-    monkeypatch.setattr(LossChecker, "rerun", lambda *_: None)
-    round_state.loss_checker.check([one])
-    assert ["whose loss on the classes that it holds rose" in fault for fault in round_state.refused.values()] == (
-        [True] if refused else []
-    )
+    monkeypatch.setattr(LossCheck, "rerun", lambda *_: None)
+    found = checked(counts)[2]
+    assert ["whose loss on the classes that it holds rose" in fault for fault in found] == [True] * refused
 
 
 def test_a_step_that_fails_cannot_be_rerun() -> None:
-    round_state, one = checked_round([0.0, 17.0, 0.0])
-    broken = replace(one.request, args=())
-    assert round_state.loss_checker.rerun([broken], {"label": torch.zeros(1)}) is None
-    assert round_state.loss_checker.rerun([one.request], {"label": torch.zeros(0)}) is None, "no image to train on"
+    simulation, request, _ = checked([0.0, 17.0, 0.0])
+    rerun = tiny.step(simulation, LossCheck).rerun
+    assert rerun(simulation, [replace(request, args=())], {"label": torch.zeros(1)}) is None
+    assert rerun(simulation, [request], {"label": torch.zeros(0)}) is None, "no image to train on"
 
 
 def test_who_holds_nothing_changes_nothing() -> None:
-    round_state, one = checked_round([0.0, 0.0, 0.0])
-    round_state.loss_checker.check([one])
-    assert "changed, though it says that it holds no examples" in round_state.refused["4"]
+    assert "changed, though it says that it holds no examples" in checked([0.0, 0.0, 0.0])[2][0]
 
 
 @pytest.mark.parametrize("told", [[1e12, 0.0, 0.0], [1e12, -1e12, 0.0], [3e38, 3e38, 3e38]])
 def test_a_rerun_has_no_more_images_than_the_client(told: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever label counts it told: noised ones, or those of a recipe that checks no replies."""
-    round_state, one = checked_round(told)
     seen: list[int] = []
-    monkeypatch.setattr(LossChecker, "rerun", lambda _, requests, data: seen.append(len(data["label"])))
-    round_state.loss_checker.check([one])
+    monkeypatch.setattr(LossCheck, "rerun", lambda _, state, requests, data: seen.append(len(data["label"])))
+    checked(told)
     assert len(seen) == 2
     assert all(17 <= number <= 17 + tiny.CLASSES for number in seen)
 
 
 def test_a_rerun_without_memory_is_not_held_against_the_client() -> None:
-    round_state, one = checked_round([0.0, 17.0, 0.0])
+    simulation, request, _ = checked([0.0, 17.0, 0.0])
 
     def exhausted(*args: Any, **kwargs: Any) -> None:
         raise torch.cuda.OutOfMemoryError("no memory is left")
 
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        round_state.loss_checker.rerun([replace(one.request, step=exhausted)], {"label": torch.zeros(1)})
+        tiny.step(simulation, LossCheck).rerun(
+            simulation, [replace(request, step=exhausted)], {"label": torch.zeros(1)}
+        )
+
+
+def test_label_counts_are_kept_within_a_task() -> None:
+    simulation = tiny.simulation(FedSeq(), defense=Defense(loss_check="server"), **COMMON)
+    tiny.run_rounds(simulation, 1)
+    check = tiny.step(simulation, LossCheck)
+    assert check.kept.by_client.keys() == set(simulation.sample_cohort(1))
+    assert decode(encode(check.kept), type(check.kept)) == check.kept, "a resume goes on with them"
+    check.begin_round(simulation, simulation.run_settings.rounds + 1)
+    assert not check.kept.by_client
 
 
 def test_exaggerated_forgetting_lowers_the_bias_of_classes_that_the_client_lacks() -> None:
@@ -353,12 +359,12 @@ def test_exaggerated_forgetting_lowers_the_bias_of_classes_that_the_client_lacks
         cohort = simulation.sample_cohort(1)
         models.append({})
 
-        def keep(replies: Any, known: dict[str, Weights] = models[-1]) -> Any:
-            known |= {client: reply.model for client, reply in replies.items()}
-            return replies
+        def keep(_: Any, round: Any, reply: Reply, known: dict[str, Weights] = models[-1]) -> None:
+            if isinstance(reply.value, Fit):
+                known[reply.client] = reply.value.model
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(RoundState, "make_robust", lambda _, replies, keep=keep: keep(replies))
+            patched.setattr(Updates, "receive", keep)
             simulation.run_round()
     bad = simulation.attack.attackers(simulation.federation.clients, 0)
     for client in cohort:
@@ -380,7 +386,7 @@ def test_all_rows_of_a_lacking_class_are_lowered() -> None:
     federation = tiny.federation()
     client = federation.clients[0]
     lacking = torch.bincount(federation.data(client)["label"], minlength=tiny.CLASSES) == 0
-    assert classes_lacking(federation, client, 4 * tiny.CLASSES).tolist() == [one for one in lacking for _ in range(4)]
+    assert classes_lacking(federation, client, 4).tolist() == [one for one in lacking for _ in range(4)]
 
 
 def test_the_server_has_examples_like_a_clients() -> None:
