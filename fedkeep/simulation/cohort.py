@@ -21,7 +21,7 @@ class RoundClient(RemoteClient):
         self.id = client
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
-        replies = self.round.ask(_step_requests(step, self.round, [self.id], args, kwargs))
+        replies = self.round.collect(self.round.queue_up(_step_requests(step, self.round, [self.id], args, kwargs)))
         reply = replies[self.id].value if self.id in replies else None
         privacy = self.round.state.privacy
         if isinstance(reply, Fit) and (privacy.secure_aggregation or privacy.client_noise_multiplier):
@@ -50,7 +50,8 @@ class RoundCohort(Cohort):
         return len(self.clients)
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        return self.round.combine(self.round.ask(_step_requests(step, self.round, self.clients, args, kwargs)))
+        clients = self.round.queue_up(_step_requests(step, self.round, self.clients, args, kwargs))
+        return self.round.combine(self.round.collect(clients))
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
         self.round.start(_step_requests(step, self.round, self.clients, args, kwargs))

@@ -27,6 +27,7 @@ class RequestQueue:
         self.waiting: dict[str, list[StepRequest]] = {}
         self.under_way: dict[str, tuple[StepRequest, Future | Fault]] = {}
         self.step_seconds: dict[str, float] = {}
+        self._began = 0.0
         self._replies: dict[str, int] = {}  # how often each step was waited for, by name
 
     def add(self, request: StepRequest) -> None:
@@ -73,11 +74,11 @@ class RequestQueue:
             for request, future in zip(requests, self.state.executor.submit(*requests), strict=True):
                 self.under_way[request.client] = request, future
 
-    def results(self, clients: Sequence[str], expected: int | None) -> Iterator[tuple[StepRequest, StepResult | Fault]]:
-        """Wait for the steps of clients, which are under way, and yield each when its result arrives.
+    def arriving(self, clients: Sequence[str], expected: int | None) -> Iterator[tuple[StepRequest, Future | Fault]]:
+        """Yield the requests of clients, which are under way, each when its result arrives; failures come first.
 
-        Failures come first; they have arrived. Progress is reported of the ``expected`` replies to a step: the first
-        ones. Whether a step is asked again, only the method knows.
+        Progress is reported of the ``expected`` replies to a step: the first ones. Whether a step is asked again, only
+        the method knows.
         """
         steps = [self.under_way[client][0].step.__name__ for client in clients]
         failed = [client for client in clients if isinstance(self.under_way[client][1], Fault)]
@@ -88,11 +89,13 @@ class RequestQueue:
             done = self._replies.get(step, 0)
             self._replies[step] = done + 1
             progress.report(step, done, expected if expected is not None and done < expected else None)
-            began = time.perf_counter()
-            taken = [self.take(next(arriving))]
-            name = taken[0][0].step.__name__
-            self.step_seconds[name] = self.step_seconds.get(name, 0.0) + time.perf_counter() - began
-            yield taken.pop()  # of which nothing stays here: it may be stored, while the next one is made
+            self._began = time.perf_counter()
+            yield self.under_way.pop(next(arriving))
+
+    def count_seconds(self, request: StepRequest) -> None:
+        """Count the seconds of waiting for a request, when its result is there."""
+        step = request.step.__name__
+        self.step_seconds[step] = self.step_seconds.get(step, 0.0) + time.perf_counter() - self._began
 
     def take(self, client: str) -> tuple[StepRequest, StepResult | Fault]:
         """Wait for the result of a client's request."""

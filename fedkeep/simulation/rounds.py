@@ -131,19 +131,17 @@ class RoundState:
             self._queue(requests)
             self.queue.prefetch()
 
-    def ask(self, requests: Sequence[StepRequest]) -> dict[str, Reply]:
-        """Carry requests out, and what their clients were asked before; return the replies of those that are not lost.
-
-        Clients are finished side by side if there are workers or stacks.
-        """
+    def queue_up(self, requests: Sequence[StepRequest]) -> list[str]:
+        """Queue requests for which `collect` is called next, and return their clients."""
         with self.timed():
             self._queue(requests)
-        return self._collect([request.client for request in requests])
+        return [request.client for request in requests]
 
     def ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
         """Ask clients for a step that every method has, and return the replies of those that are not lost."""
         bound = MethodType(step, self.state.algorithm)
-        replies = self.ask([StepRequest(client, bound, args, {}, self.task, self.round) for client in clients])
+        requests = [StepRequest(client, bound, args, {}, self.task, self.round) for client in clients]
+        replies = self.collect(self.queue_up(requests))
         return {client: reply.value for client, reply in replies.items()}
 
     def combine(self, replies: dict[str, Reply]) -> dict[str, Any]:
@@ -154,7 +152,7 @@ class RoundState:
 
     def finish(self) -> None:
         """Carry out all waiting requests, so that every step that was asked for is done by the end of the round."""
-        self._collect(list(self.queue.waiting), one_by_one=True)
+        self.collect(list(self.queue.waiting), one_by_one=True)
 
     def abandon(self) -> None:
         """Drop all requests that are waiting or running."""
@@ -243,8 +241,11 @@ class RoundState:
                 self.costs.down += num_bytes([request.args, request.kwargs])
                 self.queue.add(self._delivered(request))
 
-    def _collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Reply]:
-        """Carry out all waiting requests of some clients, and return the last reply of each that is not lost."""
+    def collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Reply]:
+        """Carry out all waiting requests of some clients, and return the last reply of each that is not lost.
+
+        Clients are finished side by side if there are workers or stacks, and nobody wants them ``one_by_one``.
+        """
         state, queue, models = self.state, self.queue, list[Reply]()
         replies: dict[str, Reply] = {}
         expected = 0 if state.own_contexts else len(clients)  # other networks, other sizes
@@ -262,9 +263,11 @@ class RoundState:
                     arrived = self._arrived
                     order = deque(client for client in unfinished if client in queue.under_way)
                     under_way = [client for client in queue.under_way if client in asked]
-                    for request, result in queue.results(under_way, None if self.asks_all else len(self.cohort)):
+                    for request, future in queue.arriving(under_way, None if self.asks_all else len(self.cohort)):
+                        result = future if isinstance(future, Fault) else state.executor.wait(future)
+                        queue.count_seconds(request)
                         arrived[request.client] = self._receive(request, result, store)
-                        del result  # which may be stored by now, while the next one is made
+                        del future, result  # which may be stored by now, while the next one is made
                         if store is not None:
                             store.trim()
                         while order and order[0] in arrived:
