@@ -91,9 +91,9 @@ class Defense(Options):
         low=0.0,
     )
     rerun_distance: float = option(
-        1.5,
+        1.0,
         "where the server measures: how far a model may be from two re-runs of its training on the server's own "
-        "images, in distances of these from each other",
+        "images, in what is usual for honest clients",
         low=0.0,
     )
 

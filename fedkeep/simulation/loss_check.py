@@ -35,19 +35,21 @@ CHECKERS = 3
 """Number of clients that measure a model, so that one liar among them decides nothing."""
 CLIENTS_SLACK = 5.0
 """How much more of a rise clients allow than the server: they measure on few examples, on which they have trained."""
-LITTLE = 0.05
-"""A difference that is never held against a client, in logits and nats: two re-runs may agree by chance."""
+LITTLE, SHARE = 0.05, 0.2
+"""A difference that is never held against a client, in logits and nats, and as a share of what the re-runs changed."""
 
 
-def distance(model: ClassScores, one: ClassScores, other: ClassScores) -> float:
-    """Return how far a client's model is from two re-runs, in distances of the re-runs from each other.
+def distance(before: ClassScores, after: ClassScores, one: ClassScores, other: ClassScores) -> float:
+    """Return how far a client's model is from two re-runs, beside what is allowed to an honest one.
 
-    What differs is the mean logits of each class, and its mean loss; a model whose loss is smaller is not farther.
+    That is how far the re-runs are from each other, and a share of what they changed. What differs is the mean logits
+    of each class, and its mean loss; a model whose loss is smaller is not farther.
     """
-    logits = _size(model.mean_logits - (one.mean_logits + other.mean_logits) / 2)
-    loss = _size((model.loss - (one.loss + other.loss) / 2).clamp(min=0))
+    logits, loss = (one.mean_logits + other.mean_logits) / 2, (one.loss + other.loss) / 2
+    apart = _size(after.mean_logits - logits) + _size((after.loss - loss).clamp(min=0))
     chance = _size(one.mean_logits - other.mean_logits) + _size(one.loss - other.loss)
-    return (logits + loss) / (chance + LITTLE)
+    change = _size(logits - before.mean_logits) + _size(loss - before.loss)
+    return apart / (chance + SHARE * change + LITTLE)
 
 
 def _size(difference: Tensor) -> float:
@@ -130,7 +132,7 @@ class LossCheck(ReplyStep):
         slack = defense.loss_slack
         if check:
             if reruns := self._reruns(round.state, check, client, asked, counts[client]):
-                found, limit = distance(check.scores(model), *map(check.scores, reruns)), defense.rerun_distance
+                found, limit = distance(*map(check.scores, (sent, model, *reruns))), defense.rerun_distance
                 return "" if found <= limit else f"a model unlike re-runs: its distance is {found:.3g}, not {limit:.3g}"
             rise = mean_of_labels(check.scores(model).loss - check.scores(sent).loss, counts[client]) or 0.0
         else:

@@ -33,7 +33,7 @@ from fedkeep.simulation.attack_options import Attack
 from fedkeep.simulation.attacks import add_trigger, classes_lacking, exaggerate_forgetting
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import LITTLE, LossCheck, choose_checkers, distance
+from fedkeep.simulation.loss_check import LITTLE, SHARE, LossCheck, choose_checkers, distance
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
 from fedkeep.simulation.reply_step import Reply
 from fedkeep.simulation.rounds import RoundState
@@ -246,25 +246,32 @@ def test_losses_count_as_the_clients_own_labels() -> None:
     assert mean_of_labels(change, torch.tensor([0, 0, 7.0])) is None
 
 
-def test_a_distance_is_that_from_two_reruns_beside_theirs_from_each_other() -> None:
-    one, other, model = (torch.zeros(4, 4) for _ in range(3))
+def test_a_distance_is_that_from_two_reruns_beside_what_is_usual() -> None:
+    before, one, other, model = (torch.zeros(4, 4) for _ in range(4))
     one[:, 0], other[:, 0], model[:, 0] = 3.0, 5.0, 4.0
-    assert distance(answers(model), answers(one), answers(other)) == pytest.approx(0.0, abs=0.02)
-    loss = lambda logits: torch.nn.functional.cross_entropy(logits, torch.arange(4), reduction="none")  # noqa: E731
-    chance = ((1.5**2 + 3 * 0.5**2) / 4) ** 0.5 + float((loss(one) - loss(other)).square().mean().sqrt())
-    model[3, 1] = 8.0  # the loss of class 3 rises, and its logits differ, less their mean
+
+    def found(after: torch.Tensor) -> float:
+        return distance(*map(answers, (before, after, one, other)))
+
+    def size(change: torch.Tensor) -> float:
+        return float(change.square().mean().sqrt())
+
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, torch.arange(4), reduction="none")
+
+    assert found(model) == pytest.approx(0.0, abs=0.02)
+    mean = (loss(one) + loss(other)) / 2
+    chance = ((1.5**2 + 3 * 0.5**2) / 4) ** 0.5 + size(loss(one) - loss(other))
+    change = ((3.0**2 + 3 * 1.0**2) / 4) ** 0.5 + size(mean - loss(before))
+    usual = chance + SHARE * change + LITTLE
     apart = ((6.0**2 + 3 * 2.0**2) / 16) ** 0.5
-    rise = float((loss(model) - (loss(one) + loss(other)) / 2).clamp(min=0).square().mean().sqrt())
-    wanted = pytest.approx((apart + rise) / (chance + LITTLE), rel=1e-5)
-    assert distance(answers(model), answers(one), answers(other)) == wanted
-    shifted = answers(model + torch.arange(4.0)[:, None])
-    assert distance(shifted, answers(one), answers(other)) == wanted, "what all logits have more changes nothing"
+    model[3, 1] = 8.0  # the loss of class 3 rises, and its logits differ, less their mean
+    rise = size((loss(model) - mean).clamp(min=0))
+    assert found(model) == pytest.approx((apart + rise) / usual, rel=1e-5)
+    assert found(model + torch.arange(4.0)[:, None]) == pytest.approx(found(model)), "the same for all logits"
     model[3, 1], model[3, 3] = 0.0, 8.0
-    better = (apart + float((loss(model) - (loss(one) + loss(other)) / 2).clamp(min=0).square().mean().sqrt())) / (
-        chance + LITTLE
-    )
-    assert distance(answers(model), answers(one), answers(other)) == pytest.approx(better, rel=1e-5)
-    assert better < (apart + rise) / (chance + LITTLE), "a smaller loss is not held against it"
+    assert found(model) == pytest.approx((apart + size((loss(model) - mean).clamp(min=0))) / usual, rel=1e-5)
+    assert found(model) < (apart + rise) / usual, "a smaller loss is not held against it"
 
 
 def test_classes_without_an_image_on_the_server_say_nothing() -> None:
