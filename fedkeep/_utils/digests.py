@@ -192,7 +192,7 @@ def read_json(path: Traversable, *, required: bool = True) -> dict[str, Any]:
     DamagedFile
         If the file is missing or is not what was written.
     """
-    content = _read(path)
+    content = read_all(path)
     if is_sealed(content):
         content = _unsealed(path, content, _JSON_DIGEST) + b"}"
     elif required:
@@ -262,7 +262,7 @@ def read_toml(path: Traversable, *, required: bool = True) -> str:
     DamagedFile
         If the file is missing or is not what was written.
     """
-    content = _read(path)
+    content = read_all(path)
     if is_sealed(content):
         content = _unsealed(path, content, _TOML_DIGEST) + b"\n"
     elif required:
@@ -273,7 +273,8 @@ def read_toml(path: Traversable, *, required: bool = True) -> str:
         raise DamagedFile(f"{path} is damaged: expected text ({error}).") from None
 
 
-def _read(path: Traversable) -> bytes:
+def read_all(path: Traversable) -> bytes:
+    """Return a file's content, on disk or in an archive; raise `DamagedFile` if it cannot be read."""
     try:
         with path.open("rb") as file:
             # Of an archive, `read()` would unpack all that is there before it cuts it to the size that was checked.
@@ -291,52 +292,6 @@ def _unsealed(path: Traversable, content: bytes, form: re.Pattern[bytes]) -> byt
         raise DamagedFile(
             f"{path} is damaged or was edited: its last line says SHA-256 {expected[:12]}..., and it has "
             f"{actual[:12]}..."
-        )
-    return body
-
-
-def write_sealed(path: Path, content: bytes) -> Path:
-    """Write a content atomically, with its SHA-256 as the last 32 bytes of the file.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    content : bytes
-        The content.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
-    return atomic_write(path, content + hashlib.sha256(content).digest())
-
-
-def read_sealed(path: Path) -> bytes:
-    """Return the content that `write_sealed` has written.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    bytes
-        The content, without the digest.
-
-    Raises
-    ------
-    DamagedFile
-        If the file is missing or is not what was written.
-    """
-    content = _read(path)
-    body, expected = content[:-32], content[-32:]
-    if hashlib.sha256(body).digest() != expected:
-        raise DamagedFile(
-            f"{path} is damaged: its last bytes say SHA-256 {expected.hex()[:12]}..., and it has "
-            f"{hashlib.sha256(body).hexdigest()[:12]}..."
         )
     return body
 

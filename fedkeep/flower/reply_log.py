@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
+from fedkeep._utils.digests import DamagedFile
+from fedkeep._utils.identity import ForeignFile, Identity, seal, unseal
 from fedkeep.interface.codec import decode, encode
 from fedkeep.simulation.messages import ClientFailure
 
@@ -27,10 +29,13 @@ class ReplyLog:
     ----------
     folder : Path
         Where the replies are stored; created with the first of them.
+    owner : Identity
+        The run.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, owner: Identity) -> None:
         self.folder = folder
+        self.owner = owner
 
     def begin_round(self, round: int) -> None:
         """Delete the replies of other rounds, which the checkpoint covers, and partly written files.
@@ -55,10 +60,10 @@ class ReplyLog:
             A value that the codec can encode, or a `ClientFailure`.
         """
         if isinstance(reply, ClientFailure):
-            kind = "refused" if reply.refused else "lost"
-            write_sealed(self.folder / f"{call_id}.{kind}", reply.reason.encode())
+            kind, content = "refused" if reply.refused else "lost", reply.reason.encode()
         else:
-            write_sealed(self.folder / f"{call_id}.reply", encode(reply))
+            kind, content = "reply", encode(reply)
+        seal(self.folder / f"{call_id}.{kind}", content, replace(self.owner, call=call_id))
 
     def has(self, call_id: str) -> bool:
         """Return whether a reply or a failure is stored; `load` tells whether it is whole.
@@ -93,9 +98,9 @@ class ReplyLog:
         """
         for file in self._files(call_id):
             try:
-                content = read_sealed(file)
-            except DamagedFile as damage:
-                log.warning("%s The site is asked again.", damage)
+                content = unseal(file, replace(self.owner, call=call_id))
+            except (DamagedFile, ForeignFile) as error:
+                log.warning("%s The site is asked again.", error)
                 file.unlink()
                 continue
             if file.suffix == ".reply":

@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from fedkeep._utils.digests import Digest, check_file, digest_of, is_sealed, read_json, write_manifest
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
+from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import Checkpoint
@@ -39,6 +40,7 @@ def run_trial(
     folder: Path,
     callbacks: Sequence[Callback] = (),
     *,
+    identity: Identity = Identity(),  # noqa: B008  # which is frozen
     checkpoint_share: float = 0.05,
     may_repeat: MayRepeat = lambda state, result: False,
 ) -> None:
@@ -58,6 +60,8 @@ def run_trial(
         The folder of the trial. No other process can run the trial meanwhile.
     callbacks : Sequence[Callback]
         Called in this order, after the round has been recorded and, if that is due, saved.
+    identity : Identity
+        The trial: its manifests say that they belong to it, and what belongs to another one is refused.
     checkpoint_share : float
         The largest share of the time that saving may take.
     may_repeat : Callable[[SimulationState, RoundResult], bool]
@@ -76,7 +80,7 @@ def run_trial(
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
             all_callbacks = [
                 records,
-                Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share), records, may_repeat),
+                Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat),
                 *callbacks,
             ]
             with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
@@ -89,7 +93,7 @@ def run_trial(
                     for callback in all_callbacks:
                         callback.on_round_end(simulation, result)
                     _stop_if_useless(simulation)
-            _export(simulation, folder, records.on_disk())
+            _export(simulation, folder, records.on_disk(), identity)
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
 
@@ -104,7 +108,7 @@ def _stop_if_useless(simulation: Simulation) -> None:
         )
 
 
-def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest]) -> None:
+def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest], identity: Identity) -> None:
     """Write the results of a finished trial, and last the manifest that makes it a finished one."""
     files = dict(records)
 
@@ -125,7 +129,7 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest])
             read_json(path)  # a new digest must not confirm what was damaged since it was written
             files[path.name] = digest_of(content)
     sync_folder(folder)
-    write_manifest(folder / MANIFEST, files)
+    write_manifest(folder / MANIFEST, files, identity=identity.to_table())
 
 
 End: TypeAlias = tuple[int, "hashlib._Hash"]
