@@ -27,20 +27,12 @@ class Identity:
 
     Every manifest, every trial.json and every sealed state or reply holds one.
 
-    Attributes
-    ----------
-    method : str
-        The method's label.
-    seed : int or None
-        The trial's seed.
-    settings : Mapping[str, object]
-        All options of the recipe on which the trial's results depend, such as ``"training.lr"``.
-    code : Mapping[str, str]
-        The SHA-256 of the user's own files, by name.
-    inputs : Mapping[str, str]
-        The hashes of data, partition, extractors and generator.
-    run, site, call : str
-        The run of sites, the site, and the call (six digits of its round, and a hash) that left the file.
+    ``method``: The method's label.
+    ``settings``: All options of the recipe on which the trial's results depend, such as ``"training.lr"``.
+    ``code``: The SHA-256 of the user's own files, by name.
+    ``inputs``: The hashes of data, partition, extractors and generator.
+    ``run``, ``site``, ``call``: The run of sites, the site, and the call (six digits of its round, and a hash) that
+        left the file.
     """
 
     method: str = ""
