@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def settings_of(recipe: Mapping[str, Any], label: str | None = None) -> dict[str
     return settings
 
 
+@lru_cache(maxsize=4)
+def _parse(text: str) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
+    """Return a recipe's table, and label and seed of its trials by their folders' names."""
+    recipe = tomllib.loads(text)
+    names = {str(method.get("label")): slug(str(method.get("label"))) for method in recipe.get("methods", ())}
+    return recipe, {f"{names[label]}-seed{seed}": (label, seed) for label in names for seed in recipe.get("seeds", ())}
+
+
+def _read_recipe(root: Traversable) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
+    return _parse(read_toml(root / "recipe.toml", required=False))
+
+
 def run_identity(root: Traversable) -> Identity:
     """Return what run.json says of the recipe's options and of the user's code; nothing in older runs."""
     path = root / "run.json"
@@ -44,15 +57,14 @@ def run_identity(root: Traversable) -> Identity:
 
 def identity_of(root: Traversable, label: str, seed: int) -> Identity:
     """Return the identity of a trial of a run: what its files must say."""
-    recipe = tomllib.loads(read_toml(root / "recipe.toml", required=False))
-    return Identity(label, seed, settings_of(recipe, label), run_identity(root).code)
+    return Identity(label, seed, settings_of(_read_recipe(root)[0], label), run_identity(root).code)
 
 
 def check_recipe(root: Traversable) -> None:
     """Raise `ForeignFile` if recipe.toml is not the one with which the run was begun."""
-    path = root / "recipe.toml"
-    found = Identity(settings=settings_of(tomllib.loads(read_toml(path, required=False))))
-    found.check(path, run_identity(root), "Put back the recipe.toml with which this run was begun, or begin a new run.")
+    found = Identity(settings=settings_of(_read_recipe(root)[0]))
+    advice = "Put back the recipe.toml with which this run was begun, or begin a new run."
+    found.check(root / "recipe.toml", run_identity(root), advice)
 
 
 def identities(trial: Traversable) -> dict[str, Identity]:
@@ -79,9 +91,7 @@ def check_trial(root: Traversable, trial: Traversable) -> bool:
     known = {name: one for name, one in identities(trial).items() if one != Identity()}
     if not known:
         return False
-    recipe = tomllib.loads(read_toml(root / "recipe.toml", required=False))
-    labels = [str(method.get("label")) for method in recipe.get("methods", ())]
-    trials = {f"{slug(label)}-seed{seed}": (label, seed) for label in labels for seed in recipe.get("seeds", ())}
+    _, trials = _read_recipe(root)
     if trial.name not in trials:
         named = next(iter(known.values()))
         raise ForeignFile(

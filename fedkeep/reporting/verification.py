@@ -79,12 +79,13 @@ def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
 
 def _verify_belonging(root: Traversable, found: Verification, trial: Traversable) -> Verification:
     """Add to what was found of a trial's files whether they belong to the run, whose own files are whole."""
-    if found.status not in ("finished", "unfinished"):
-        return found
     try:
-        return found if check_trial(root, trial) else replace(found, details=(*found.details, UNKNOWN))
+        is_told = check_trial(root, trial)
     except ForeignFile as error:
-        return replace(found, status="foreign", details=(str(error),))
+        return replace(
+            found, status="foreign", details=(str(error), *(found.details if found.status == "damaged" else ()))
+        )
+    return found if is_told or found.status == "damaged" else replace(found, details=(*found.details, UNKNOWN))
 
 
 def _verify_trial(trial: Traversable, sealed: bool, models: bool) -> Verification:
