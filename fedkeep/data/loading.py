@@ -191,11 +191,8 @@ def local_path(name: str, data_dir: str | Path | None) -> Path | None:
 
 
 def _version(path: Path, files: Iterable[Path]) -> tuple[object, ...]:
-    """Return what tells a file or folder from all others, and its content from earlier ones.
-
-    Files of two sites may have the same names, sizes and times, as those of an archive do: so where they lie counts.
-    """
-    return path.resolve(), *cache.file_stamps(files, path if path.is_dir() else path.parent)
+    """Return what tells the content of a file or folder from all others, wherever it lies."""
+    return tuple(cache.file_digests(files, path if path.is_dir() else path.parent))
 
 
 def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
