@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.util import find_spec
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +223,9 @@ def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
         return assemble(name, splits, schema, str(path), note=found.note, options=options)
 
     how = ["folder", as_table(options), found.note]
-    if found.note:
-        log.warning("%s: %s", name, found.note)
+    if found.note and parent_process() is None:  # workers read the same
+        such_as = f" Such as: {found.examples}." if found.examples else ""
+        log.warning("%s: %s%s", name, found.note, such_as)
     return cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
 
 
