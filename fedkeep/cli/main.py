@@ -16,15 +16,9 @@ from fedkeep.errors import FedKeepError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Parameters
-    ----------
-    arguments : Sequence[str], optional
-        The command line without the program's name; default: the process's.
-
-    Returns
-    -------
-    int
-        The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the command.
+    ``arguments``: The command line without the program's name; default: the process's.
+    Returns: The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the
+        command.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(FittingFormatter("%(levelname)s %(message)s"))
@@ -51,13 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Returns
-    -------
-    argparse.ArgumentParser
-        The parser, with all commands.
-    """
+    """Return the parser of the command line."""
     top = Parser(
         prog="fedkeep",
         description="Federated learning that keeps what it has learned: compare methods against forgetting.",

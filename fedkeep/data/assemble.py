@@ -33,27 +33,12 @@ def assemble(
 ) -> DataSet:
     """Read, decode and check a data set.
 
-    Parameters
-    ----------
-    name : str
-        The data set's name.
-    splits : mapping of str to datasets table
-        The splits by name; the schema says which of them are used.
-    schema : Schema
-        Which columns and splits are used for what.
-    where : str
-        What errors call the source: a folder or a Hub id.
-    normalisation : tuple of two tuples of float, optional
-        Mean and standard deviation per channel; None computes them from the training images.
-    note : str
-        What is known about the data set; what was found in this copy is added.
-    options : DataOptions, optional
-        How images are resized and tables are read.
-
-    Raises
-    ------
-    DataError
-        If something is missing, mixed or out of range.
+    ``splits``: The splits by name; the schema says which of them are used.
+    ``schema``: Which columns and splits are used for what.
+    ``where``: What errors call the source: a folder or a Hub id.
+    ``normalisation``: Mean and standard deviation per channel; None computes them from the training images.
+    ``note``: What is known about the data set; what was found in this copy is added.
+    ``options``: How images are resized and tables are read.
     """
     if schema.train not in splits or (schema.test not in splits and not schema.test_share):
         missing = schema.train if schema.train not in splits else schema.test

@@ -81,16 +81,11 @@ def digest(dataset: DataSet) -> str:
 def entry_path(name: str, how: Any, version: Any, decoding: int = _VERSION) -> Path:
     """Return the file of a cache entry.
 
-    Parameters
-    ----------
-    name : str
-        The data set's name or Hub id.
-    how : JSON-able
-        How the data set is decoded. Another value gives another entry.
-    version : JSON-able
-        The version of the source, such as `file_digests` or a commit.
-    decoding : int
-        The version of the code that decodes; for what is not decoded one that stays, so that the entry does too.
+    ``name``: The data set's name or Hub id.
+    ``how``: How the data set is decoded. Another value gives another entry.
+    ``version``: The version of the source, such as `file_digests` or a commit.
+    ``decoding``: The version of the code that decodes; for what is not decoded one that stays, so that the entry does
+        too.
     """
     return cache_folder() / f"{_stem(name, how, decoding)}-{_digest(version)}.safetensors"
 

@@ -16,14 +16,10 @@ from fedkeep.errors import DataError
 class Features:
     """Named numbers, not scaled.
 
-    Parameters
-    ----------
-    names : tuple of str
-        The columns of numbers, and ``"column=value"`` for each value of a column of text.
-    numbers : Tensor
-        float64 ``[n, features]``.
-    is_value : tuple of bool
-        Whether a feature is 1 for one value of a column of text and 0 for all others; such features are not scaled.
+    ``names``: The columns of numbers, and ``"column=value"`` for each value of a column of text.
+    ``numbers``: float64 ``[n, features]``.
+    ``is_value``: Whether a feature is 1 for one value of a column of text and 0 for all others; such features are not
+        scaled.
     """
 
     names: tuple[str, ...]
@@ -36,20 +32,12 @@ def standardise(
 ) -> tuple[Tensor, Tensor | None, list[float], list[float]]:
     """Scale numbers with the mean and the standard deviation of the training rows.
 
-    Parameters
-    ----------
-    train, test : Features
-        The same features of both splits; no test rows are None.
-    held_out : Tensor, optional
-        bool ``[n]``: rows of the training split that will be test rows, and so have no part in mean and deviation.
-
-    Returns
-    -------
-    train, test : Tensor
-        float32 ``[n, features]``.
-    mean, std : list of float
-        What was subtracted and divided by, for each feature: 0 and 1 for values of text. A constant feature gets the
-        deviation 1.
+    ``train``, ``test``: The same features of both splits; no test rows are None.
+    ``held_out``: bool ``[n]``: rows of the training split that will be test rows, and so have no part in mean and
+        deviation.
+    Returns: float32 ``[n, features]``.
+    Returns: What was subtracted and divided by, for each feature: 0 and 1 for values of text. A constant feature gets
+        the deviation 1.
     """
     keep = torch.tensor(train.is_value)
     known = train.numbers if held_out is None else train.numbers[~held_out]
@@ -64,10 +52,7 @@ def standardise(
 def scaled_again(dataset: DataSet) -> DataSet:
     """Return a table scaled with the mean and the standard deviation of the training rows that it has now.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set, of which training rows were taken; one without scaled features is returned as it is.
+    ``dataset``: The data set, of which training rows were taken; one without scaled features is returned as it is.
     """
     mean, std = torch.tensor(dataset.mean).double(), torch.tensor(dataset.std).double()
     scaled = (mean != 0) | (std != 1)  # the others are values of text, or numbers that are to stay as they are
@@ -96,19 +81,7 @@ def match_features(dataset: DataSet, names: Sequence[str], mean: Sequence[float]
     Nothing of the site's table leaves it: its own scaling is undone, and that of the run applied. A value of text that
     the site does not have is a feature of zeros.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The site's data set; one without named features is returned as it is.
-    names : sequence of str
-        The run's features.
-    mean, std : sequence of float
-        What the run scales each of them with.
-
-    Raises
-    ------
-    DataError
-        If the site lacks a column of numbers, or has a feature that the run does not have.
+    ``dataset``: The site's data set; one without named features is returned as it is.
     """
     if not dataset.features or not names:
         return dataset

@@ -36,16 +36,10 @@ CLIENTS_FOLDER = "clients"
 class DataFiles:
     """Files that are one data set.
 
-    Parameters
-    ----------
-    files : sequence of Path
-        All of them; the cache sees by them whether the data set has changed.
-    read : callable
-        Opens them as tables by split name.
-    note : str
-        What was found while looking for them, such as empty folders, and what was left out.
-    examples : str
-        Paths of what was left out, which are told but not recorded.
+    ``files``: All of them; the cache sees by them whether the data set has changed.
+    ``read``: Opens them as tables by split name.
+    ``note``: What was found while looking for them, such as empty folders, and what was left out.
+    ``examples``: Paths of what was left out, which are told but not recorded.
     """
 
     files: Sequence[Path]
@@ -57,18 +51,9 @@ class DataFiles:
 def find_data_files(path: Path, as_text: Collection[str] = ()) -> DataFiles:
     """Find the files of a data set.
 
-    Parameters
-    ----------
-    path : Path
-        A file ``.parquet``, ``.csv`` or ``.tsv``; or a folder that holds such files called ``train`` and ``test``,
-        folders of images, or a folder ``clients``.
-    as_text : Collection[str]
-        Columns of a single CSV file that are text, whatever is written in them.
-
-    Raises
-    ------
-    DataError
-        If there are none.
+    ``path``: A file ``.parquet``, ``.csv`` or ``.tsv``; or a folder that holds such files called ``train`` and
+        ``test``, folders of images, or a folder ``clients``.
+    ``as_text``: Columns of a single CSV file that are text, whatever is written in them.
     """
     if path.is_file():
         return DataFiles([path], lambda: _as_datasets({"train": [(path, _read_table(path, as_text))]}))
@@ -94,11 +79,6 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     """Return a folder's tables by split name; an empty dict if there are none.
 
     A split is ``SPLIT.parquet``, shards of it, ``SPLIT.csv`` or ``SPLIT.tsv``.
-
-    Raises
-    ------
-    DataError
-        If a split is there twice.
     """
     found: dict[str, list[Path]] = {}
     for split in ("train", *TEST_NAMES):
@@ -290,10 +270,7 @@ def _image_clients(path: Path, images: _ByClient, notes: Sequence[str], left_out
 def read_images_of_clients(images: _ByClient) -> dict[str, Any]:
     """Return image files as tables with the columns ``"image"``, ``"label"`` and ``"client"``.
 
-    Parameters
-    ----------
-    images : mapping
-        The files by split, client and class name.
+    ``images``: The files by split, client and class name.
     """
     names = {name for clients in images.values() for classes in clients.values() for name in classes}
     merged: dict[str, dict[str, list[Path]]] = {}

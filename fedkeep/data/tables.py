@@ -33,30 +33,13 @@ def read_inputs(
 ) -> tuple[list[Tensor], dict[str, tuple[Any, ...]]]:
     """Return the inputs of each split of a table: token ids, or numbers.
 
-    Parameters
-    ----------
-    tables : sequence of datasets tables
-        The training split, and the test split if there is one.
-    wheres : sequence of str
-        What errors call each of them.
-    schema : Schema
-        Which columns are the label, the input and something else.
-    options : DataOptions
-        Text, scaling and length.
-    held_out : Tensor, optional
-        bool ``[n]``: the rows of the only split that will be test rows; numbers are scaled by the others.
-
-    Returns
-    -------
-    inputs : list of Tensor
-        Of each split: int64 ``[n, length]`` or float32 ``[n, features]``.
-    description : dict
-        The fields ``features``, ``mean`` and ``std`` of a `DataSet`, if there are features.
-
-    Raises
-    ------
-    DataError
-        If a column is neither numbers nor text, or misses values.
+    ``tables``: The training split, and the test split if there is one.
+    ``wheres``: What errors call each of them.
+    ``schema``: Which columns are the label, the input and something else.
+    ``options``: Text, scaling and length.
+    ``held_out``: bool ``[n]``: the rows of the only split that will be test rows; numbers are scaled by the others.
+    Returns: Of each split: int64 ``[n, length]`` or float32 ``[n, features]``.
+    Returns: The fields ``features``, ``mean`` and ``std`` of a `DataSet`, if there are features.
     """
     pairs = list(zip(tables, wheres, strict=True))
     if options.text:
@@ -89,19 +72,7 @@ def is_list(table: Any, column: str) -> bool:
 def read_lists(rows: Sequence[Any], where: str, length: int) -> Tensor:
     """Return lists of numbers as float32 ``[n, numbers]``, lists of token ids as int64 ``[n, length]``.
 
-    Parameters
-    ----------
-    rows : sequence of lists
-        The lists.
-    where : str
-        What errors call them.
-    length : int
-        Token ids in each row of the result.
-
-    Raises
-    ------
-    DataError
-        If one is no such list, or numbers differ in length.
+    ``where``: What errors call them.
     """
     return _vectors(rows, where) if rows and _holds_floats(rows) else pad(rows, where, length)
 
@@ -163,19 +134,7 @@ def _check_text(name: str, of_splits: Sequence[Array], wheres: Sequence[str]) ->
 def read_values(table: Any, name: str, where: str) -> Array:
     """Return a column as float64 or as text.
 
-    Parameters
-    ----------
-    table : datasets table
-        The table.
-    name : str
-        Its column.
-    where : str
-        What errors call the table.
-
-    Raises
-    ------
-    DataError
-        If a value is neither; it names the row.
+    ``where``: What errors call the table.
     """
     values = read_column(table, name, where)
     check_filled(values, name, where)

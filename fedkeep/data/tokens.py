@@ -22,16 +22,9 @@ def hash_words(text: str, vocabulary: int) -> list[int]:
     The id is a hash (CRC-32) of the word in lower case, 1 to vocabulary - 1. So all clients number words alike, and
     none has to tell which words it has. Different words may share an id.
 
-    Parameters
-    ----------
-    text : str
-        The text.
-    vocabulary : int
-        Number of ids, with 0 for what fills a text up.
-
-    References
-    ----------
     Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009.
+
+    ``vocabulary``: Number of ids, with 0 for what fills a text up.
     """
     words = _WORD.findall(text.lower())
     return [1 + zlib.crc32(word.encode("utf-8", "replace")) % (vocabulary - 1) for word in words]
@@ -40,26 +33,8 @@ def hash_words(text: str, vocabulary: int) -> list[int]:
 def tokenise(texts: Iterable[Any], where: str, length: int, vocabulary: int) -> Tensor:
     """Return the token ids of texts.
 
-    Parameters
-    ----------
-    texts : iterable of str
-        The texts.
-    where : str
-        What errors call them.
-    length : int
-        Ids of each text.
-    vocabulary : int
-        Number of ids.
-
-    Returns
-    -------
-    Tensor
-        int64 ``[n, length]``.
-
-    Raises
-    ------
-    DataError
-        If one is missing or not text.
+    ``where``: What errors call them.
+    Returns: int64 ``[n, length]``.
     """
     rows = []
     for row, text in enumerate(texts):
@@ -72,24 +47,8 @@ def tokenise(texts: Iterable[Any], where: str, length: int, vocabulary: int) -> 
 def pad(rows: Sequence[Any], where: str, length: int) -> Tensor:
     """Return lists of token ids as one tensor: longer ones are cut, shorter ones filled with 0.
 
-    Parameters
-    ----------
-    rows : sequence of lists of int
-        The token ids.
-    where : str
-        What errors call them.
-    length : int
-        Ids in each row of the result.
-
-    Returns
-    -------
-    Tensor
-        int64 ``[n, length]``.
-
-    Raises
-    ------
-    DataError
-        If a row is no list of integers from 0 on.
+    ``where``: What errors call them.
+    Returns: int64 ``[n, length]``.
     """
     result: np.ndarray[Any, np.dtype[np.int64]] = np.zeros((len(rows), length), np.int64)
     for row, ids in enumerate(rows):

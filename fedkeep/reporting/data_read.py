@@ -17,12 +17,8 @@ _INPUTS = {"uint8": "images of {}", "int64": "{} token ids", "float32": "numbers
 class DataRead:
     """Numbers of examples, as a trial's description and its partition have them.
 
-    Attributes
-    ----------
-    classes : Sequence[tuple[str, int | None, int]]
-        Of each class its name, its examples at clients (None: not recorded) and its test examples.
-    clients : Sequence[tuple[str, int]]
-        Of each client its name and its examples; empty if they are not recorded.
+    ``classes``: Of each class its name, its examples at clients (None: not recorded) and its test examples.
+    ``clients``: Of each client its name and its examples; empty if they are not recorded.
     """
 
     inputs: str
