@@ -187,6 +187,23 @@ def _unsealed(path: Traversable, content: bytes, form: re.Pattern[bytes]) -> byt
     return body
 
 
+def write_sealed(path: Path, content: bytes) -> Path:
+    """Write a content atomically, with its SHA-256 as the last 32 bytes of the file."""
+    return atomic_write(path, content + hashlib.sha256(content).digest())
+
+
+def read_sealed(path: Path) -> bytes:
+    """Return the content that `write_sealed` has written."""
+    content = read_all(path)
+    body, expected = content[:-32], content[-32:]
+    if hashlib.sha256(body).digest() != expected:
+        raise DamagedFile(
+            f"{path} is damaged: its last bytes say SHA-256 {expected.hex()[:12]}..., and it has "
+            f"{hashlib.sha256(body).hexdigest()[:12]}..."
+        )
+    return body
+
+
 def write_manifest(path: Path, files: Mapping[str, Digest], **content: Any) -> Path:
     """Write a manifest: a JSON object that lists files with their digests.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.digests import DamagedFile, read_all
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.errors import RunError
 
 _MARK = b"FedKeep "  # no safetensors file begins with it: as a number it would be a header of exabytes
@@ -93,16 +91,12 @@ def _short(value: Any) -> str:
 
 def seal(path: Path, content: bytes, owner: Identity) -> Path:
     """Write a content atomically, with its owner before it and its SHA-256 after it."""
-    body = _MARK + json.dumps(owner.to_table()).encode() + b"\n" + content
-    return atomic_write(path, body + hashlib.sha256(body).digest())
+    return write_sealed(path, _MARK + json.dumps(owner.to_table()).encode() + b"\n" + content)
 
 
 def unseal(path: Path, expected: Identity) -> bytes:
     """Return what `seal` wrote; raise `DamagedFile`, or `ForeignFile` if it belongs to something else."""
-    content = read_all(path)
-    body, digest = content[:-32], content[-32:]
-    if hashlib.sha256(body).digest() != digest:
-        raise DamagedFile(f"{path} is damaged: its last bytes are not the SHA-256 of all that stands before them.")
+    body = read_sealed(path)
     if not body.startswith(_MARK):  # of an older version, which did not say to what it belongs
         return body
     head, _, body = body.partition(b"\n")
