@@ -43,6 +43,6 @@ def noised_mean(
     deviation = privacy.client_noise_multiplier * privacy.max_update_norm / len(fits)
     stream = noise(deviation, *(mean[name] for name in names))
     for name in names:
-        mean[name] = mean[name] + deviation * stream.normal(mean[name].shape).to(mean[name])
+        mean[name] = stream.gaussian(mean[name], deviation)
     mean |= {name: tensor for name, tensor in sent[next(iter(fits))].items() if name not in names}
     return {client: replace(fit, model=mean, num_examples=1, num_steps=1, loss=0.0) for client, fit in fits.items()}

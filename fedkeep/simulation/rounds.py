@@ -34,6 +34,7 @@ from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.loss_checker import LossChecker, ReturnedModel
 from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
+from fedkeep.simulation.privacy_account import PrivacyAccount
 from fedkeep.simulation.replies import (
     UpdateSummary,
     find_fault,
@@ -79,9 +80,8 @@ class RoundState:
     ``requires_min_clients``: Whether the round is rolled back if fewer than ``run.min_clients`` clients reply.
     ``client_states``: New states of the round's clients.
     ``uses``: Number of uses of randomness in this round, by client and purpose.
-    ``spent``: What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
+    ``account``: What left with noise.
     ``num_noised_means``: How many noised means of models were made.
-    ``sample_rate``: The largest probability with which a client was asked for one of these means.
     ``waiting``: Requests that have not been submitted yet, by client.
     ``under_way``: Requests that have been submitted, by client.
     ``checked``: Results that arrived and are not accepted yet, since those of earlier clients have not arrived.
@@ -114,9 +114,8 @@ class RoundState:
         self.requires_min_clients = True
         self.client_states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
-        self.spent: dict[str, dict[str, int]] = {}
+        self.account = PrivacyAccount()
         self.num_noised_means = 0
-        self.sample_rate = 0.0
         self.waiting: dict[str, list[StepRequest]] = {}
         self.under_way: dict[str, tuple[StepRequest, Future | ClientFailure]] = {}
         self.checked: dict[str, _Checked] = {}
@@ -260,9 +259,10 @@ class RoundState:
                 "update could be measured from. Give the model to the client step as an argument of its own."
             )
         self.num_noised_means += 1
-        self.sample_rate = max(self.sample_rate, self._sample_rate())
         noise = partial(state.context.repeated_noise, "noised mean", self.number, self.num_noised_means)
-        return noised_mean(fits, self.sent, privacy, noise, store.keep)
+        noised = noised_mean(fits, self.sent, privacy, noise, store.keep)
+        self.account.noised_mean(fits, next(iter(noised.values())).model)
+        return noised
 
     def finish(self) -> None:
         """Carry out all waiting requests, so that every step that was asked for is done by the end of the round."""
@@ -286,8 +286,9 @@ class RoundState:
         for client, result in found.items():
             if isinstance(result, ClientFailure) or self._spending_fault(client, result):
                 continue
-            if privacy := spent(result.uses):
-                self.spent[client] = privacy
+            if client not in self.checked:
+                self.account.arrived(client, self.uses.get(client, {}), result)
+            self.account.count(client, result.uses)
 
     def ordered_fits(self) -> list[tuple[str, Fit]]:
         """Return the results of local training in the order of the cohort, so that sums do not depend on timing."""
@@ -316,9 +317,8 @@ class RoundState:
             "up": self.up,
         }
         server_spent = spent(self.state.server.uses)
-        if self.spent or self.num_noised_means or server_spent:
-            shared = {"means": self.num_noised_means, "sample_rate": self.sample_rate}
-            record["privacy"] = as_table(privacy) | {"clients": self.spent} | shared
+        if (clients := self.account.clients()) or server_spent:
+            record["privacy"] = as_table(privacy) | {"clients": clients}
             record["privacy"] |= {"server": server_spent} if server_spent else {}
         if self.refused:
             record["refused"] = list(self.refused)
@@ -329,12 +329,6 @@ class RoundState:
         if self.left_out:
             record["left_out"] = self.left_out
         return record | ({"local_models": self.local_models} if self._evaluates_local_models else {})
-
-    def _sample_rate(self) -> float:
-        """Return the probability with which a client is asked; clients that are set aside cannot be."""
-        candidates = len(self.state.federation.clients) - len(self.state.clients_set_aside())
-        between_rounds = not self.requires_min_clients  # when everybody is asked
-        return 1.0 if between_rounds else min(1.0, len(self.cohort) / max(candidates, 1))
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -415,7 +409,7 @@ class RoundState:
                 self.under_way[request.client] = request, future
 
     def _check(self, request: StepRequest, result: StepResult | ClientFailure, store: ReplyStore | None) -> _Checked:
-        """Check a result alone, and measure it; nothing of the round changes."""
+        """Check a result alone, and measure it; nothing of the round changes but the account of privacy."""
         state = self.state
         if state.attacker is not None and not isinstance(result, ClientFailure):
             rows = state.context.num_classes * state.algorithm.rows_per_class
@@ -424,6 +418,7 @@ class RoundState:
             return _Checked(request, result)
         if fault := self._spending_fault(request.client, result):
             return _Checked(request, replace(result, reply=None, uses=self.uses.get(request.client, {})), fault)
+        self.account.arrived(request.client, self.uses.get(request.client, {}), result)
         reply = result.reply
         form = state.context_of(request.client).runner.initial
         secure = state.privacy.secure_aggregation and isinstance(reply, Fit)
@@ -461,8 +456,7 @@ class RoundState:
         if isinstance(result, ClientFailure):
             self._lose_client(client, result.reason, refused=result.refused)
             return LOST
-        if privacy := spent(result.uses):  # also if the reply is refused: it has left the client
-            self.spent[client] = privacy
+        self.account.count(client, result.uses)  # also if the reply is refused: it has left the client
         if checked.fault:
             self._lose_client(client, f"answered with {checked.fault}", refused=True)
             return LOST
@@ -479,20 +473,20 @@ class RoundState:
         """Compare models that were asked for together, refuse those that cannot be right, and keep the others."""
         state, defense = self.state, self.state.defense
         updates: dict[str, UpdateSummary] = {}
+        # Central DP's noise covers the mean alone: whether a client is in it must not depend on anybody's examples.
+        may_compare = not state.privacy.client_noise_multiplier
         for one in arrived:
             client, update = one.request.client, one.update
             if update is None or client in self.lost:
                 continue
             known = [*state.history.models.get(client, ()), *map(_fingerprints, self.updates.get(client, ()))]
             fault = find_too_large(update, defense) or find_replay(update, known)
-            if fault and defense.check_replies:
+            if fault and defense.check_replies and may_compare:
                 self.refuse(one, fault)
             else:
                 updates[client] = update
         earlier = [update for each in self.updates.values() for update in each]
         outliers: dict[str, str] = {}
-        # Central DP's noise covers the mean alone, so whether a client is in it must not depend on the others.
-        may_compare = not state.privacy.client_noise_multiplier
         if may_compare:
             norms = [*state.history.norms, *(one.parameter_change for one in earlier)]
             outliers = find_outliers(updates, defense, norms)

@@ -94,7 +94,8 @@ class Simulation(SimulationState):
         timings["server"] = server_seconds
         timings |= {f"step {name}": seconds for name, seconds in round.step_seconds.items()}
         timings["evaluate"] = round.evaluation_seconds
-        result = RoundResult(round.record() | {"rolled_back": rolled_back, "log": self.server.logged}, timings)
+        record = round.record() | {"rolled_back": rolled_back, "log": self.server.logged}
+        result = RoundResult(record, timings, round.account.releases(record, self.server.told))
         for callback in self.callbacks:
             callback.on_round_end(self, result)
         self._keep_history(round, result.record)
