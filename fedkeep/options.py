@@ -13,6 +13,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+import numpy as np
+
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 
@@ -104,6 +106,10 @@ def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
     """Convert a value to the type of an annotation; raise `ConfigError` if that is not possible."""
+    if isinstance(value, np.ndarray):
+        value = list(value) if value.ndim else value[()]
+    if isinstance(value, np.generic):  # sweeps and searches give such; float32's 0.1 is 0.1, not 0.10000000149
+        value = float(str(value)) if isinstance(value, np.floating) else value.item()
     origin = get_origin(hint)
     if origin is Literal:
         choices = get_args(hint)
