@@ -158,9 +158,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
         it.
         """
         if num_classes == 2 and getattr(self, "w_nontarget", 0.0) > 0:
-            return (
-                "with two classes there is one beside the label, so that the part with the weight w_nontarget is 0"
-            )
+            return "with two classes there is one beside the label, so that the part with the weight w_nontarget is 0"
         if num_tasks == 1 and type(self).end_task is not Algorithm.end_task:
             return "with one task, what it keeps for later ones is never used"
         return ""
