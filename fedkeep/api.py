@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.partition import Scheme
 from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.run import open_run, prepare_run, retry_command
@@ -28,6 +29,7 @@ from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.training.pooled import PooledTraining
 
 MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
 Examples = str | Path | DataSet | tuple[Any, ...]
@@ -41,6 +43,8 @@ def run(
     data: Examples | None = None,
     partition: str | Scheme | Rows | None = None,
     model: str | Architecture | nn.Module | Factory | type[nn.Module] | None = None,
+    weights: str | Path | Mapping[str, Tensor] | None = None,
+    pretraining: Mapping[str, Any] | PooledTraining | None = None,
     training: Training | None = None,
     methods: MethodLike | Iterable[MethodLike] | None = None,
     rounds: int | None = None,
@@ -73,6 +77,11 @@ def run(
     model : str or Architecture or nn.Module or type or Callable, optional
         A name such as ``"lenet5"``; a class or function without arguments or of (shape, classes), which is called for
         each network; or a network, whose weights every seed begins with.
+    weights : str or Path or Mapping[str, Tensor], optional
+        The model from which the rounds begin: a safetensors file, the folder of an exported model or of a model of
+        Hugging Face, or a state dict.
+    pretraining : Mapping[str, object], optional
+        Pooled training on all clients' examples before the first round, such as ``{"passes": 6, "lr": 0.02}``.
     training : Training, optional
         The settings of local training.
     methods : Iterable[Algorithm or str], optional
@@ -119,6 +128,8 @@ def run(
         data=data,
         partition=partition,
         model=model,
+        weights=weights,
+        pretraining=pretraining,
         training=training,
         methods=methods,
         rounds=rounds,
@@ -145,6 +156,7 @@ def resume(
     data: Examples | None = None,
     partition: Rows | None = None,
     model: nn.Module | Factory | type[nn.Module] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
@@ -161,6 +173,8 @@ def resume(
         The clients' rows, if these were given in Python too.
     model : nn.Module or type or Callable, optional
         The network, if it was given in Python and cannot be imported: that of a notebook, for one.
+    weights : Mapping[str, Tensor], optional
+        The state dict from which the run began, if it was given in Python and is no longer in the cache folder.
     machine : Machine, optional
         Workers and folders; device, threads, stack and compile are those with which the run began.
     on_progress : Callable[[Progress], None], optional
@@ -181,6 +195,8 @@ def resume(
     _refuse_workers("resume")
     folder, machine = Path(folder), machine or Machine()
     experiment = open_run(folder, machine, None if model is None else architecture_of(model))
+    if weights is not None and keep_weights(weights) != experiment.recipe.weights:
+        raise RunError(f"{folder} was begun with other weights than these. Give the former.")
     if data is not None:
         found = examples_of(data, partition, machine.data_dir)
         if found != experiment.recipe.data:
