@@ -24,6 +24,13 @@ def plain_torch(threads: int | None = None) -> Iterator[None]:
 
     ``threads``: PyTorch's number of threads; None leaves it.
     """
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise ConfigError(
+            f"this program has set PyTorch's default device to {str(device)!r}, and worker processes would have "
+            "another. Call torch.set_default_device(None) before, or leave the block `with torch.device(...)`; "
+            "machine=Machine(device=...) says where FedKeep computes."
+        )
     with ExitStack() as restored:
         for read, write, plain in _settings() if threads is None else [*_settings(), _threads(threads)]:
             if (before := read()) != plain:
@@ -33,13 +40,6 @@ def plain_torch(threads: int | None = None) -> Iterator[None]:
         restored.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         restored.enter_context(torch.inference_mode(False))
         restored.enter_context(torch.enable_grad())
-        device = torch.get_default_device()
-        if device.type != "cpu":
-            raise ConfigError(
-                f"this program has set PyTorch's default device to {str(device)!r}, and worker processes would have "
-                "another. Call torch.set_default_device(None) before, or leave the block `with torch.device(...)`; "
-                "machine=Machine(device=...) says where FedKeep computes."
-            )
         yield
 
 

@@ -129,6 +129,7 @@ def _try(network: nn.Module, examples: Tensor, classes: int, who: str) -> None:
     for name, tensor in _tensors(network, constants):
         fixed = not network.training or name in parameters or name in constants
         if fixed and not torch.equal(tensor, before[name]):
+            shown = name if name in constants else own_name(name)
             hint = (
                 "Take Embedding's max_norm out"
                 if name in parameters
@@ -137,7 +138,7 @@ def _try(network: nn.Module, examples: Tensor, classes: int, who: str) -> None:
                 else "Change it in training mode only"
             )
             raise ConfigError(
-                f"the network of {who} changes its own {own_name(name)!r} when it computes outputs{mode}, and "
+                f"the network of {who} changes its own {shown!r} when it computes outputs{mode}, and "
                 f"others read the same model. {hint}."
             )
     if network.training:

@@ -103,7 +103,7 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
     tau: float = option(0.1, "softmax temperature of both cross-entropies", low=1e-3)
     scale: float | None = option(
         None,
-        "factor on the whole loss; none: 1 with Adam or clipped gradients, as in PASS's code, 0.02 with SGD",
+        "factor on the whole loss; none: 1 with Adam or clipped gradients, 0.02 with plain SGD",
         low=0.0,
     )
     scope: Literal["client", "global"] = option("client", "whose prototypes a client learns with: its own, or all")
