@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -76,7 +77,7 @@ def _settings() -> list[_Setting]:
     settings += [_float32_of(backends.mkldnn.matmul, "ieee"), _float32_of(backends.cudnn, "ieee")]
     settings += [_float32_of(backends.cudnn.conv, "tf32"), _float32_of(backends.cudnn.rnn, "tf32")]
     for device in ("cpu", "cuda"):
-        settings.append((_autocast_of(device), lambda on, d=device: torch.set_autocast_enabled(d, on), False))
+        settings.append((_autocast_of(device), partial(torch.set_autocast_enabled, device), False))
     return settings
 
 
