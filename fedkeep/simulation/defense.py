@@ -91,7 +91,7 @@ class Defense(Options):
         low=0.0,
     )
     rerun_distance: float = option(
-        1.0,
+        2.0,
         "where the server measures: how far a model may be from two re-runs of its training on the server's own "
         "images, in what is usual for honest clients",
         low=0.0,

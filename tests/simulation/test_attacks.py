@@ -282,7 +282,7 @@ def test_classes_without_an_image_on_the_server_say_nothing() -> None:
     assert 0 < distance(*scores) < 99
 
 
-def checked(counts: list[float], rerun_distance: float = 1.5) -> tuple[Simulation, StepRequest, list[str]]:
+def checked(counts: list[float], rerun_distance: float = 2.0) -> tuple[Simulation, StepRequest, list[str]]:
     """Let the server check a model that answers class 0 whatever it sees; return what it says against it."""
     defense = Defense(loss_check="server", rerun_distance=rerun_distance)
     simulation = tiny.simulation(FedSeq(), defense=defense, **COMMON)
