@@ -130,7 +130,7 @@ def test_an_attack_on_models_is_refused_for_a_method_without_any() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "label_flip", "exaggerated_forgetting"]
+    "kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "exaggerated_forgetting"]
 )
 def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     honest, _ = digits("fedseq")
