@@ -141,6 +141,14 @@ def test_a_table_and_a_comparison(run: RunResult) -> None:
         run.plot("los")  # type: ignore[arg-type]
 
 
+def test_a_plot_is_a_picture_where_a_notebook_shows_it(run: RunResult) -> None:
+    """Also without pyplot, whose inline backend would otherwise be needed."""
+    formatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter()
+    shown, _ = formatter.format(run.plot())
+    assert shown["image/svg+xml"].startswith("<svg")
+    assert "MOON" in shown["image/svg+xml"]
+
+
 def test_a_label_is_one_row_and_a_name_that_several_rows_have_is_none(run: RunResult) -> None:
     slow = "FedAvg, lr 0.01"
     trials = [replace(t, label=t.label.replace("MOON", slow), algorithm="fedavg") for t in reversed(run.trials)]
@@ -224,7 +232,9 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"partition": {"a": [0, 0]}}, PartitionError, "client 'a' holds a row twice"),
         ({"partition": {"a": [0, 1], "b": [1]}}, PartitionError, "row 1 is held by client 'a' and by client 'b'"),
         ({"partition": {"a": [0, 9999]}}, PartitionError, "there are 1400 training rows"),
-        ({"partition": {"a": []}}, PartitionError, "client 'a' must hold a list of row numbers"),
+        ({"partition": {"a": []}}, PartitionError, "client 'a' holds no rows.*Leave it out"),
+        ({"partition": [[0, 1], torch.tensor([])]}, PartitionError, "client '1' holds no rows.*Leave it out"),
+        ({"partition": {"a": "rows"}}, PartitionError, "client 'a' must hold a list of row numbers"),
         ({"partition": {}}, PartitionError, "names no client"),
         ({"methods": ["fedavgg"]}, ConfigError, "there is no method 'fedavgg'. Did you mean"),
         ({"methods": [3]}, ConfigError, r"methods must be methods such as .* or their names.*, not 3"),
