@@ -87,14 +87,15 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             simulation.set_task(task)
             timer = simulation.context.timer
             timer.reset()
-            state = store.state(request.state, simulation.client_state_type)
+            state, before = store.state(request.state, simulation.client_state_type), dict(request.uses)
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             value = result.reply
             if simulation.privacy.secure_aggregation and isinstance(value, Fit):  # the update waits to be masked
                 store.store_update(call_id, secure_update(simulation, request, value)[UPDATE])
                 value = without_model(value)
-            sent = (value, state_ref(call_id, simulation.client_state_type), result.uses)
+            uses = result.uses | store.count_spent(before, result.uses, task)
+            sent = (value, state_ref(call_id, simulation.client_state_type), uses)
             reply = ((sent,), timer.train, timer.teachers)
             store.store(call_id, result.state, reply)
         store.prune(call_id, str(head["checkpointed"]))
