@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from fedkeep._utils.digests import Digest, check_file, digest_of, is_sealed, read_json, write_manifest
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
+from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
 from fedkeep.simulation.callbacks import Callback, Outcome
 from fedkeep.simulation.checkpoint import Checkpoint
@@ -46,6 +47,7 @@ def run_trial(
     callbacks: Sequence[Callback] = (),
     *,
     own: Sequence[Callback] = (),
+    identity: Identity = Identity(),  # noqa: B008  # which is frozen
     checkpoint_share: float = 0.05,
     may_repeat: MayRepeat = lambda state, result: False,
 ) -> None:
@@ -61,6 +63,7 @@ def run_trial(
     ``callbacks``: Called in this order, after the round has been recorded and, if that is due, saved.
     ``own``: The user's callbacks. They are called last, but after a round before it is recorded, since they may add to
         the record; see `Callback.on_round_end`.
+    ``identity``: The trial: its manifests say that they belong to it, and what belongs to another one is refused.
     ``checkpoint_share``: The largest share of the time that saving may take.
     ``may_repeat``: Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint
         after such a round; by default there are none.
@@ -70,7 +73,9 @@ def run_trial(
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
             builtin = [
                 records,
-                Checkpoints(simulation, Checkpoint(folder / "checkpoint", checkpoint_share), records, may_repeat),
+                Checkpoints(
+                    simulation, Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat
+                ),
                 *callbacks,
             ]
             with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
@@ -91,7 +96,7 @@ def run_trial(
                         callback.on_round_end(simulation, result)
                     if not stops:
                         _stop_if_useless(simulation)
-            _export(simulation, folder, records.on_disk())
+            _export(simulation, folder, records.on_disk(), identity)
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
 
@@ -128,7 +133,7 @@ def _stop_if_useless(simulation: Simulation) -> None:
         )
 
 
-def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest]) -> None:
+def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest], identity: Identity) -> None:
     """Write the results of a finished trial, and last the manifest that makes it a finished one."""
     files = dict(records)
 
@@ -149,7 +154,7 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest])
             read_json(path)  # a new digest must not confirm what was damaged since it was written
             files[path.name] = digest_of(content)
     sync_folder(folder)
-    write_manifest(folder / MANIFEST, files)
+    write_manifest(folder / MANIFEST, files, identity=identity.to_table())
 
 
 End: TypeAlias = tuple[int, "hashlib._Hash"]
