@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,11 +69,12 @@ def assemble(
         )
     inputs: list[Tensor] = []
     description: dict[str, tuple[Any, ...]] = {}
+    seen: Counter[str] = Counter()
     if schema.image:
         for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
             batches = read_batches(table, schema.image, what)
             rows = len(labels[number])
-            inputs.append(decode(batches, rows, what, schema.channels, schema.side, options.size))
+            inputs.append(decode(batches, rows, what, schema.channels, schema.side, options.size, seen))
     else:
         inputs, description = read_inputs(tables, wheres, schema, options, held_out)
     parts = [
@@ -95,6 +97,9 @@ def assemble(
         parts = _equal_channels(parts)
         mean, std = normalisation or channel_statistics(parts[0]["input"])
         description = {"mean": mean, "std": std}
+    notes += [f"{count} images are {what}." for what, count in sorted(seen.items())]
+    unused = sorted({*splits} - {*present}) if is_own else []
+    notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
     notes.append(_classes_without_training(parts, label_names))
     train, test = parts
     values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
