@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.partition import Scheme
 from fedkeep.errors import RunError
@@ -35,6 +36,7 @@ Examples = str | Path | DataSet | tuple[Any, ...]
 Rows = Mapping[str, Any] | Sequence[Any]
 
 
+@plain_torch()
 def run(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -147,6 +149,7 @@ def run(
     return _read(folder, experiment.recipe)
 
 
+@plain_torch()
 def resume(
     folder: str | Path,
     *,

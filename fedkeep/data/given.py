@@ -40,7 +40,9 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
     holder = np.full(total, -1, dtype=np.int64)
     for number, (name, held) in enumerate(clients.items()):
         numbers = held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(list(held))
-        if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
+        if numbers.ndim == 1 and not len(numbers):
+            raise PartitionError(f"client {name!r} holds no rows, and would learn nothing. Leave it out of partition.")
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise PartitionError(f"client {name!r} must hold a list of row numbers, such as [0, 4], not {held!r:.80}.")
         if numbers.min() < 0 or numbers.max() >= total:
             raise PartitionError(

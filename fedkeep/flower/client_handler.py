@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.build import (
     build_simulation,
@@ -35,7 +36,6 @@ from fedkeep.models import Pretrained
 from fedkeep.simulation.messages import UPDATE, decode_request, results_type
 from fedkeep.simulation.secure_sum import secure_update, without_model
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
     ``kind``: What the server asks: the site's name and number of examples, a client step, or a stage of an aggregation.
     """
     try:
-        with pinned_threads(config.threads):
+        with plain_torch(config.threads):
             return _HANDLERS[kind](envelope, config)
     except FedKeepError as error:
         log.error("site %s cannot answer: %s", config.site, error)

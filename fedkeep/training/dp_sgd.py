@@ -134,7 +134,7 @@ def clipped_sum(
                 f"this method's loss cannot be computed example by example, as DP-SGD needs: {error}"
             ) from error
         found = list(gradients.values())
-        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in found]).norm(dim=0)
+        norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in found]).norm(dim=0)
         factors = (privacy.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
         for kept, gradient in zip(total, found, strict=True):
             kept += torch.einsum("b,b...->...", factors, gradient)
