@@ -18,6 +18,7 @@ from typing import Any
 
 from fedkeep._utils.digests import is_sealed, read_json, read_toml
 from fedkeep.errors import RunError
+from fedkeep.experiment.belonging import check_inputs, check_recipe, check_trial
 from fedkeep.experiment.paths import (
     ARCHIVE_SUFFIX,
     TRIAL_FILE,
@@ -31,7 +32,7 @@ from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.evaluation_models import EvaluationModel
 from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.trial import MANIFEST
+from fedkeep.simulation.trial import LEDGER, MANIFEST
 
 AVERAGE_SUFFIX: dict[EvaluationModel, str] = {"last": "", "round": ", mean of the round", "moving": ", moving average"}
 """What a label says of an evaluation model."""
@@ -88,7 +89,13 @@ def read_run(path: str | Path) -> Run:
         text = read_toml(recipe)
     else:  # tables need the order of methods only, and take it from what can be read
         text = read_bytes(recipe).decode(errors="replace") if recipe.is_file() else ""
-    trials = [_read_trial(folder, path / TRIALS / folder.name, sealed) for folder in trial_folders(root)]
+    folders = trial_folders(root)
+    if sealed:
+        check_recipe(root)
+        for folder in folders:
+            check_trial(root, folder)
+    trials = [_read_trial(folder, path / TRIALS / folder.name, sealed) for folder in folders]
+    check_inputs((trial.path, trial.seed, trial.info.get("dependencies", {})) for trial in trials)
     run = Run(path, info, text, ())
     trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
     named = [text.casefold() for text in _texts(run.settings)]
@@ -202,6 +209,7 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
         sequential=bool(info.get("sequential", info.get("schedule") == "sequential")),  # schedule: in kept archives
         rounds=rounds,
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
+        ledger=_read_lines(folder / LEDGER),
         partition=read_json(partition, required=sealed) if partition.is_file() else {},
         info=info,
         finished=finished,

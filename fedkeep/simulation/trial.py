@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from fedkeep._utils.digests import Digest, check_file, digest_of, is_sealed, read_json, write_manifest
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
+from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import Checkpoint
@@ -23,6 +24,8 @@ from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import RoundResult, SimulationState
 
 MANIFEST = "manifest.json"
+LEDGER = "privacy.jsonl"
+"""What left with noise, a line for each round, rounds that were repeated after a restart included."""
 """The file that makes a trial a finished one: it is written last, and lists all other files with their digests."""
 
 
@@ -39,6 +42,7 @@ def run_trial(
     folder: Path,
     callbacks: Sequence[Callback] = (),
     *,
+    identity: Identity = Identity(),  # noqa: B008  # which is frozen
     checkpoint_share: float = 0.05,
     may_repeat: MayRepeat = lambda state, result: False,
 ) -> None:
@@ -52,6 +56,7 @@ def run_trial(
 
     ``folder``: The folder of the trial. No other process can run the trial meanwhile.
     ``callbacks``: Called in this order, after the round has been recorded and, if that is due, saved.
+    ``identity``: The trial: its manifests say that they belong to it, and what belongs to another one is refused.
     ``checkpoint_share``: The largest share of the time that saving may take.
     ``may_repeat``: Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint
         after such a round; by default there are none.
@@ -61,7 +66,9 @@ def run_trial(
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
             all_callbacks = [
                 records,
-                Checkpoints(simulation, Checkpoint(folder / "checkpoint", checkpoint_share), records, may_repeat),
+                Checkpoints(
+                    simulation, Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat
+                ),
                 *callbacks,
             ]
             with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
@@ -74,7 +81,7 @@ def run_trial(
                     for callback in all_callbacks:
                         callback.on_round_end(simulation, result)
                     _stop_if_useless(simulation)
-            _export(simulation, folder, records.on_disk())
+            _export(simulation, folder, records.on_disk(), identity)
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
 
@@ -89,7 +96,7 @@ def _stop_if_useless(simulation: Simulation) -> None:
         )
 
 
-def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest]) -> None:
+def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest], identity: Identity) -> None:
     """Write the results of a finished trial, and last the manifest that makes it a finished one."""
     files = dict(records)
 
@@ -111,7 +118,7 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest])
             read_json(path)  # a new digest must not confirm what was damaged since it was written
             files[path.name] = digest_of(content)
     sync_folder(folder)
-    write_manifest(folder / MANIFEST, files)
+    write_manifest(folder / MANIFEST, files, identity=identity.to_table())
 
 
 End: TypeAlias = tuple[int, "hashlib._Hash"]
@@ -148,6 +155,12 @@ class JsonlWriter:
         self.file.write(content)
         self.file.flush()
         self._hash.update(content)
+
+    def go_to_end(self) -> None:
+        """Go behind the last whole line, since a kill may have cut one short."""
+        content = self.file.read()
+        end = content.rfind(b"\n") + 1
+        self.cut((end, hashlib.sha256(content[:end])))
 
     def end(self) -> End:
         """Return what `cut` needs to return to this end.
@@ -188,6 +201,10 @@ class Records(Callback):
     def __init__(self, folder: Path) -> None:
         self.rounds = JsonlWriter(folder / "rounds.jsonl")
         self.timings = JsonlWriter(folder / "timings.jsonl")
+        self.ledger = JsonlWriter(folder / LEDGER) if (folder / LEDGER).exists() else None
+        if self.ledger is not None:
+            self.ledger.go_to_end()
+        self._folder = folder
         sync_folder(folder)
         self.written = 0
         self.checkpoint_seconds = 0.0
@@ -199,8 +216,8 @@ class Records(Callback):
 
         ``digests``: The files' digests at the checkpoint, by name.
         """
-        for file in (self.rounds, self.timings):
-            check_file(file.path, digests[file.path.name], beginning=True)
+        for name, digest in digests.items():
+            check_file(self._folder / name, digest, beginning=True)
 
     def seek(self, finished: int, digests: Mapping[str, Digest]) -> None:
         """Truncate the files to what they were at a checkpoint.
@@ -216,7 +233,7 @@ class Records(Callback):
 
         Returns: Their digests, by name.
         """
-        return {file.path.name: file.on_disk() for file in (self.rounds, self.timings)}
+        return {file.path.name: file.on_disk() for file in (self.rounds, self.timings, self.ledger) if file}
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         self.last = result
@@ -228,7 +245,11 @@ class Records(Callback):
             self._write(state, self.last)
 
     def _write(self, state: SimulationState, result: RoundResult) -> None:
-        """Write a round; this can be repeated after an interruption."""
+        """Write a round; this can be repeated after an interruption. The ledger is never cut back."""
+        if result.releases:
+            if self.ledger is None:
+                self.ledger = JsonlWriter(self._folder / LEDGER)
+            self.ledger.write(result.releases)
         self.rounds.cut(self._ends[0])
         self.timings.cut(self._ends[1])
         self.rounds.write(result.record)
@@ -238,8 +259,9 @@ class Records(Callback):
 
     def close(self) -> None:
         """Close the files."""
-        self.rounds.file.close()
-        self.timings.file.close()
+        for file in (self.rounds, self.timings, self.ledger):
+            if file is not None:
+                file.file.close()
 
 
 class Checkpoints(Callback):

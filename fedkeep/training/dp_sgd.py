@@ -69,8 +69,7 @@ def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy:
             total = clipped_sum(runner, job, batch, dict(zip(trained, parameters, strict=True)), training, privacy)
             gradients = []
             for gradient in total:
-                normal = noise.normal(gradient.shape).to(gradient)
-                noised = gradient + normal * (privacy.noise_multiplier * privacy.max_grad_norm)
+                noised = noise.gaussian(gradient, privacy.noise_multiplier * privacy.max_grad_norm)
                 gradients.append(noised / expected)
             sgd(
                 parameters,
