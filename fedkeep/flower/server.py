@@ -19,11 +19,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
-<<<<<<< HEAD
 from fedkeep._utils.identity import Identity
-=======
 from fedkeep._utils.torch_state import plain_torch
->>>>>>> main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.build import (
