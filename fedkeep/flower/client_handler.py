@@ -11,11 +11,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-<<<<<<< HEAD
 from fedkeep._utils.identity import Identity
-=======
 from fedkeep._utils.torch_state import plain_torch
->>>>>>> main
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import (

@@ -19,11 +19,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
-<<<<<<< HEAD
 from fedkeep._utils.identity import Identity
-=======
 from fedkeep._utils.torch_state import plain_torch
->>>>>>> main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.build import (
@@ -132,6 +129,11 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
     simulation.take_steps(steps_of(filter(None, config.use.split(","))))
+    if recipe.weights and simulation.context.runner.frozen:
+        raise ConfigError(
+            f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "
+            "have others. Let the network's own function load them, at every site, and leave model.weights out."
+        )
     simulation.client_state_type = state_ref_type(simulation.client_state_type)
     # The recipe, with the run's seed, goes to every site, and could take noise off that comes from it.
     simulation.context.noise_secret = stored_secret(folder)

@@ -6,12 +6,8 @@ import json
 import logging
 import re
 import secrets
-<<<<<<< HEAD
-from dataclasses import dataclass, replace
-=======
 from collections.abc import Mapping
-from dataclasses import dataclass
->>>>>>> main
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from fedkeep._utils.digests import DamagedFile, read_json, write_json
+from fedkeep._utils.digests import DamagedFile, read_json, read_sealed, write_json, write_sealed
 from fedkeep._utils.files import quoted_name
 from fedkeep._utils.identity import ForeignFile, Identity, seal, unseal
 from fedkeep._utils.noise_stream import KEY_BYTES
