@@ -15,6 +15,7 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.partition import Scheme
 from fedkeep.errors import RunError
+from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
@@ -29,6 +30,7 @@ from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.reply_step import ReplyStep
 from fedkeep.training.pooled import PooledTraining
 
 MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
@@ -57,6 +59,7 @@ def run(
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    steps: Sequence[ReplyStep] = (),
 ) -> RunResult:
     """Run a recipe, or what is given here, and write its report beside its records.
 
@@ -108,6 +111,8 @@ def run(
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process (see `fedkeep.simulation.callbacks`). Workers then
         share cohorts instead of trials.
+    steps : Sequence[ReplyStep]
+        Your own reply steps: checks, defences or measurements of what clients answer. Each trial has copies of its own.
 
     Returns
     -------
@@ -145,7 +150,7 @@ def run(
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
     retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
@@ -160,6 +165,7 @@ def resume(
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    steps: Sequence[ReplyStep] = (),
 ) -> RunResult:
     """Continue a run that was stopped. The results are the same as without the stop.
 
@@ -181,6 +187,8 @@ def resume(
         Called after every round; default: in a notebook, a line under the cell.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process.
+    steps : Sequence[ReplyStep]
+        The reply steps with which the run began.
 
     Returns
     -------
@@ -204,8 +212,9 @@ def resume(
                 f"{folder} was begun with {experiment.recipe.data}, and these data are {found}. Give the former."
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
+    check_code(folder, experiment.machine.use)
     retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 

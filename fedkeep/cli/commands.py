@@ -133,6 +133,10 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     )
     keys.add_argument("--days", type=positive, default=365, help="days that the certificates are valid (default: 365)")
     keys.set_defaults(command=_lazily("flower", "keys"))
+    clock = verbs.add_parser("clock", help="compare a site's clock with the server's")
+    clock.add_argument("superlink", metavar="HOST:PORT", help="the address that the site's SuperNode is given")
+    clock.add_argument("--root-certificates", metavar="FILE", help="the authority's certificate; without it: no TLS")
+    clock.set_defaults(command=_lazily("flower", "clock"))
 
 
 def _add_generator(command: argparse.ArgumentParser) -> None:

@@ -79,7 +79,7 @@ def test_every_option_is_written_out(load: Any) -> None:
     table = tomllib.loads(recipe.to_toml())
     assert table["training"]["max_grad_norm"] == 5.0
     assert table["methods"][2]["label"] == "Ours (x)"
-    assert table["methods"][2]["tau"] == 4.0, "defaults too: they may change in a later version"
+    assert table["methods"][2]["tau"] == 1.0, "defaults too: they may change in a later version"
     assert "max_grad_norm" not in tomllib.loads(load().to_toml())["training"]
 
 
