@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedkeep._utils.memory import keep_freed_memory
 from fedkeep.cli.commands import COMMANDS, Command
-from fedkeep.cli.text import FittingFormatter, Parser, say_error
+from fedkeep.cli.text import FittingFormatter, Parser, forget_odd_width, say_error
 from fedkeep.errors import FedKeepError
 
 
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the command.
     """
+    forget_odd_width()
     handler = logging.StreamHandler()
     handler.setFormatter(FittingFormatter("%(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

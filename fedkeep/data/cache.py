@@ -19,6 +19,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedkeep.data.columns import columns_from_json, columns_to_json
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import DataError
 
@@ -112,10 +113,13 @@ def read_entry(path: Path) -> DataSet | None:
             for key in opened.keys():  # noqa: SIM118 - not a mapping
                 split, column = key.split(".", 1)
                 columns[split][column] = opened.get_tensor(key)
-        texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std", "features")}
+        texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std")}
+        columns_of_table = columns_from_json({"columns": metadata.get("columns", ())})
         values = {column: tuple(names) for column, names in metadata["values"].items()}
         name, note = metadata["name"], metadata["note"]
-        return DataSet(name, columns["train"], columns["test"], note=note, values=values, **texts)
+        return DataSet(
+            name, columns["train"], columns["test"], note=note, values=values, columns=columns_of_table, **texts
+        )
     except (OSError, SafetensorError, DataError, ValueError, KeyError, TypeError) as error:
         log.warning("The cache entry %s cannot be read (%s); it is made again.", path, error)
         return None
@@ -127,7 +131,8 @@ def _write_entry(path: Path, dataset: DataSet) -> None:
         for split, data in (("train", dataset.train), ("test", dataset.test))
         for column, values in data.items()
     }
-    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note", "features")}
+    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
+    metadata["columns"] = columns_to_json(dataset.columns)
     metadata["values"] = dict(dataset.values)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may write the same entry: each writes its own file, and the last rename wins.

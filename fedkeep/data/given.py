@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data import cache
+from fedkeep.data.columns import columns_to_json
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import DataError, PartitionError
@@ -56,7 +57,9 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
     holder = np.full(total, -1, dtype=np.int64)
     for number, (name, held) in enumerate(clients.items()):
         numbers = held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(list(held))
-        if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
+        if numbers.shape == (0,):
+            raise PartitionError(f"client {name!r} holds no rows. Leave it out of the partition: it could not train.")
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise PartitionError(f"client {name!r} must hold a list of row numbers, such as [0, 4], not {held!r:.80}.")
         if numbers.min() < 0 or numbers.max() >= total:
             raise PartitionError(
@@ -82,7 +85,8 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
 def digest(dataset: DataSet) -> str:
     """Return a hash of all that is in a data set, names and examples: 16 hexadecimal digits."""
     names = dataset.name, dataset.label_names, dataset.mean, dataset.std, dataset.note, dataset.features
-    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()))).encode())
+    columns = columns_to_json(dataset.columns) or ()
+    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()), *columns)).encode())
     for split in (dataset.train, dataset.test):
         for name, column in sorted(split.items()):
             hashed.update(f"{name} {column.dtype} {list(column.shape)} ".encode())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedkeep.data import Federation
+from fedkeep.data.columns import columns_to_json
 from fedkeep.data.partition import ByColumn
 from fedkeep.experiment.build import class_names, data_digest, generator_hash
 from fedkeep.experiment.model_config import describe_extractor, pretrained_models
@@ -70,7 +71,7 @@ def describe_trial(
             "type": str(dataset.train["input"].dtype).removeprefix("torch."),
             "mean": list(dataset.mean),
             "std": list(dataset.std),
-            "features": list(dataset.features),
+            "columns": columns_to_json(dataset.columns),
         },
         "dependencies": dependencies,
         "dataset": dataset.name,
