@@ -12,10 +12,7 @@ from fedkeep.experiment.runtime import Progress
 def in_notebook() -> bool:
     """Tell whether this process is the kernel of a notebook.
 
-    Returns
-    -------
-    bool
-        True under Jupyter and what is built on it.
+    Returns: True under Jupyter and what is built on it.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
@@ -33,13 +30,7 @@ class NotebookProgress:
         self._handle: Any = None
 
     def __call__(self, progress: Progress) -> None:
-        """Show one report.
-
-        Parameters
-        ----------
-        progress : Progress
-            The report.
-        """
+        """Show one report."""
         self._lines[progress.trial] = describe_progress(progress)
         text = "\n".join(self._lines.values())
         shown = {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
@@ -54,15 +45,7 @@ class NotebookProgress:
 def describe_progress(progress: Progress) -> str:
     """Describe a report in one line.
 
-    Parameters
-    ----------
-    progress : Progress
-        The report.
-
-    Returns
-    -------
-    str
-        Such as ``sfedkd-seed0  round 12/60  accuracy 83.1 %``.
+    Returns: Such as ``sfedkd-seed0 round 12/60 accuracy 83.1 %``.
     """
     line = f"{progress.trial}  round {progress.done}/{progress.rounds}"
     if progress.record is not None and progress.test_total:

@@ -55,27 +55,13 @@ class Options:
         self.check()
 
     def check(self) -> None:
-        """Check combinations of options; override it where options can contradict each other.
-
-        Raises
-        ------
-        ConfigError
-            If they do.
-        """
+        """Check combinations of options; override it where options can contradict each other."""
 
 
 def options_of(cls: type[Options]) -> dict[str, dataclasses.Field[Any]]:
     """Return the options that a class declares.
 
-    Parameters
-    ----------
-    cls : type[Options]
-        The class.
-
-    Returns
-    -------
-    dict[str, dataclasses.Field]
-        The options by name.
+    Returns: The options by name.
     """
     return {field.name: field for field in dataclasses.fields(cls) if "doc" in field.metadata}
 
@@ -83,25 +69,7 @@ def options_of(cls: type[Options]) -> dict[str, dataclasses.Field[Any]]:
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """Construct an object from a table of a recipe.
 
-    Parameters
-    ----------
-    cls : type[T]
-        The class to construct.
-    table : Mapping[str, object]
-        The values by name of option.
-    where : str
-        Where the table is in the recipe, for error messages.
-
-    Returns
-    -------
-    T
-        The object.
-
-    Raises
-    ------
-    ConfigError
-        If a name is not an option (the message contains the nearest one), or a value has the wrong type or is out of
-        range.
+    ``table``: The values by name of option.
     """
     known = options_of(cls)
     for name in table:
@@ -116,15 +84,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 def as_table(value: Options) -> dict[str, Any]:
     """Return an object's options as a table, from which `build` can construct it again.
 
-    Parameters
-    ----------
-    value : Options
-        The object.
-
-    Returns
-    -------
-    dict[str, object]
-        The values by name, as TOML can represent them; options that are None are left out.
+    Returns: The values by name, as TOML can represent them; options that are None are left out.
     """
     table = {name: getattr(value, name) for name in options_of(type(value))}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in table.items() if v is not None}
@@ -180,15 +140,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
 def describe_type(hint: Any) -> str:
     """Describe an option's type in plain words, for error messages and the command line.
 
-    Parameters
-    ----------
-    hint : type
-        The type annotation.
-
-    Returns
-    -------
-    str
-        Such as ``a list of an integer`` or ``none or a number``.
+    Returns: Such as ``a list of an integer`` or ``none or a number``.
     """
     origin = get_origin(hint)
     if origin is Literal:

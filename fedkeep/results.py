@@ -248,17 +248,7 @@ def read_run(path: str | Path) -> RunResult:
 def result_of(run: Run, architecture: Architecture | None = None) -> RunResult:
     """Return a run with what a user does with it.
 
-    Parameters
-    ----------
-    run : Run
-        The run, as it was read.
-    architecture : Architecture, optional
-        The network, if it was given in Python.
-
-    Returns
-    -------
-    RunResult
-        The run.
+    ``architecture``: The network, if it was given in Python.
     """
     return RunResult(run.path, run.info, run.recipe, run.trials, architecture)
 

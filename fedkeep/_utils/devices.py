@@ -11,16 +11,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
     A copy from pageable memory waits for all earlier work of the GPU; a copy from pinned memory is queued instead.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        A tensor on the CPU.
-    device : torch.device
-        The device.
-
-    Returns
-    -------
-    Tensor
-        The tensor on the device; the same object if that is the CPU.
+    Returns: The tensor on the device; the same object if that is the CPU.
     """
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

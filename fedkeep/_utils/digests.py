@@ -34,12 +34,8 @@ class DamagedFile(RunError):
 class Digest:
     """What distinguishes a file's content from any other.
 
-    Attributes
-    ----------
-    bytes : int
-        Its length.
-    sha256 : str
-        Its SHA-256, 64 hexadecimal digits.
+    ``bytes``: Its length.
+    ``sha256``: Its SHA-256, 64 hexadecimal digits.
     """
 
     bytes: int
@@ -50,37 +46,15 @@ class Digest:
 
 
 def digest_of(content: bytes) -> Digest:
-    """Return the digest of a content.
-
-    Parameters
-    ----------
-    content : bytes
-        The content.
-
-    Returns
-    -------
-    Digest
-        Its digest.
-    """
+    """Return the digest of a content."""
     return Digest(len(content), hashlib.sha256(content).hexdigest())
 
 
 def check_file(path: Traversable, expected: Digest, *, beginning: bool = False) -> None:
     """Check that a file is what was written.
 
-    Parameters
-    ----------
-    path : Traversable
-        The file, on disk or in an archive.
-    expected : Digest
-        Its digest when it was written.
-    beginning : bool
-        Check only as many bytes as were written then; more may follow.
-
-    Raises
-    ------
-    DamagedFile
-        If the file is missing, or is not what was written.
+    ``expected``: Its digest when it was written.
+    ``beginning``: Check only as many bytes as were written then; more may follow.
     """
     found, left, size = hashlib.sha256(), expected.bytes if beginning else None, 0
     try:
@@ -96,22 +70,7 @@ def check_file(path: Traversable, expected: Digest, *, beginning: bool = False) 
 def read_checked(path: Path, expected: Digest) -> bytes:
     """Return a file's content, which must be what was written.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    expected : Digest
-        Its digest when it was written.
-
-    Returns
-    -------
-    bytes
-        The content.
-
-    Raises
-    ------
-    DamagedFile
-        If the file is missing, or is not what was written.
+    ``expected``: Its digest when it was written.
     """
     try:
         content = path.read_bytes()
@@ -134,19 +93,8 @@ def _unreadable(path: Traversable, error: Exception, expected: Digest | None = N
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> Path:
     """Write a JSON object atomically, with a last entry ``sha256``: the digest of all bytes before that entry.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    content : Mapping[str, object]
-        The object, which is not empty and has no entry ``sha256``.
-    indent : int, optional
-        Spaces of indentation; by default the object is written on one line.
-
-    Returns
-    -------
-    Path
-        The file.
+    ``content``: The object, which is not empty and has no entry ``sha256``.
+    ``indent``: Spaces of indentation; by default the object is written on one line.
     """
     return atomic_write(path, format_json(content, indent=indent))
 
@@ -154,17 +102,9 @@ def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = N
 def format_json(content: Mapping[str, Any], *, indent: int | None = None) -> str:
     """Return the text that `write_json` writes.
 
-    Parameters
-    ----------
-    content : Mapping[str, object]
-        The object, which is not empty and has no entry ``sha256``.
-    indent : int, optional
-        Spaces of indentation; by default the object is written on one line.
-
-    Returns
-    -------
-    str
-        The object with its digest.
+    ``content``: The object, which is not empty and has no entry ``sha256``.
+    ``indent``: Spaces of indentation; by default the object is written on one line.
+    Returns: The object with its digest.
     """
     body = json.dumps(content, indent=indent).removesuffix("}").rstrip()
     end = "" if indent is None else "\n"
@@ -175,22 +115,8 @@ def format_json(content: Mapping[str, Any], *, indent: int | None = None) -> str
 def read_json(path: Traversable, *, required: bool = True) -> dict[str, Any]:
     """Read a JSON object that `write_json` has written, and check it.
 
-    Parameters
-    ----------
-    path : Traversable
-        The file, on disk or in an archive.
-    required : bool
-        Refuse a file without a digest. Versions before digests wrote none.
-
-    Returns
-    -------
-    dict[str, object]
-        The object, without the digest.
-
-    Raises
-    ------
-    DamagedFile
-        If the file is missing or is not what was written.
+    ``path``: The file, on disk or in an archive.
+    ``required``: Refuse a file without a digest. Versions before digests wrote none.
     """
     content = _read(path)
     if is_sealed(content):
@@ -209,34 +135,13 @@ def read_json(path: Traversable, *, required: bool = True) -> dict[str, Any]:
 def is_sealed(content: bytes) -> bool:
     """Return whether a file ends with its own digest.
 
-    Parameters
-    ----------
-    content : bytes
-        The file's content.
-
-    Returns
-    -------
-    bool
-        True if it does, whether or not the digest is right.
+    Returns: True if it does, whether or not the digest is right.
     """
     return any(form.search(content[-120:]) for form in (_JSON_DIGEST, _TOML_DIGEST))
 
 
 def write_toml(path: Path, text: str) -> Path:
-    """Write TOML atomically, with a comment as its last line: the digest of all lines before it.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    text : str
-        The content.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Write TOML atomically, with a comment as its last line: the digest of all lines before it."""
     body = text.removesuffix("\n")
     digest = hashlib.sha256(body.encode()).hexdigest()
     return atomic_write(path, f"{body}\n# sha256 of the lines above: {digest}\n")
@@ -245,22 +150,8 @@ def write_toml(path: Path, text: str) -> Path:
 def read_toml(path: Traversable, *, required: bool = True) -> str:
     """Read the text that `write_toml` has written, and check it.
 
-    Parameters
-    ----------
-    path : Traversable
-        The file, on disk or in an archive.
-    required : bool
-        Refuse a file without a digest.
-
-    Returns
-    -------
-    str
-        The text, without the digest.
-
-    Raises
-    ------
-    DamagedFile
-        If the file is missing or is not what was written.
+    ``path``: The file, on disk or in an archive.
+    ``required``: Refuse a file without a digest.
     """
     content = _read(path)
     if is_sealed(content):
@@ -296,41 +187,12 @@ def _unsealed(path: Traversable, content: bytes, form: re.Pattern[bytes]) -> byt
 
 
 def write_sealed(path: Path, content: bytes) -> Path:
-    """Write a content atomically, with its SHA-256 as the last 32 bytes of the file.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    content : bytes
-        The content.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Write a content atomically, with its SHA-256 as the last 32 bytes of the file."""
     return atomic_write(path, content + hashlib.sha256(content).digest())
 
 
 def read_sealed(path: Path) -> bytes:
-    """Return the content that `write_sealed` has written.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    bytes
-        The content, without the digest.
-
-    Raises
-    ------
-    DamagedFile
-        If the file is missing or is not what was written.
-    """
+    """Return the content that `write_sealed` has written."""
     content = _read(path)
     body, expected = content[:-32], content[-32:]
     if hashlib.sha256(body).digest() != expected:
@@ -344,19 +206,7 @@ def read_sealed(path: Path) -> bytes:
 def write_manifest(path: Path, files: Mapping[str, Digest], **content: Any) -> Path:
     """Write a manifest: a JSON object that lists files with their digests.
 
-    Parameters
-    ----------
-    path : Path
-        The manifest.
-    files : Mapping[str, Digest]
-        The files' digests, by name.
-    **content
-        Further entries.
-
-    Returns
-    -------
-    Path
-        The manifest.
+    ``files``: The files' digests, by name.
     """
     return atomic_write(path, format_manifest(files, **content))
 
@@ -364,17 +214,8 @@ def write_manifest(path: Path, files: Mapping[str, Digest], **content: Any) -> P
 def format_manifest(files: Mapping[str, Digest], **content: Any) -> str:
     """Return the text that `write_manifest` writes.
 
-    Parameters
-    ----------
-    files : Mapping[str, Digest]
-        The files' digests, by name.
-    **content
-        Further entries.
-
-    Returns
-    -------
-    str
-        The manifest with its own digest.
+    ``files``: The files' digests, by name.
+    Returns: The manifest with its own digest.
     """
     return format_json({**content, "files": {name: asdict(digest) for name, digest in files.items()}})
 
@@ -382,22 +223,7 @@ def format_manifest(files: Mapping[str, Digest], **content: Any) -> str:
 def read_manifest(path: Traversable) -> tuple[dict[str, Digest], dict[str, Any]]:
     """Read a manifest that `write_manifest` has written.
 
-    Parameters
-    ----------
-    path : Traversable
-        The manifest, on disk or in an archive.
-
-    Returns
-    -------
-    files : dict[str, Digest]
-        The files' digests, by name.
-    content : dict[str, object]
-        The further entries.
-
-    Raises
-    ------
-    DamagedFile
-        If it is missing or damaged.
+    Returns: The files' digests, by name.
     """
     content = read_json(path)
     try:

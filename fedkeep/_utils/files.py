@@ -15,20 +15,10 @@ def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True) -
 
     The content is written to a temporary file in the same folder, forced to disk, and renamed.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file. Its folder is created if it does not exist.
-    content : bytes or str
-        The content. Text is encoded as UTF-8, and line ends are written unchanged on every system.
-    sync : bool
-        Force the folder to disk too, so that the new name outlives a power failure. Whoever writes several files can
-        call `sync_folder` once after the last.
-
-    Returns
-    -------
-    Path
-        The file.
+    ``path``: The file. Its folder is created if it does not exist.
+    ``content``: The content. Text is encoded as UTF-8, and line ends are written unchanged on every system.
+    ``sync``: Force the folder to disk too, so that the new name outlives a power failure. Whoever writes several files
+        can call `sync_folder` once after the last.
     """
     path = Path(path)
     make_folder(path.parent)
@@ -49,17 +39,9 @@ def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True) -
 def quoted_name(text: str, longest: int) -> str:
     """Return a part of a file's name that stands for a text, and for no other.
 
-    Parameters
-    ----------
-    text : str
-        Any text, such as a client's name. Of one that is not ASCII, each letter takes six bytes or more.
-    longest : int
-        The largest number of bytes; at least 34. A file system takes 255 for a whole name.
-
-    Returns
-    -------
-    str
-        The text in percent encoding, or where that is too long its beginning, ``=`` and a hash of the text.
+    ``text``: Any text, such as a client's name. Of one that is not ASCII, each letter takes six bytes or more.
+    ``longest``: The largest number of bytes; at least 34. A file system takes 255 for a whole name.
+    Returns: The text in percent encoding, or where that is too long its beginning, ``=`` and a hash of the text.
     """
     if text in (".", ".."):  # which are folders
         return text.replace(".", "%2E")
@@ -73,15 +55,8 @@ def quoted_name(text: str, longest: int) -> str:
 def is_file(path: Path) -> bool:
     """Tell whether a path names a file; false for names that no file can have.
 
-    Parameters
-    ----------
-    path : Path
-        The path. Python raises errors for names that are too long.
-
-    Returns
-    -------
-    bool
-        True for a file, or a link to one.
+    ``path``: The path. Python raises errors for names that are too long.
+    Returns: True for a file, or a link to one.
     """
     try:
         return path.is_file()
@@ -92,10 +67,7 @@ def is_file(path: Path) -> bool:
 def sync_folder(folder: Path) -> None:
     """Force a folder's entries to disk: a file that was renamed may otherwise have its old name after a power failure.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder. On systems that cannot open folders nothing is done.
+    ``folder``: The folder. On systems that cannot open folders nothing is done.
     """
     if not hasattr(os, "O_DIRECTORY"):
         return
@@ -107,13 +79,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, so that they outlive a power failure.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder, which may exist.
-    """
+    """Create a folder and those above it, so that they outlive a power failure."""
     if folder.is_dir():
         return
     missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
@@ -123,15 +89,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_path(name: str, option: str) -> None:
-    """Raise `ConfigError` if a name can be no file's or folder's: too long, with a NUL, or of an unknown user's home.
-
-    Parameters
-    ----------
-    name : str
-        The name.
-    option : str
-        The option that gives it, for the error message.
-    """
+    """Raise `ConfigError` if a name can be no file's or folder's: too long, with a NUL, or of an unknown user's home."""
     try:
         Path(name).expanduser().stat()
     except (FileNotFoundError, NotADirectoryError):

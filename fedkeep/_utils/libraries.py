@@ -12,24 +12,7 @@ from fedkeep.errors import MissingExtra
 def require_optional(module: str, what: str, extra: str) -> Any:
     """Import an optional module, with telemetry of the Hugging Face libraries turned off.
 
-    Parameters
-    ----------
-    module : str
-        The name of the module.
-    what : str
-        What needs it, for the error message.
-    extra : str
-        The extra of FedKeep that installs it.
-
-    Returns
-    -------
-    ModuleType
-        The module.
-
-    Raises
-    ------
-    MissingExtra
-        If it is not installed; the message contains the command that installs it.
+    ``what``: What needs it, for the error message.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DISABLE_TELEMETRY", "1")

@@ -44,10 +44,7 @@ class MemoryTrimmer:
     def dropped(self, size: int) -> None:
         """Count tensors that nothing refers to any more, and give memory back if there are enough.
 
-        Parameters
-        ----------
-        size : int
-            Their size in bytes.
+        ``size``: Their size in bytes.
         """
         self._dropped += size
         if self._dropped >= ENOUGH:

@@ -20,10 +20,7 @@ KEY_BYTES = 32
 class NoiseStream:
     """Numbers that a key stands for, from SHAKE-256. One key is for one use: the same key gives the same numbers.
 
-    Parameters
-    ----------
-    key : bytes
-        Of `KEY_BYTES` bytes.
+    ``key``: Of `KEY_BYTES` bytes.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -35,15 +32,7 @@ class NoiseStream:
     def uniform(self, count: int) -> Tensor:
         """Draw numbers between 0 and 1, neither of which is drawn.
 
-        Parameters
-        ----------
-        count : int
-            How many.
-
-        Returns
-        -------
-        Tensor
-            Float64 [count].
+        Returns: Float64 [count].
         """
         self._draws += 1
         found = hashlib.shake_256(self._key + self._draws.to_bytes(8, "big")).digest(8 * count)
@@ -54,18 +43,7 @@ class NoiseStream:
         return (whole.double() + 0.5) * 2.0**-52
 
     def normal(self, shape: Iterable[int]) -> Tensor:
-        """Draw standard normal numbers, by the inverse of their distribution function.
-
-        Parameters
-        ----------
-        shape : Iterable[int]
-            Of the result.
-
-        Returns
-        -------
-        Tensor
-            Float64; the largest is 8.2.
-        """
+        """Draw standard normal numbers, by the inverse of their distribution function."""
         sizes = tuple(shape)
         normal: Tensor = torch.special.ndtri(self.uniform(prod(sizes)))
         return normal.view(sizes)
@@ -74,18 +52,10 @@ class NoiseStream:
 def derive_key(secret: bytes, *parts: object) -> bytes:
     """Derive the key of one use from a secret.
 
-    Parameters
-    ----------
-    secret : bytes
-        What nobody else knows.
-    *parts : object
-        What the key is for. With other parts, the key is another one, which tells nothing about this one. A tensor
-        stands for its values.
-
-    Returns
-    -------
-    bytes
-        `KEY_BYTES` bytes.
+    ``secret``: What nobody else knows.
+    ``*parts``: What the key is for. With other parts, the key is another one, which tells nothing about this one. A
+        tensor stands for its values.
+    Returns: `KEY_BYTES` bytes.
     """
     digest = hmac.new(secret, digestmod=hashlib.sha256)
     for part in parts:

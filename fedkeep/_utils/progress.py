@@ -18,14 +18,8 @@ _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 def report(what: str, done: int, total: int | None = None) -> None:
     """Report how much of an operation is done, to the listener of the current context if there is one.
 
-    Parameters
-    ----------
-    what : str
-        What is counted, such as ``"images generated"``.
-    done : int
-        How many are done.
-    total : int, optional
-        How many there are in all, if that is known.
+    ``what``: What is counted, such as ``"images generated"``.
+    ``total``: How many there are in all, if that is known.
     """
     listener = _listener.get()
     if listener is not None:
@@ -36,12 +30,8 @@ def report(what: str, done: int, total: int | None = None) -> None:
 def subscribe(listener: Listener, every: float | None = None) -> Iterator[None]:
     """Pass progress reports that are made in the block to a listener.
 
-    Parameters
-    ----------
-    listener : Callable[[str], None]
-        Receives a line of text.
-    every : float, optional
-        Smallest number of seconds between two lines; by default `REPORT_SECONDS`.
+    ``listener``: Receives a line of text.
+    ``every``: Smallest number of seconds between two lines; by default `REPORT_SECONDS`.
     """
     last = time.monotonic()
 

@@ -19,23 +19,10 @@ import torch
 def derive(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0) -> int:
     """Derive a seed for one use of randomness.
 
-    Parameters
-    ----------
-    seed : int
-        The run's seed.
-    purpose : str
-        What the random numbers are for, such as ``"partition"``, ``"cohort"`` or ``"batches"``.
-    task, round : int
-        Where in the run they are used, both counted from 1; 0 where it does not apply.
-    client : str
-        The client's name in the recipe; empty for the server.
-    use : int
-        Number of earlier uses for the same purpose within the round.
-
-    Returns
-    -------
-    int
-        A seed of 63 bits.
+    ``purpose``: What the random numbers are for, such as ``"partition"``, ``"cohort"`` or ``"batches"``.
+    ``task``, ``round``: Where in the run they are used, both counted from 1; 0 where it does not apply.
+    ``client``: The client's name in the recipe; empty for the server.
+    ``use``: Number of earlier uses for the same purpose within the round.
     """
     # With length prefixes, different arguments never give the same text.
     fields = [str(seed), purpose, str(task), str(round), client, str(use)]
@@ -45,18 +32,7 @@ def derive(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: st
 
 
 def rng(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0) -> torch.Generator:
-    """Return a new PyTorch generator on the CPU for one use of randomness.
-
-    Parameters
-    ----------
-    seed, purpose, task, round, client, use
-        As for `derive`.
-
-    Returns
-    -------
-    torch.Generator
-        The generator.
-    """
+    """Return a new PyTorch generator on the CPU for one use of randomness."""
     named = torch.Generator()
     named.manual_seed(derive(seed, purpose, task=task, round=round, client=client, use=use))
     return named
@@ -65,18 +41,7 @@ def rng(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str =
 def numpy_rng(
     seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0
 ) -> np.random.Generator:
-    """Return a new NumPy generator for one use of randomness, for distributions that PyTorch lacks.
-
-    Parameters
-    ----------
-    seed, purpose, task, round, client, use
-        As for `derive`.
-
-    Returns
-    -------
-    np.random.Generator
-        The generator.
-    """
+    """Return a new NumPy generator for one use of randomness, for distributions that PyTorch lacks."""
     return np.random.Generator(np.random.PCG64(derive(seed, purpose, task=task, round=round, client=client, use=use)))
 
 
@@ -86,12 +51,7 @@ def temporary_seed(seed: int, device: torch.device | None = None) -> Iterator[No
 
     This is for layer constructors and dropout, which can only use the default generators.
 
-    Parameters
-    ----------
-    seed : int
-        The seed.
-    device : torch.device, optional
-        A GPU whose default generator is seeded too.
+    ``device``: A GPU whose default generator is seeded too.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

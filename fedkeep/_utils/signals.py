@@ -14,17 +14,8 @@ ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") i
 class Terminated(SystemExit):
     """One of these signals has arrived. If nothing catches it, the process ends with its exit code.
 
-    Parameters
-    ----------
-    number : int
-        The signal's number.
-
-    Attributes
-    ----------
-    code : int
-        The exit code: 128 plus the signal's number.
-    signal : str
-        The signal's name.
+    ``code``: The exit code: 128 plus the signal's number.
+    ``signal``: The signal's name.
     """
 
     def __init__(self, number: int) -> None:
@@ -38,10 +29,6 @@ def raising_terminated() -> Iterator[None]:
 
     A signal that is ignored (as by nohup) or that the program handles itself is left alone, and so are all of them
     outside the main thread.
-
-    Yields
-    ------
-    None
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -67,10 +54,6 @@ def signals_blocked_in_children() -> Iterator[None]:
     """Let processes that are started in the block never receive these signals; their parent decides what to do.
 
     One that arrives in the block is delivered to this process after it.
-
-    Yields
-    ------
-    None
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -11,16 +11,8 @@ from typing import Any
 def annotations_of(thing: type | Callable[..., Any]) -> dict[str, Any]:
     """Return the evaluated type annotations of a class or function.
 
-    Parameters
-    ----------
-    thing : type or Callable
-        The class or function.
-
-    Returns
-    -------
-    dict[str, object]
-        The annotations of fields, or of parameters and, under ``"return"``, of the result. The dict is shared between
-        calls: do not change it.
+    Returns: The annotations of fields, or of parameters and, under ``"return"``, of the result. The dict is shared
+        between calls: do not change it.
     """
     return _evaluated(thing)
 

@@ -20,32 +20,12 @@ FRACTION_BITS = 28
 
 
 def largest_weight(clipping_range: float) -> int:
-    """Return the largest sum of the clients' weights whose sum of updates is known from its residue modulo 2^64.
-
-    Parameters
-    ----------
-    clipping_range : float
-        The largest size of a number of an update.
-
-    Returns
-    -------
-    int
-    """
+    """Return the largest sum of the clients' weights whose sum of updates is known from its residue modulo 2^64."""
     return int((2**63 - 1) // max(round(clipping_range * 2**FRACTION_BITS), 1))
 
 
 def vector_length(form: Weights) -> int:
-    """Return how many numbers an update has: those of all floating-point tensors.
-
-    Parameters
-    ----------
-    form : Weights
-        A model of the same form.
-
-    Returns
-    -------
-    int
-    """
+    """Return how many numbers an update has: those of all floating-point tensors."""
     return sum(tensor.numel() for tensor in form.values() if tensor.is_floating_point())
 
 
@@ -55,26 +35,10 @@ def quantise(model: Weights, start: Weights | None, weight: int, clipping_range:
 
     Buffers such as running variances are numbers like all others. Integer buffers, such as counters, are left out.
 
-    Parameters
-    ----------
-    model : Weights
-        What the client returns.
-    start : Weights or None
-        What it was sent, of the same form; None: zeros.
-    weight : int
-        How much the client counts, such as its number of examples; not negative.
-    clipping_range : float
-        The largest size of a number of the update. Larger ones are refused rather than cut.
-
-    Returns
-    -------
-    Tensor
-        int64 [numbers], tensor by tensor in the order of their names.
-
-    Raises
-    ------
-    ValueRefused
-        If a number is not finite or too large, or the weight is.
+    ``start``: What it was sent, of the same form; None: zeros.
+    ``weight``: How much the client counts, such as its number of examples; not negative.
+    ``clipping_range``: The largest size of a number of the update. Larger ones are refused rather than cut.
+    Returns: int64 [numbers], tensor by tensor in the order of their names.
     """
     if weight > largest_weight(clipping_range):
         raise ValueRefused(
@@ -102,28 +66,10 @@ def mean_of_sum(
 ) -> dict[str, Tensor]:
     """Return the weighted mean of the clients' models, of which only the sum of `quantise` is known.
 
-    Parameters
-    ----------
-    total : Tensor
-        The sum modulo 2^64, int64 [numbers].
-    starts : Sequence[Weights or None]
-        For each client in the sum, the model that it was sent.
-    weights : Sequence[int]
-        For each client, its weight; one of them at least is not 0.
-    form : Weights
-        A model of the same form. Integer buffers are the first client's `starts`, or else those of this model.
-    clipping_range : float
-        The largest size of a number of an update.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The mean, on the device of ``form``.
-
-    Raises
-    ------
-    ValueRefused
-        If the sum cannot be one of such updates: a client did not do as it was asked, or masks did not cancel.
+    ``total``: The sum modulo 2^64, int64 [numbers].
+    ``weights``: For each client, its weight; one of them at least is not 0.
+    ``form``: A model of the same form. Integer buffers are the first client's `starts`, or else those of this model.
+    ``clipping_range``: The largest size of a number of an update.
     """
     divisor = sum(weights)
     limit = divisor * round(clipping_range * 2**FRACTION_BITS)

@@ -22,14 +22,7 @@ def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
 
     The whole state dict is averaged; integer buffers are the first reply's. If nobody had an example, all count alike.
 
-    Parameters
-    ----------
-    replies : Mapping[str, Fit]
-        By client, at least one.
-
-    Returns
-    -------
-    Weights
+    ``replies``: By client, at least one.
     """
     examples = [float(reply.num_examples) for reply in replies.values()]
     return mean([reply.model for reply in replies.values()], examples if any(examples) else None)
@@ -38,17 +31,9 @@ def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
 def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
     """Return the mean of the replies' models.
 
-    Parameters
-    ----------
-    replies : Mapping[str, Fit]
-        By client, at least one.
-    how : {"num_examples", "uniform"}
-        Whether clients are weighted by their numbers of examples, or all alike that have taken a step. If nobody has,
-        as it seems with secure aggregation, all count alike.
-
-    Returns
-    -------
-    Weights
+    ``replies``: By client, at least one.
+    ``how``: Whether clients are weighted by their numbers of examples, or all alike that have taken a step. If nobody
+        has, as it seems with secure aggregation, all count alike.
     """
     if how == "num_examples":
         return weighted_mean(replies)
@@ -59,19 +44,8 @@ def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
 def ema(average: Weights, new: Weights, decay: float) -> Weights:
     """Return the exponential moving average ``decay * average + (1 - decay) * new``.
 
-    Parameters
-    ----------
-    average : Weights
-        The average so far; empty before there is one.
-    new : Weights
-        The next model.
-    decay : float
-        The share that the average keeps.
-
-    Returns
-    -------
-    Weights
-        ``new`` where there is no average yet.
+    ``average``: The average so far; empty before there is one.
+    Returns: ``new`` where there is no average yet.
     """
     return add(scale(average, decay), new, 1 - decay) if average else new
 
@@ -80,17 +54,6 @@ def effective_steps(steps: int, momentum: float) -> float:
     """Return how many plain SGD steps go as far along a constant gradient as these with momentum rho.
 
     a = (t - rho (1 - rho^t) / (1 - rho)) / (1 - rho), which is t without momentum (Wang et al., 2020, FedNova, sec. 4).
-
-    Parameters
-    ----------
-    steps : int
-        t.
-    momentum : float
-        rho.
-
-    Returns
-    -------
-    float
     """
     # Velocity and distance of t steps from those of its binary parts: every term is positive, so that no digits are
     # lost near rho = 1, as they are in the formula above, and a count of any size takes no time.
@@ -114,22 +77,9 @@ def normalised_mean(
 
     Clients that took no step take no part. With equal a_i this is FedAvg.
 
-    Parameters
-    ----------
-    start : Weights
-        w, from which all clients trained.
-    replies : Mapping[str, Fit]
-        By client.
-    momentum : float
-        Of the clients' SGD, for the effective steps a_i.
-    buffers : Collection[str]
-        Tensors that are averaged by examples in any case: nobody took steps along them, and a variance that is
+    ``start``: w, from which all clients trained.
+    ``buffers``: Tensors that are averaged by examples in any case: nobody took steps along them, and a variance that is
         extrapolated beyond those of all clients may become negative.
-
-    Returns
-    -------
-    Weights
-        ``start`` if no client took a step.
     """
     trained = [reply for reply in replies.values() if reply.num_steps]
     if not trained:
@@ -151,21 +101,11 @@ def masked_mean(
 ) -> dict[str, Tensor]:
     """Return for each unit the mean over those clients who sent it (Yoon et al., 2021, FedWeIT).
 
-    Parameters
-    ----------
-    layers : Weights
-        By name, [units, ...], before the mean. A unit that nobody sent keeps its value.
-    sent : Sequence[Tensor]
-        By client, what `fedkeep.models.fedweit_layers.active_weights` gave.
-    masks : Sequence[Weights]
-        For each client, the masks that it used, by layer, [units].
-    sparsity : float
-        The share of units that a mask leaves out.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        By name, [units, ...].
+    ``layers``: By name, [units, ...], before the mean. A unit that nobody sent keeps its value.
+    ``sent``: By client, what `fedkeep.models.fedweit_layers.active_weights` gave.
+    ``masks``: For each client, the masks that it used, by layer, [units].
+    ``sparsity``: The share of units that a mask leaves out.
+    Returns: By name, [units, ...].
     """
     total = {name: torch.zeros_like(layer) for name, layer in layers.items()}
     count = {name: layer.new_zeros(len(layer)) for name, layer in layers.items()}

@@ -24,22 +24,9 @@ Rule: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 def trimmed_mean(tensors: Sequence[Tensor], cut: int) -> Tensor:
     """Return the coordinate-wise mean without the smallest and the largest values (Yin et al., 2018, definition 2).
 
-    Parameters
-    ----------
-    tensors : Sequence[Tensor]
-        One tensor of each client, all of one shape.
-    cut : int
-        How many values are left out at either end.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape and type.
-
-    Raises
-    ------
-    ValueError
-        If nothing would be left.
+    ``tensors``: One tensor of each client, all of one shape.
+    ``cut``: How many values are left out at either end.
+    Returns: Of the same shape and type.
     """
     if not 0 <= 2 * cut < len(tensors):
         raise ValueError(f"Cutting {cut} of {len(tensors)} values at either end leaves none.")
@@ -50,15 +37,8 @@ def trimmed_mean(tensors: Sequence[Tensor], cut: int) -> Tensor:
 def coordinate_median(tensors: Sequence[Tensor]) -> Tensor:
     """Return the coordinate-wise median (Yin et al., 2018, definition 1); the mean of the two middle values if even.
 
-    Parameters
-    ----------
-    tensors : Sequence[Tensor]
-        One tensor of each client, all of one shape; at least one.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape and type.
+    ``tensors``: One tensor of each client, all of one shape; at least one.
+    Returns: Of the same shape and type.
     """
     return trimmed_mean(tensors, (len(tensors) - 1) // 2)
 
@@ -67,19 +47,9 @@ def coordinate_median(tensors: Sequence[Tensor]) -> Tensor:
 def clip_norm(tensors: Sequence[Tensor], starts: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Shorten the update of several tensors together to a norm, without changing its direction (Sun et al., 2019).
 
-    Parameters
-    ----------
-    tensors : Sequence[Tensor]
-        What a client returned.
-    starts : Sequence[Tensor]
-        What it was sent, in the same order.
-    limit : float
-        The largest norm.
-
-    Returns
-    -------
-    list[Tensor]
-        The tensors themselves if the norm is at most ``limit``; ``starts`` if it is not finite.
+    ``tensors``: What a client returned.
+    ``starts``: What it was sent, in the same order.
+    Returns: The tensors themselves if the norm is at most ``limit``; ``starts`` if it is not finite.
     """
     updates = torch._foreach_sub(list(tensors), list(starts))
     norm = joint_norm(updates)
@@ -106,26 +76,10 @@ def select_krum(
 ) -> list[int]:
     """Choose the models that lie nearest to their n - f - 2 nearest neighbours (Blanchard et al., 2017).
 
-    Parameters
-    ----------
-    models : Sequence[Weights]
-        One model of each client.
-    malicious : int
-        f, the number of malicious clients that is assumed.
-    count : int
-        How many are chosen: 1 for Krum, more for Multi-Krum.
-    names : Collection[str], optional
-        The tensors by which distances are measured; default: all that are not integers.
-
-    Returns
-    -------
-    list[int]
-        The positions of the chosen models, the best first.
-
-    Raises
-    ------
-    ValueError
-        If there are too few models for so many malicious clients: 2f + 2 < n (their proposition 1).
+    ``malicious``: f, the number of malicious clients that is assumed.
+    ``count``: How many are chosen: 1 for Krum, more for Multi-Krum.
+    ``names``: The tensors by which distances are measured; default: all that are not integers.
+    Returns: The positions of the chosen models, the best first.
     """
     if malicious > max_byzantine(len(models)):
         raise ValueError(f"Krum needs {2 * malicious + 3} models for {malicious} malicious clients, not {len(models)}.")
@@ -140,17 +94,9 @@ def select_krum(
 def merge(models: Sequence[Weights], rule: Rule) -> dict[str, Tensor]:
     """Make one model of several, of which only a part is in memory at a time.
 
-    Parameters
-    ----------
-    models : Sequence[Weights]
-        At least one, all of one form.
-    rule : Rule
-        What is computed of one tensor of each model.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The result; tensors of integers are the first model's.
+    ``models``: At least one, all of one form.
+    ``rule``: What is computed of one tensor of each model.
+    Returns: The result; tensors of integers are the first model's.
     """
     merged, width = {}, _width(len(models))
     for name, form in form_of(models[0]).items():
@@ -166,19 +112,8 @@ def merge(models: Sequence[Weights], rule: Rule) -> dict[str, Tensor]:
 def clip_model(model: Weights, start: Weights, names: Sequence[str], limit: float) -> dict[str, Tensor]:
     """Return some tensors of a model, with an update of at most a norm (see `clip_norm`).
 
-    Parameters
-    ----------
-    model, start : Weights
-        What the client returned, and what it was sent.
-    names : Sequence[str]
-        The tensors.
-    limit : float
-        The largest norm.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The tensors by name.
+    ``model``, ``start``: What the client returned, and what it was sent.
+    Returns: The tensors by name.
     """
     clipped = clip_norm([model[name] for name in names], [start[name] for name in names], limit)
     return dict(zip(names, clipped, strict=True))

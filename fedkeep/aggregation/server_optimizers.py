@@ -22,21 +22,7 @@ def momentum_step(
 
     With lr 1 and momentum 0 the new model is the mean.
 
-    Parameters
-    ----------
-    model, mean : Weights
-        The server's model and the clients' mean.
-    velocity : Weights
-        v by parameter; empty means zero.
-    names : Collection[str]
-        The parameters.
-    lr, momentum : float
-        Of the server.
-
-    Returns
-    -------
-    tuple[dict[str, Tensor], dict[str, Tensor]]
-        (new model, new velocity).
+    ``velocity``: v by parameter; empty means zero.
     """
     new = {name: mean[name] - model[name] + momentum * velocity.get(name, torch.zeros(())) for name in names}
     return dict(mean) | {name: model[name] + lr * v for name, v in new.items()}, new
@@ -57,25 +43,8 @@ def adam_step(
 
     m <- b1 m + (1 - b1) step, v <- b2 v + (1 - b2) step^2.
 
-    Parameters
-    ----------
-    model, mean : Weights
-        The server's model and the clients' mean.
-    moments : tuple[Weights, Weights]
-        (m, v) by parameter; empty means m = 0 and v = tau^2, as in the paper.
-    names : Collection[str]
-        The parameters.
-    lr : float
-        Learning rate of the server.
-    betas : tuple[float, float]
-        b1 and b2.
-    tau : float
-        Degree of adaptivity.
-
-    Returns
-    -------
-    tuple[dict[str, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]
-        (new model, new moments).
+    ``moments``: (m, v) by parameter; empty means m = 0 and v = tau^2, as in the paper.
+    ``lr``: Learning rate of the server.
     """
     beta1, beta2 = betas
     m, v = {}, {}

@@ -34,15 +34,7 @@ MAX_SWEEPS = 20  # of refining
 
 
 class LayerPlans(NamedTuple):
-    """The plans on a layer's two sides; None where channels keep their order: an image's channels, and the classes.
-
-    Attributes
-    ----------
-    reads : Plan or None
-        Of the channels that the layer reads.
-    writes : Plan or None
-        Of the channels that it writes.
-    """
+    """The plans on a layer's two sides; None where channels keep their order: an image's channels, and the classes."""
 
     reads: Plan | None
     writes: Plan | None
@@ -52,13 +44,9 @@ class LayerPlans(NamedTuple):
 class Projection:
     """A model that was aligned with another's neurons.
 
-    Attributes
-    ----------
-    model : dict[str, Tensor]
-        The result, aligned or fused.
-    diagonal : dict[str, float]
-        The share of each plan's mass that stays on its channel, from 0 to 1, by the group of channels (or, with
-        ``skip="sj"``, by the layer) that it is for. 1 everywhere: no neuron changed its place.
+    ``model``: The result, aligned or fused.
+    ``diagonal``: The share of each plan's mass that stays on its channel, from 0 to 1, by the group of channels (or,
+        with ``skip="sj"``, by the layer) that it is for. 1 everywhere: no neuron changed its place.
     """
 
     model: dict[str, Tensor]
@@ -93,18 +81,8 @@ class OptimalTransport(Options):
     def fuse(self, models: Sequence[Weights], turn: int, layers: Sequence[ChannelLayer]) -> Projection:
         """Align the plain mean of the models with one of them.
 
-        Parameters
-        ----------
-        models : Sequence[Weights]
-            Of one architecture.
-        turn : int
-            The number of the base; after the last model the first follows.
-        layers : Sequence[ChannelLayer]
-            Of that architecture, from `fedkeep.models.channel_groups.channel_groups`.
-
-        Returns
-        -------
-        Projection
+        ``turn``: The number of the base; after the last model the first follows.
+        ``layers``: Of that architecture, from `fedkeep.models.channel_groups.channel_groups`.
         """
         return self.project(mean(models), models[turn % len(models)], layers)
 
@@ -112,16 +90,8 @@ class OptimalTransport(Options):
     def project(self, source: Weights, base: Weights, layers: Sequence[ChannelLayer]) -> Projection:
         """Align the source with the base's neurons.
 
-        Parameters
-        ----------
-        source, base : Weights
-            Models of one architecture.
-        layers : Sequence[ChannelLayer]
-            Of that architecture, from `fedkeep.models.channel_groups.channel_groups`.
-
-        Returns
-        -------
-        Projection
+        ``source``, ``base``: Models of one architecture.
+        ``layers``: Of that architecture, from `fedkeep.models.channel_groups.channel_groups`.
         """
         make_plans = {"tied": self._tied, "sj": self._separate, "refine": self._refined}[self.skip]
         plans = make_plans(source, base, layers)
@@ -218,21 +188,7 @@ class OptimalTransport(Options):
 
 
 def align(source: Weights, layers: Sequence[ChannelLayer], plans: Mapping[str, LayerPlans]) -> dict[str, Tensor]:
-    """Return a model whose channels are moved by plans.
-
-    Parameters
-    ----------
-    source : Weights
-        The model.
-    layers : Sequence[ChannelLayer]
-        Its layers.
-    plans : Mapping[str, LayerPlans]
-        By the layer's name.
-
-    Returns
-    -------
-    dict[str, Tensor]
-    """
+    """Return a model whose channels are moved by plans."""
     model = dict(source)
     for layer in layers:
         reads, writes = plans[layer.name]

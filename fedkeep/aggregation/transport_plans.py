@@ -23,18 +23,10 @@ MAX_ITERATIONS, TOLERANCE = 1000, 1e-9  # of Sinkhorn's iteration: how many at m
 def cost_matrix(source: Tensor, base: Tensor, cost: Cost) -> Tensor:
     """Compute the cost of moving each unit of the source onto each of the base.
 
-    Parameters
-    ----------
-    source, base : Tensor
-        [n, inputs], the units' incoming weights.
-    cost : {"euclidean", "sq", "cosine", "unit_norm_rows"}
-        ``euclidean`` distance of rows, its square (``sq``), 1 - their ``cosine``, or the Euclidean distance of rows of
-        length 1 (``unit_norm_rows``).
-
-    Returns
-    -------
-    Tensor
-        float64 [n, n].
+    ``source``, ``base``: [n, inputs], the units' incoming weights.
+    ``cost``: ``euclidean`` distance of rows, its square (``sq``), 1 - their ``cosine``, or the Euclidean distance of
+        rows of length 1 (``unit_norm_rows``).
+    Returns: float64 [n, n].
     """
     source, base = source.double(), base.double()
     if cost in ("cosine", "unit_norm_rows"):
@@ -54,19 +46,8 @@ def compute_plan(costs: Tensor, solver: Solver, reg: float) -> Plan:
     adds ``reg`` times the mean cost times the plan's negative entropy, which spreads each unit over several (Cuturi,
     2013); its columns are divided by their actual sums, since the iteration may end before they agree.
 
-    Parameters
-    ----------
-    costs : Tensor
-        float64 [n, n].
-    solver : {"emd", "sinkhorn"}
-        Which problem is solved.
-    reg : float
-        Weight of the entropy, for ``sinkhorn``.
-
-    Returns
-    -------
-    Plan
-        int64 [n] for ``emd``, float64 [n, n] for ``sinkhorn``.
+    ``costs``: float64 [n, n].
+    Returns: int64 [n] for ``emd``, float64 [n, n] for ``sinkhorn``.
     """
     if solver == "sinkhorn":
         return _sinkhorn(costs, reg)
@@ -79,20 +60,9 @@ def compute_plan(costs: Tensor, solver: Solver, reg: float) -> Plan:
 def apply_plan(tensor: Tensor, plan: Plan | None, axis: int) -> Tensor:
     """Return sum_i T_ij tensor[..., i, ...], in the tensor's own type.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        Its ``axis`` runs over channels. It may hold several entries for each channel, side by side, as flattened maps
-        do.
-    plan : Plan or None
-        T; None leaves the tensor as it is.
-    axis : int
-        0 or 1.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape.
+    ``tensor``: Its ``axis`` runs over channels. It may hold several entries for each channel, side by side, as
+        flattened maps do.
+    ``plan``: T; None leaves the tensor as it is.
     """
     if plan is None:
         return tensor
@@ -109,14 +79,7 @@ def apply_plan(tensor: Tensor, plan: Plan | None, axis: int) -> Tensor:
 def mean_plan(plans: Sequence[Plan]) -> Plan:
     """Return the mean of plans; one, or several equal ones, as they are.
 
-    Parameters
-    ----------
-    plans : Sequence[Plan]
-        At least one, between the same layers.
-
-    Returns
-    -------
-    Plan
+    ``plans``: At least one, between the same layers.
     """
     first = plans[0]
     if all(plan.dtype == first.dtype and torch.equal(plan, first) for plan in plans[1:]):
@@ -127,14 +90,7 @@ def mean_plan(plans: Sequence[Plan]) -> Plan:
 def diagonal_share(plan: Plan) -> float:
     """Return the share of mass that stays on its channel: 1 for the identity.
 
-    Parameters
-    ----------
-    plan : Plan
-
-    Returns
-    -------
-    float
-        From 0 to 1.
+    Returns: From 0 to 1.
     """
     if plan.is_floating_point():
         return float(plan.diagonal().mean())

@@ -16,20 +16,7 @@ from fedkeep.reporting.run_folder import read_run
 
 
 def archive(options: Namespace, console: Console) -> int:
-    """Write the records of a run, or of all columns of a reproduction, into a compressed file.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Write the records of a run, or of all columns of a reproduction, into a compressed file."""
     source, out = Path(options.run), Path(options.out)
     name, of_several = source.resolve().name, out.suffix == ARCHIVE_SUFFIX
     target = out if of_several else out / f"{name}{ARCHIVE_SUFFIX}"

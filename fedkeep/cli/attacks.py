@@ -12,20 +12,7 @@ from fedkeep.training.context import pinned_threads
 
 
 def attacks(options: Namespace, console: Console) -> int:
-    """Run the trials that the table lacks, and print the table of each defence.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run the trials that the table lacks, and print the table of each defence."""
 
     def show(trial: AttackTrial) -> None:
         who = f"{trial.method}, {trial.kind} {trial.share:.0%}, defence {trial.defense}, seed {trial.seed}"

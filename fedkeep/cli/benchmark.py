@@ -32,20 +32,7 @@ from fedkeep.reporting.table import print_table
 
 
 def benchmark(options: Namespace, console: Console) -> int:
-    """Run methods in the setting of earlier records, and show their paired differences to the methods there.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run methods in the setting of earlier records, and show their paired differences to the methods there."""
     machine = machine_of(options)
     import_user_code(machine.use)
     names = _import_methods(options.method)
@@ -94,28 +81,9 @@ def benchmark_recipe(
 ) -> Recipe:
     """Return the recipe of earlier records with other methods.
 
-    Parameters
-    ----------
-    records : Run
-        The records.
-    names : Sequence[str]
-        Names of the methods. One whose label the records have already is called new.
-    seeds : Sequence[int], optional
-        The seeds (default: all of which the records have a finished trial).
-    allow_code : bool
-        Let the recipe of the records import its model.
-
-    Returns
-    -------
-    Recipe
-        The recipe.
-
-    Raises
-    ------
-    RunError
-        If no trial of the records, or none with one of the seeds, is finished, or their recipe is missing.
-    ConfigError
-        If the recipe of the records cannot be run.
+    ``names``: Names of the methods. One whose label the records have already is called new.
+    ``seeds``: The seeds (default: all of which the records have a finished trial).
+    ``allow_code``: Let the recipe of the records import its model.
     """
     finished = {trial.seed for trial in records.trials if trial.finished}
     if not finished:

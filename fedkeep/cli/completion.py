@@ -24,20 +24,7 @@ complete -o filenames -F _fedkeep fedkeep
 
 
 def completion(options: Namespace, console: Console) -> int:
-    """Print the script.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Print the script."""
     console.file.write(script(options.shell))
     return 0
 
@@ -45,15 +32,7 @@ def completion(options: Namespace, console: Console) -> int:
 def script(shell: str) -> str:
     """Return the script of a shell.
 
-    Parameters
-    ----------
-    shell : {"bash", "zsh"}
-        The shell.
-
-    Returns
-    -------
-    str
-        The script, made from the commands of this version.
+    Returns: The script, made from the commands of this version.
     """
     from fedkeep.cli.main import parser
 

@@ -41,14 +41,9 @@ GIGABYTE = 10**9
 class DoctorLine:
     """A line of the report.
 
-    Attributes
-    ----------
-    subject : str
-        What was looked at.
-    found : str
-        What is there.
-    advice : str
-        What to do; empty if nothing is missing.
+    ``subject``: What was looked at.
+    ``found``: What is there.
+    ``advice``: What to do; empty if nothing is missing.
     """
 
     subject: str
@@ -59,17 +54,7 @@ class DoctorLine:
 def doctor(options: Namespace, console: Console) -> int:
     """Show what this machine has, and what to do about what it lacks.
 
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code: 0, also where something optional is missing; 1 if FedKeep cannot run.
+    Returns: The exit code: 0, also where something optional is missing; 1 if FedKeep cannot run.
     """
     found = run_checks(options.data_dir)
     table = Table("", "found", "what to do", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -89,15 +74,8 @@ def doctor(options: Namespace, console: Console) -> int:
 def run_checks(data_dir: str | None = None) -> list[DoctorLine]:
     """Look at versions, processor, memory, GPU, data, cache and extras. Nothing is sent or downloaded.
 
-    Parameters
-    ----------
-    data_dir : str, optional
-        Folder of local data sets; default: ``FEDKEEP_DATA``.
-
-    Returns
-    -------
-    list[DoctorLine]
-        What was found.
+    ``data_dir``: Folder of local data sets; default: ``FEDKEEP_DATA``.
+    Returns: What was found.
     """
     return [
         DoctorLine("versions", f"{describe_version()}, Python {platform.python_version()} on {platform.system()}"),

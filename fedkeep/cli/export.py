@@ -19,20 +19,7 @@ from fedkeep.export.prediction import predict
 
 
 def export(options: Namespace, console: Console) -> int:
-    """Write a run's model into a folder.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Write a run's model into a folder."""
     import_user_code(options.use)
     folder = export_model(
         options.run,
@@ -53,20 +40,7 @@ def export(options: Namespace, console: Console) -> int:
 
 
 def predict_files(options: Namespace, console: Console) -> int:
-    """Show the predictions of an exported model.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Show the predictions of an exported model."""
     import_user_code(options.use)
     found = list(predict(options.model, options.files, allow_code=options.allow_code))
     rows = any(each.row is not None for each in found)

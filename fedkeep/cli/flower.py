@@ -15,20 +15,7 @@ from fedkeep.errors import MissingExtra
 
 
 def new(options: Namespace, console: Console) -> int:
-    """Write a Flower app for a recipe.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Write a Flower app for a recipe."""
     _require_flower()
     from fedkeep.flower.app_template import create_app
 
@@ -49,20 +36,7 @@ def new(options: Namespace, console: Console) -> int:
 
 
 def keys(options: Namespace, console: Console) -> int:
-    """Make keys and certificates for a test federation.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Make keys and certificates for a test federation."""
     _require_flower()
     from fedkeep.flower.keys import make_keys
 
@@ -72,20 +46,7 @@ def keys(options: Namespace, console: Console) -> int:
 
 
 def proxy(options: Namespace, console: Console) -> int:
-    """Forward SuperNodes' requests to the SuperLink, and none to its Control API.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Forward SuperNodes' requests to the SuperLink, and none to its Control API."""
     _require_flower()
     from fedkeep.flower.logs import show_logs
     from fedkeep.flower.path_proxy import Limits, serve_proxy
@@ -97,20 +58,7 @@ def proxy(options: Namespace, console: Console) -> int:
 
 
 def nginx(options: Namespace, console: Console) -> int:
-    """Write a configuration of nginx as the proxy before the SuperLink.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Write a configuration of nginx as the proxy before the SuperLink."""
     _require_flower()
     from fedkeep.flower.keys import warn_before_expiry
     from fedkeep.flower.logs import show_logs

@@ -48,20 +48,7 @@ CLASSIFIER_STEPS = 2000  # of every classifier of the quality check, whatever it
 
 
 def train(options: Namespace, console: Console) -> int:
-    """Train a generator, or continue its training.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Train a generator, or continue its training."""
     _require_diffusers()
     if options.regime not in get_args(Regime):
         raise ConfigError(
@@ -107,20 +94,7 @@ def train(options: Namespace, console: Console) -> int:
 
 
 def sample(options: Namespace, console: Console) -> int:
-    """Write a picture of real and generated images.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Write a picture of real and generated images."""
     out = Path(options.out or Path(options.folder) / "samples.png")
     if out.suffix != ".png":
         raise ConfigError(f"--out {out}: the picture is written as .png.")
@@ -137,20 +111,7 @@ def sample(options: Namespace, console: Console) -> int:
 
 
 def check(options: Namespace, console: Console) -> int:
-    """Run the quality check; print its accuracies and write them into the generator's folder.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run the quality check; print its accuracies and write them into the generator's folder."""
     model = get_architecture(options.model)()
     request = _prepare(options, console)
     generated = request.generate(options.count, console)

@@ -18,15 +18,9 @@ from fedkeep.errors import FedKeepError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Parameters
-    ----------
-    arguments : Sequence[str], optional
-        The command line without the program's name; default: the process's.
-
-    Returns
-    -------
-    int
-        The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the command.
+    ``arguments``: The command line without the program's name; default: the process's.
+    Returns: The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the
+        command.
     """
     forget_odd_width()
     handler = logging.StreamHandler()
@@ -54,13 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Returns
-    -------
-    argparse.ArgumentParser
-        The parser, with all commands.
-    """
+    """Return the parser of the command line."""
     top = Parser(
         prog="fedkeep",
         description="Federated learning that keeps what it has learned: compare methods against forgetting.",

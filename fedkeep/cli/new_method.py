@@ -111,20 +111,7 @@ def test_it_keeps_what_every_method_must(check):
 
 
 def write(options: Namespace, console: Console) -> int:
-    """Write a method and its test.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Write a method and its test."""
     name: str = options.name
     if not name.isidentifier() or keyword.iskeyword(name) or not name[0].isupper():
         raise ConfigError(f"NAME is the name of a Python class, such as MyMethod, not {name!r}.")

@@ -29,20 +29,7 @@ from fedkeep.reporting.partition_figure import partition_figure
 
 
 def partition(options: Namespace, console: Console) -> int:
-    """Split a data set over clients; print statistics and write the heat map or the manifest.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Split a data set over clients; print statistics and write the heat map or the manifest."""
     import_user_code(options.use)
     chosen = get_scheme(options.scheme)
     table = {}

@@ -19,20 +19,7 @@ from fedkeep.training.pretraining import FORMS, Form, Pretraining, pretrain
 
 
 def run(options: Namespace, console: Console) -> int:
-    """Train an extractor, or continue its training.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Train an extractor, or continue its training."""
     if find_spec("transformers") is None:
         raise MissingExtra("fedkeep pretrain", "diffusion")
     if options.network not in FORMS:

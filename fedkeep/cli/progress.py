@@ -21,20 +21,7 @@ LINE_SECONDS = 15.0
 
 
 def progress_bars(console: Console, shown: bool) -> Progress:
-    """Return progress bars with a note and the time left, not started yet.
-
-    Parameters
-    ----------
-    console : Console
-        Where to draw them.
-    shown : bool
-        Draw them at all.
-
-    Returns
-    -------
-    Progress
-        The bars.
-    """
+    """Return progress bars with a note and the time left, not started yet."""
     whole = Column(no_wrap=True)  # on a narrow terminal the words are cut, and the numbers are not
     return Progress(
         TextColumn("{task.description}", table_column=Column(overflow="ellipsis")),
@@ -52,13 +39,6 @@ class Display:
 
     A terminal shows bars with rounds, the last accuracy and the time left. Elsewhere, such as in a file, a line is
     printed every few seconds.
-
-    Parameters
-    ----------
-    console : Console
-        Where to print.
-    trials : dict[str, int]
-        By trial, its number of rounds.
     """
 
     def __init__(self, console: Console, trials: dict[str, int]) -> None:
@@ -86,10 +66,7 @@ class Display:
     def __call__(self, report: Report) -> None:
         """Show one report.
 
-        Parameters
-        ----------
-        report : Report
-            How far one trial is.
+        ``report``: How far one trial is.
         """
         self.began = time.monotonic() if self.began is None else self.began
         if report.trial not in self.tasks:
@@ -119,19 +96,8 @@ class Display:
 def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Console) -> int:
     """Say that a run was stopped and how it goes on, and return the exit code.
 
-    Parameters
-    ----------
-    stop : KeyboardInterrupt or Terminated
-        What stopped it.
-    command : str
-        The command that continues.
-    console : Console
-        Where to print. It may be a terminal that was closed.
-
-    Returns
-    -------
-    int
-        The exit code: 128 plus the number of the signal that stopped it.
+    ``console``: Where to print. It may be a terminal that was closed.
+    Returns: The exit code: 128 plus the number of the signal that stopped it.
     """
     by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
     with suppress(OSError):
@@ -152,14 +118,7 @@ def _learning(report: Report) -> Iterator[str]:
 class Counter:
     """Shows how many steps of a task are done; a context manager.
 
-    Parameters
-    ----------
-    console : Console
-        Where to print.
-    unit : str
-        What is counted, such as ``"steps"``.
-    quiet : bool
-        Print nothing.
+    ``unit``: What is counted, such as ``"steps"``.
     """
 
     def __init__(self, console: Console, unit: str, quiet: bool = False) -> None:
@@ -181,14 +140,8 @@ class Counter:
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Show how much is done.
 
-        Parameters
-        ----------
-        done : int
-            The number of steps that are done.
-        total : int
-            The number of all steps.
-        note : str
-            A short text beside the numbers.
+        ``total``: The number of all steps.
+        ``note``: A short text beside the numbers.
         """
         now = time.monotonic()
         if self.first is None:

@@ -35,20 +35,7 @@ from fedkeep.reporting.outputs import write_all
 
 
 def reproduce(options: Namespace, console: Console) -> int:
-    """Reproduce the requested part of a paper's table, and show it beside the paper's numbers.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Reproduce the requested part of a paper's table, and show it beside the paper's numbers."""
     machine = machine_of(options)
     import_user_code(machine.use)
     root = Path(options.out)
@@ -201,15 +188,7 @@ def _is_done(column: plan.Column, label: str, seed: int) -> bool:
 def duration(seconds: float) -> str:
     """Return a time in about two digits and a unit, such as ``"50 s"``, ``"12 min"`` or ``"3.4 h"``.
 
-    Parameters
-    ----------
-    seconds : float
-        The time in seconds.
-
-    Returns
-    -------
-    str
-        The text.
+    ``seconds``: The time in seconds.
     """
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"

@@ -35,20 +35,7 @@ from fedkeep.reporting.table import print_table
 
 
 def run(options: Namespace, console: Console) -> int:
-    """Run a recipe and show its results.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run a recipe and show its results."""
     machine = machine_of(options)
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
@@ -64,20 +51,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def resume(options: Namespace, console: Console) -> int:
-    """Continue a run and show its results.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Continue a run and show its results."""
     machine = machine_of(options)
     import_user_code(machine.use)
     folder = Path(options.run)
@@ -85,25 +59,7 @@ def resume(options: Namespace, console: Console) -> int:
 
 
 def gather(options: Namespace, console: Console) -> int:
-    """Write the report of a run whose trials were run one by one, and show its results.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-
-    Raises
-    ------
-    RunError
-        If trials are missing; the message names them.
-    """
+    """Write the report of a run whose trials were run one by one, and show its results."""
     import_user_code(options.use)
     folder = Path(options.run)
     machine = Machine(workers=0, data_dir=options.data_dir, allow_code=options.allow_code, use=tuple(options.use))
@@ -165,21 +121,8 @@ def _run_with_progress(trials: Sequence[Trial], console: Console, again: str, re
 def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
     """Run the trials of a run folder that are not finished.
 
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    experiment : Experiment
-        What is run.
-    console : Console
-        Where to print.
-    quiet : bool
-        Whether no progress is shown.
-
-    Returns
-    -------
-    int
-        The exit code: 0, or that of a signal that stopped them.
+    ``quiet``: Whether no progress is shown.
+    Returns: The exit code: 0, or that of a signal that stopped them.
     """
     again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
     return _run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
@@ -212,22 +155,7 @@ def _show(folder: Path, experiment: Experiment, console: Console, *, profile: bo
 def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
     """Return the recipe that the command line names, with its changes.
 
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    allow_code : bool
-        Let the recipe import its model.
-
-    Returns
-    -------
-    Recipe
-        The recipe.
-
-    Raises
-    ------
-    ConfigError
-        For anything that cannot be run as written.
+    ``allow_code``: Let the recipe import its model.
     """
     return load_recipe(
         options.recipe,
@@ -244,15 +172,7 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 def machine_of(options: Namespace) -> Machine:
     """Return the machine that the command line describes.
 
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-
-    Returns
-    -------
-    Machine
-        The machine. ``fedkeep resume`` later replaces its device, threads, stack and compile by the recorded ones.
+    Returns: The machine. ``fedkeep resume`` later replaces its device, threads, stack and compile by the recorded ones.
     """
     return Machine(
         device=getattr(options, "device", "cpu"),

@@ -15,24 +15,7 @@ def read_settings(
 ) -> dict[str, Options]:
     """Return the options of each section, with the changes of ``--set``.
 
-    Parameters
-    ----------
-    settings : Sequence[str]
-        The changes, each written ``section.option=value``.
-    sections : Mapping[str, type[Options]]
-        By section, the class of its options.
-    defaults : Mapping[str, dict[str, object]], optional
-        By section, defaults that replace those of the class.
-
-    Returns
-    -------
-    dict[str, Options]
-        By section, its options.
-
-    Raises
-    ------
-    ConfigError
-        For a change that is not written like this, or an unknown section or option.
+    ``defaults``: By section, defaults that replace those of the class.
     """
     tables = {name: dict((defaults or {}).get(name, {})) for name in sections}
     for setting in settings:

@@ -8,13 +8,7 @@ from fedkeep.cli.types import names, natural, numbers, positive
 
 
 def add_machine(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of a machine: workers, data, user code.
-
-    Parameters
-    ----------
-    command : argparse.ArgumentParser
-        The command's parser.
-    """
+    """Add the arguments of a machine: workers, data, user code."""
     group = command.add_argument_group("machine")
     group.add_argument(
         "--workers", type=natural, default=0, help="processes that share the trials (default: one per core)"
@@ -39,13 +33,7 @@ def add_machine(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of a device: device, threads, stacking, compiling.
-
-    Parameters
-    ----------
-    command : argparse.ArgumentParser
-        The command's parser.
-    """
+    """Add the arguments of a device: device, threads, stacking, compiling."""
     command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     command.add_argument("--threads", type=positive, default=1, help="PyTorch threads in each process (default: 1)")
     command.add_argument(
@@ -67,23 +55,14 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def add_profile(command: argparse.ArgumentParser) -> None:
-    """Add ``--profile``.
-
-    Parameters
-    ----------
-    command : argparse.ArgumentParser
-        The command's parser.
-    """
+    """Add ``--profile``."""
     command.add_argument("--profile", action="store_true", help="show at the end how the time was spent")
 
 
 def add_data(group: argparse._ActionsContainer) -> None:
     """Add ``--data-dir``.
 
-    Parameters
-    ----------
-    group : argparse._ActionsContainer
-        The command's parser or a group of its arguments.
+    ``group``: The command's parser or a group of its arguments.
     """
     group.add_argument("--data-dir", metavar="DIR", help="folder of local data sets (default: $FEDKEEP_DATA)")
 
@@ -91,10 +70,7 @@ def add_data(group: argparse._ActionsContainer) -> None:
 def add_quiet(group: argparse._ActionsContainer) -> None:
     """Add ``--quiet``.
 
-    Parameters
-    ----------
-    group : argparse._ActionsContainer
-        The command's parser or a group of its arguments.
+    ``group``: The command's parser or a group of its arguments.
     """
     group.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -102,10 +78,7 @@ def add_quiet(group: argparse._ActionsContainer) -> None:
 def add_use(group: argparse._ActionsContainer) -> None:
     """Add ``--use``.
 
-    Parameters
-    ----------
-    group : argparse._ActionsContainer
-        The command's parser or a group of its arguments.
+    ``group``: The command's parser or a group of its arguments.
     """
     group.add_argument(
         "--use",
@@ -119,12 +92,7 @@ def add_use(group: argparse._ActionsContainer) -> None:
 def add_settings(command: argparse.ArgumentParser, help_text: str) -> None:
     """Add ``--set``.
 
-    Parameters
-    ----------
-    command : argparse.ArgumentParser
-        The command's parser.
-    help_text : str
-        The help text, which should give an example.
+    ``help_text``: The help text, which should give an example.
     """
     command.add_argument(
         "--set",
@@ -137,15 +105,7 @@ def add_settings(command: argparse.ArgumentParser, help_text: str) -> None:
 
 
 def add_grid(command: argparse.ArgumentParser, example: str) -> None:
-    """Add ``--grid``.
-
-    Parameters
-    ----------
-    command : argparse.ArgumentParser
-        The command's parser.
-    example : str
-        An example, and what happens with it.
-    """
+    """Add ``--grid``."""
     command.add_argument(
         "--grid",
         action="append",
@@ -156,13 +116,7 @@ def add_grid(command: argparse.ArgumentParser, example: str) -> None:
 
 
 def add_changes(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that change a recipe.
-
-    Parameters
-    ----------
-    command : argparse.ArgumentParser
-        The command's parser.
-    """
+    """Add the arguments that change a recipe."""
     add_settings(command, "change an option, such as training.lr=0.05 or algorithm.teachers=3")
     command.add_argument(
         "--methods",

@@ -35,20 +35,7 @@ from fedkeep.reporting.table import print_table
 
 
 def methods(options: Namespace, console: Console) -> int:
-    """List all methods, or describe one with its options.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """List all methods, or describe one with its options."""
     import_user_code(options.use)
     if options.name:
         _method(get_algorithm(options.name), console)
@@ -88,20 +75,7 @@ def _docstring(cls: type) -> str:
 
 
 def datasets(options: Namespace, console: Console) -> int:
-    """List the known data sets.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """List the known data sets."""
     table = plain_table("data set", "classes", "image", "local", "Hub", "note")
     for name, entry in known_datasets(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
@@ -129,20 +103,7 @@ def _local_copy(entry: CatalogEntry) -> str:
 
 
 def recipes(options: Namespace, console: Console) -> int:
-    """List the recipes and the papers' tables, show the columns of one table, or print one recipe.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """List the recipes and the papers' tables, show the columns of one table, or print one recipe."""
     tables = paper_tables()
     if (options.name or "").rstrip("/") in tables:
         _paper_table(tables[options.name.rstrip("/")], console)
@@ -187,20 +148,7 @@ def _paper_table(table: PaperTable, console: Console) -> None:
 
 
 def compare(options: Namespace, console: Console) -> int:
-    """Show several runs in one table.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Show several runs in one table."""
     _check_page(options)
     if options.out and options.format == "table":
         raise RunError("--out writes a file: choose its --format, one of markdown, latex, csv and html.")
@@ -225,20 +173,7 @@ def compare(options: Namespace, console: Console) -> int:
 
 
 def report(options: Namespace, console: Console) -> int:
-    """Write a run's tables and report again, or one of them.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Write a run's tables and report again, or one of them."""
     _check_page(options)
     run = read_run(options.run)
     rows = summary(run)
@@ -302,17 +237,7 @@ def _rich(table: TextTable) -> Table:
 def plain_table(*columns: str, title: str | None = None) -> Table:
     """Return an empty table whose long cells break.
 
-    Parameters
-    ----------
-    *columns : str
-        Their heads, as markup.
-    title : str, optional
-        Text above it.
-
-    Returns
-    -------
-    Table
-        The table.
+    ``*columns``: Their heads, as markup.
     """
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     for column in table.columns:

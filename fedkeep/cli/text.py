@@ -30,16 +30,8 @@ def forget_odd_width() -> None:
 def say(console: Console, text: str, style: str = "", *, paragraphs: bool = False) -> None:
     """Print text as it is, without markup, broken where the terminal ends.
 
-    Parameters
-    ----------
-    console : Console
-        Where to print.
-    text : str
-        The text, which may have several lines.
-    style : str
-        A style of Rich.
-    paragraphs : bool
-        Where the text is wider than the terminal, also join the lines of each paragraph first.
+    ``text``: The text, which may have several lines.
+    ``paragraphs``: Where the text is wider than the terminal, also join the lines of each paragraph first.
     """
     wide = max(map(len, text.split("\n"))) > console.width
     console.print(Text(fit(_joined(text) if paragraphs and wide else text, console), style), soft_wrap=True)
@@ -48,10 +40,7 @@ def say(console: Console, text: str, style: str = "", *, paragraphs: bool = Fals
 def say_error(message: str) -> None:
     """Print an error to the standard error stream.
 
-    Parameters
-    ----------
-    message : str
-        What was wrong.
+    ``message``: What was wrong.
     """
     console = Console(stderr=True)
     text = Text(fit(f"error: {message}", console))
@@ -64,17 +53,9 @@ def fit(text: str, console: Console) -> str:
 
     In a file or a pipe lines stay as they are, so that they can be searched.
 
-    Parameters
-    ----------
-    text : str
-        The text, which may have several lines.
-    console : Console
-        Where it will be printed.
-
-    Returns
-    -------
-    str
-        The text. A command that has a line of its own goes on after a backslash, as a shell reads it.
+    ``text``: The text, which may have several lines.
+    ``console``: Where it will be printed.
+    Returns: The text. A command that has a line of its own goes on after a backslash, as a shell reads it.
     """
     if not (console.is_terminal or "COLUMNS" in os.environ):
         return text

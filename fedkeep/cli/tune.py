@@ -22,20 +22,7 @@ from fedkeep.tuning.tune import tune
 
 
 def run(options: Namespace, console: Console) -> int:
-    """Run all points of a grid, and show the best.
-
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run all points of a grid, and show the best."""
     machine = machine_of(options)
     import_user_code(machine.use)
     bars = progress_bars(console, console.is_terminal and not options.quiet)

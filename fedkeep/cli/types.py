@@ -6,44 +6,12 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """Parse a whole number from 1.
-
-    Parameters
-    ----------
-    text : str
-        The argument.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For any other text.
-    """
+    """Parse a whole number from 1."""
     return _integer(text, 1)
 
 
 def natural(text: str) -> int:
-    """Parse a whole number from 0.
-
-    Parameters
-    ----------
-    text : str
-        The argument.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For any other text.
-    """
+    """Parse a whole number from 0."""
     return _integer(text, 0)
 
 
@@ -54,23 +22,7 @@ def _integer(text: str, low: int) -> int:
 
 
 def width(text: str) -> float:
-    """Parse a width of a figure in inches, 1 to 20.
-
-    Parameters
-    ----------
-    text : str
-        The argument.
-
-    Returns
-    -------
-    float
-        The width.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For any other text.
-    """
+    """Parse a width of a figure in inches, 1 to 20."""
     try:
         inches = float(text)
     except ValueError:
@@ -81,23 +33,7 @@ def width(text: str) -> float:
 
 
 def percent(text: str) -> float:
-    """Parse an accuracy in percent, 0 to 100.
-
-    Parameters
-    ----------
-    text : str
-        The argument.
-
-    Returns
-    -------
-    float
-        The percentage.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For any other text.
-    """
+    """Parse an accuracy in percent, 0 to 100."""
     try:
         value = float(text)
     except ValueError:
@@ -108,23 +44,7 @@ def percent(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Parse a share of the rounds, above 0 and at most 1.
-
-    Parameters
-    ----------
-    text : str
-        The argument.
-
-    Returns
-    -------
-    float
-        The share.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For any other text.
-    """
+    """Parse a share of the rounds, above 0 and at most 1."""
     try:
         value = float(text)
     except ValueError:
@@ -135,44 +55,12 @@ def share(text: str) -> float:
 
 
 def numbers(text: str) -> list[int]:
-    """Parse whole numbers from 0, separated by commas.
-
-    Parameters
-    ----------
-    text : str
-        The argument.
-
-    Returns
-    -------
-    list[int]
-        The numbers.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For any other text.
-    """
+    """Parse whole numbers from 0, separated by commas."""
     return [natural(part.strip()) for part in text.split(",")]
 
 
 def names(text: str) -> list[str]:
-    """Parse names, separated by commas.
-
-    Parameters
-    ----------
-    text : str
-        The argument.
-
-    Returns
-    -------
-    list[str]
-        The names, at least one.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For any other text.
-    """
+    """Parse names, separated by commas."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; give names with commas between them, such as a,b")

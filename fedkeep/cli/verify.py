@@ -13,17 +13,7 @@ from fedkeep.reporting.verification import verify_run
 def verify(options: Namespace, console: Console) -> int:
     """Check every file of some runs, and print a line for each trial.
 
-    Parameters
-    ----------
-    options : Namespace
-        The command's arguments.
-    console : Console
-        Where to print.
-
-    Returns
-    -------
-    int
-        The exit code: 1 if a file is damaged.
+    Returns: The exit code: 1 if a file is damaged.
     """
     damaged = False
     for run in options.runs:

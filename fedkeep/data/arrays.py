@@ -36,26 +36,12 @@ def from_arrays(
 ) -> DataSet:
     """Return a data set of arrays: NumPy arrays, PyTorch tensors, or lists of numbers.
 
-    Parameters
-    ----------
-    x : array
-        Training inputs: uint8 images ``[n, height, width]`` or ``[n, channels, height, width]``; other integers
+    ``x``: Training inputs: uint8 images ``[n, height, width]`` or ``[n, channels, height, width]``; other integers
         ``[n, length]``, which are token ids; or floating point ``[n, ...]``, which should be scaled already.
-    y : array
-        Their classes ``[n]``: integers or text, numbered in sorted order.
-    x_test, y_test : array, optional
-        Test examples; by default a fifth of each class of the training examples is held out.
-    client : array, optional
-        Whose each training example is, ``[n]``: integers or text. ``partition.scheme = "column"`` splits by it.
-    label_names : sequence of str, optional
-        The names of the classes 0, 1, ..., if ``y`` holds integers.
-    name : str
-        The data set's name.
-
-    Raises
-    ------
-    DataError
-        If arrays do not fit together.
+    ``y``: Their classes ``[n]``: integers or text, numbered in sorted order.
+    ``x_test``, ``y_test``: Test examples; by default a fifth of each class of the training examples is held out.
+    ``client``: Whose each training example is, ``[n]``: integers or text. ``partition.scheme = "column"`` splits by it.
+    ``label_names``: The names of the classes 0, 1, ..., if ``y`` holds integers.
     """
     if (x_test is None) != (y_test is None):
         raise DataError(f"{name}: x_test and y_test belong together: give both or none.")
@@ -86,15 +72,7 @@ def from_arrays(
 def read_npz(path: Path) -> dict[str, Any]:
     """Return the arrays of a .npz file as arguments of `from_arrays`; pickled objects are refused.
 
-    Parameters
-    ----------
-    path : Path
-        A file with the arrays ``x`` and ``y``, and maybe ``x_test``, ``y_test``, ``client`` and ``label_names``.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or has other arrays.
+    ``path``: A file with the arrays ``x`` and ``y``, and maybe ``x_test``, ``y_test``, ``client`` and ``label_names``.
     """
     arrays = _open_npz(path)
     for key in arrays:
@@ -110,15 +88,7 @@ def read_npz(path: Path) -> dict[str, Any]:
 def read_inputs_of_npz(path: Path) -> Tensor:
     """Return the array ``x`` of a .npz file as `from_arrays` takes it.
 
-    Parameters
-    ----------
-    path : Path
-        The file; its other arrays are not used.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or has no such array.
+    ``path``: The file; its other arrays are not used.
     """
     arrays = _open_npz(path)
     if "x" not in arrays:

@@ -48,28 +48,11 @@ class Augmentation(Options):
     ) -> Tensor:
         """Return the batch augmented and normalised.
 
-        Parameters
-        ----------
-        images : Tensor
-            uint8 ``[b, channels, height, width]``, on any device; not changed.
-        normalise : callable
-            Turns uint8 pixels into the network's input, such as ``DataSet.normalise``.
-        rng : torch.Generator
-            The source of randomness. A CPU generator gives the same numbers whatever device the images are on.
-        generated : Tensor, optional
-            bool ``[b]``, true for generated images; by default there are none.
-
-        Returns
-        -------
-        Tensor
-            float32 ``[b, channels, height, width]``.
-
-        Raises
-        ------
-        ValueRefused
-            If images are not uint8 ``[b, channels, height, width]``.
-        ConfigError
-            If a reflected crop does not fit; see `check_image_size`.
+        ``images``: uint8 ``[b, channels, height, width]``, on any device; not changed.
+        ``normalise``: Turns uint8 pixels into the network's input, such as ``DataSet.normalise``.
+        ``rng``: The source of randomness. A CPU generator gives the same numbers whatever device the images are on.
+        ``generated``: bool ``[b]``, true for generated images; by default there are none.
+        Returns: float32 ``[b, channels, height, width]``.
         """
         if not self:
             return normalise(images)
@@ -88,17 +71,9 @@ class Augmentation(Options):
     def move_pixels(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Return the batch rotated, flipped and cropped, not normalised; gradients flow.
 
-        Parameters
-        ----------
-        images : Tensor
-            ``[b, channels, height, width]``, of any type.
-        rng : torch.Generator
-            The source of randomness; see `__call__`.
-
-        Returns
-        -------
-        Tensor
-            The same shape, type and device.
+        ``images``: ``[b, channels, height, width]``, of any type.
+        ``rng``: The source of randomness; see `__call__`.
+        Returns: The same shape, type and device.
         """
         # Each pixel is looked up where it was before rotation, flip and crop, from the last to the first.
         batch, _, height, width = images.shape
@@ -163,19 +138,10 @@ def rotation_source(y: Tensor, x: Tensor, degrees: Tensor, height: int, width: i
 
     The rotation is counter-clockwise about the image's centre, as ``PIL.Image.rotate`` with nearest sampling.
 
-    Parameters
-    ----------
-    y, x : Tensor
-        int64, broadcastable to ``[b, height, width]``.
-    degrees : Tensor
-        Floating point ``[b, 1, 1]``.
-    height, width : int
-        The image's size in pixels.
-
-    Returns
-    -------
-    y, x : Tensor
-        int64 ``[b, height, width]``; may lie outside the image.
+    ``y``, ``x``: int64, broadcastable to ``[b, height, width]``.
+    ``degrees``: Floating point ``[b, 1, 1]``.
+    ``height``, ``width``: The image's size in pixels.
+    Returns: int64 ``[b, height, width]``; may lie outside the image.
     """
     angle = torch.deg2rad(degrees.double())  # double: a right angle must land on whole pixels
     cosine, sine = angle.cos(), angle.sin()

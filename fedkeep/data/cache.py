@@ -53,16 +53,11 @@ def file_stamps(files: Iterable[Path], root: Path) -> list[tuple[str, int, int]]
 def entry_path(name: str, how: Any, version: Any, decoding: int = _VERSION) -> Path:
     """Return the file of a cache entry.
 
-    Parameters
-    ----------
-    name : str
-        The data set's name or Hub id.
-    how : JSON-able
-        How the data set is decoded. Another value gives another entry.
-    version : JSON-able
-        The version of the source, such as `file_stamps` or a commit.
-    decoding : int
-        The version of the code that decodes; for what is not decoded one that stays, so that the entry does too.
+    ``name``: The data set's name or Hub id.
+    ``how``: How the data set is decoded. Another value gives another entry.
+    ``version``: The version of the source, such as `file_stamps` or a commit.
+    ``decoding``: The version of the code that decodes; for what is not decoded one that stays, so that the entry does
+        too.
     """
     return cache_folder() / f"{_stem(name, how, decoding)}-{_digest(version)}.safetensors"
 
@@ -77,13 +72,6 @@ def load_or_build(path: Path, build: Callable[[], DataSet]) -> DataSet:
     """Return the data set of a cache entry; build and save it if there is none that can be read.
 
     If the cache cannot be written to, there is a warning and the data set is decoded again next time.
-
-    Parameters
-    ----------
-    path : Path
-        The entry; see `entry_path`.
-    build : callable
-        Decodes the data set.
     """
     if (dataset := read_entry(path)) is not None:
         return dataset

@@ -19,36 +19,19 @@ from fedkeep.errors import DataError, MissingExtra, in_one_line
 class CatalogEntry:
     """Describe a known data set.
 
-    Parameters
-    ----------
-    name : str
-        Its name in recipes.
-    title : str
-        Its usual name.
-    num_classes : int
-        Number of classes of the complete data set.
-    shape : tuple of int
-        Channels, height and width of its images.
-    schema : Schema
-        Its columns and splits.
-    normalisation : tuple of two tuples of float, or None
-        Mean and standard deviation per channel, of pixels scaled to 0..1; None computes them from the training images.
-    hub : str
-        Its Hugging Face Hub id; empty if the Hub has none like it.
-    folder : str
-        Its folder below the data folder; the Hub id if empty.
-    note : str
-        What a reader of results has to know.
-    location : str
-        Where the local copy is; empty if there is none.
-    num_local_classes : int or None
-        Number of classes of the local copy; None if there is none.
-    damage : str
-        What is wrong with the local copy; empty if it can be used.
-    made_from : str
-        The known data set whose images these are; empty for most.
-    prepare : callable or None
-        Makes the Hub's splits equal to the local copy's.
+    ``title``: Its usual name.
+    ``shape``: Channels, height and width of its images.
+    ``schema``: Its columns and splits.
+    ``normalisation``: Mean and standard deviation per channel, of pixels scaled to 0..1; None computes them from the
+        training images.
+    ``hub``: Its Hugging Face Hub id; empty if the Hub has none like it.
+    ``folder``: Its folder below the data folder; the Hub id if empty.
+    ``note``: What a reader of results has to know.
+    ``location``: Where the local copy is; empty if there is none.
+    ``num_local_classes``: Number of classes of the local copy; None if there is none.
+    ``damage``: What is wrong with the local copy; empty if it can be used.
+    ``made_from``: The known data set whose images these are; empty for most.
+    ``prepare``: Makes the Hub's splits equal to the local copy's.
     """
 
     name: str
@@ -149,10 +132,7 @@ CATALOG: Mapping[str, CatalogEntry] = {entry.name: entry for entry in _ENTRIES}
 def is_known(name: str) -> bool:
     """Return whether data are those of known data sets alone.
 
-    Parameters
-    ----------
-    name : str
-        The name of the data in a recipe: a data set's name or Hub id, or several with ``+`` between them.
+    ``name``: The name of the data in a recipe: a data set's name or Hub id, or several with ``+`` between them.
     """
     hub_ids = {entry.hub for entry in _ENTRIES if entry.hub}
     return all(part.strip() in CATALOG or part.strip() in hub_ids for part in name.split("+"))
@@ -161,15 +141,7 @@ def is_known(name: str) -> bool:
 def known_datasets(data_dir: str | Path | None = None) -> Mapping[str, CatalogEntry]:
     """Return the known data sets by name, each with the location and the number of classes of its local copy.
 
-    Parameters
-    ----------
-    data_dir : str or Path, optional
-        The data folder; by default the environment variable ``FEDKEEP_DATA``.
-
-    Raises
-    ------
-    DataError
-        If the data folder does not exist.
+    ``data_dir``: The data folder; by default the environment variable ``FEDKEEP_DATA``.
     """
     root = data_folder(data_dir)
     return {name: _locate(entry, root) for name, entry in CATALOG.items()}
@@ -178,15 +150,7 @@ def known_datasets(data_dir: str | Path | None = None) -> Mapping[str, CatalogEn
 def data_folder(data_dir: str | Path | None) -> Path | None:
     """Return the folder of local data sets, or None if none is set.
 
-    Parameters
-    ----------
-    data_dir : str or Path or None
-        The folder; None for the environment variable ``FEDKEEP_DATA``.
-
-    Raises
-    ------
-    DataError
-        If it does not exist.
+    ``data_dir``: The folder; None for the environment variable ``FEDKEEP_DATA``.
     """
     source = "The data folder" if data_dir is not None else "FEDKEEP_DATA"
     chosen = os.environ.get("FEDKEEP_DATA") or None if data_dir is None else data_dir

@@ -18,11 +18,6 @@ def concatenate(datasets: Sequence[DataSet]) -> DataSet:
     A class is called by its data set and its name, such as ``"mnist: 7"``. Columns other than images and labels are
     dropped, except for groups, which stay whole: in a data set without them every example is a group of its own. The
     normalisation is computed from all training images.
-
-    Raises
-    ------
-    DataError
-        If images differ in size or are normalised already, or two classes have the same name.
     """
     first = datasets[0]
     for dataset in datasets:
@@ -64,13 +59,7 @@ def _groups(datasets: Sequence[DataSet]) -> tuple[Data, Data]:
 
 
 def select_classes(dataset: DataSet, label_names: Sequence[str]) -> DataSet:
-    """Return some classes of a data set, numbered in the order given.
-
-    Raises
-    ------
-    DataError
-        If it does not have one of them.
-    """
+    """Return some classes of a data set, numbered in the order given."""
     missing = [name for name in label_names if name not in dataset.label_names]
     if missing:
         raise DataError(f"{dataset.name} has no class {', '.join(map(repr, missing))} in this copy.")

@@ -23,12 +23,8 @@ Data = Mapping[str, Tensor]
 class ImageFormat:
     """Shape and normalisation of a data set's images, for code that generates images.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height, width.
-    mean, std : tuple of float
-        Per channel, of pixels scaled to 0..1.
+    ``shape``: Channels, height, width.
+    ``mean``, ``std``: Per channel, of pixels scaled to 0..1.
     """
 
     shape: tuple[int, int, int]
@@ -38,15 +34,8 @@ class ImageFormat:
     def normalise(self, pixels: Tensor) -> Tensor:
         """Return ``(pixels - mean) / std``; gradients flow.
 
-        Parameters
-        ----------
-        pixels : Tensor
-            Floating point ``[b, channels, height, width]``, in 0..1.
-
-        Returns
-        -------
-        Tensor
-            The same shape, type and device.
+        ``pixels``: Floating point ``[b, channels, height, width]``, in 0..1.
+        Returns: The same shape, type and device.
         """
         mean, std = (_per_channel(tuple(each), pixels.dtype, pixels.device) for each in (self.mean, self.std))
         return (pixels - mean) / std
@@ -60,30 +49,17 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class DataSet:
     """A training and a test split, their class names and their normalisation.
 
-    Parameters
-    ----------
-    name : str
-        The data set's name in tables and run folders.
-    train, test : mapping of str to Tensor
-        The columns ``"input"``, ``"label"`` (int64 ``[n]``, 0 to num_classes - 1) and any further integer columns
-        ``[n]``, such as ``"writer"``. The input is what the network takes: images, uint8
-        ``[n, channels, height, width]``; token ids, int64 ``[n, length]``; or numbers that are scaled already,
-        float32 of any shape ``[n, ...]``.
-    label_names : tuple of str
-        The class names; their number is the number of classes. A site may have one alone; a run needs two.
-    mean, std : tuple of float
-        Of images, per channel, of pixels scaled to 0..1, which `normalise` uses. Empty for all other inputs.
-    note : str
-        What a reader of results has to know about this copy; may be empty.
-    values : mapping of str to tuple of str
-        What the numbers of a further column stand for, such as the names of the clients.
-    columns : tuple of Column
-        How a table's columns became features, float32 ``[n, features]``; empty for other inputs.
-
-    Raises
-    ------
-    DataError
-        If columns, types, shapes, labels, names or normalisation do not fit together.
+    ``name``: The data set's name in tables and run folders.
+    ``train``, ``test``: The columns ``"input"``, ``"label"`` (int64 ``[n]``, 0 to num_classes - 1) and any further
+        integer columns ``[n]``, such as ``"writer"``. The input is what the network takes: images, uint8 ``[n,
+        channels, height, width]``; token ids, int64 ``[n, length]``; or numbers that are scaled already, float32 of any
+        shape ``[n, ...]``.
+    ``label_names``: The class names; their number is the number of classes. A site may have one alone; a run needs two.
+    ``mean``, ``std``: Of images, per channel, of pixels scaled to 0..1, which `normalise` uses. Empty for all other
+        inputs.
+    ``note``: What a reader of results has to know about this copy; may be empty.
+    ``values``: What the numbers of a further column stand for, such as the names of the clients.
+    ``columns``: How a table's columns became features, float32 ``[n, features]``; empty for other inputs.
     """
 
     name: str
@@ -173,15 +149,8 @@ class DataSet:
     def normalise(self, images: Tensor) -> Tensor:
         """Return inputs as a network takes them: of images ``(x / 255 - mean) / std``.
 
-        Parameters
-        ----------
-        images : Tensor
-            uint8 ``[b, channels, height, width]``, on any device. Other inputs are returned as they are.
-
-        Returns
-        -------
-        Tensor
-            float32, of the same shape and on the same device.
+        ``images``: uint8 ``[b, channels, height, width]``, on any device. Other inputs are returned as they are.
+        Returns: float32, of the same shape and on the same device.
         """
         if images.dtype != torch.uint8:
             return images
@@ -221,15 +190,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     They are exact, from a histogram of the pixel values. A constant channel gets the deviation 1, so that one can
     divide by it.
 
-    Parameters
-    ----------
-    images : Tensor
-        uint8 ``[n, channels, height, width]``.
-
-    Returns
-    -------
-    mean, std : tuple of float
-        One number per channel.
+    ``images``: uint8 ``[n, channels, height, width]``.
     """
     means, deviations = [], []
     values = torch.arange(256, dtype=torch.float64) / 255

@@ -36,33 +36,13 @@ def decode(
 ) -> Tensor:
     """Decode images into one tensor; a photo is turned upright if its EXIF data say how the camera was turned.
 
-    Parameters
-    ----------
-    images : iterable of sequences
-        Batches of encoded images: bytes, paths, or dicts of ``"bytes"`` and ``"path"``.
-    rows : int
-        Number of images.
-    where : str
-        What errors call them.
-    channels : int or None
-        1 converts to greyscale, 3 to RGB; None keeps greyscale if all images are, and converts to RGB otherwise.
-    side : int or None
-        The middle square of each image is resized to this many pixels (Lanczos); None leaves images as they are.
-    size : tuple of int
-        Height and width to which each whole image is resized (Lanczos); empty leaves images as they are.
-
-    Returns
-    -------
-    Tensor
-        uint8 ``[rows, channels, height, width]``.
-
-    Raises
-    ------
-    DataError
-        If images differ in size, are too large, have more than 8 bits a channel or several pages, are of none of the
-        `FORMATS`, or cannot be read by Pillow.
-    MissingExtra
-        If Pillow is not installed.
+    ``images``: Batches of encoded images: bytes, paths, or dicts of ``"bytes"`` and ``"path"``.
+    ``where``: What errors call them.
+    ``channels``: 1 converts to greyscale, 3 to RGB; None keeps greyscale if all images are, and converts to RGB
+        otherwise.
+    ``side``: The middle square of each image is resized to this many pixels (Lanczos); None leaves images as they are.
+    ``size``: Height and width to which each whole image is resized (Lanczos); empty leaves images as they are.
+    Returns: uint8 ``[rows, channels, height, width]``.
     """
     pillow = require_optional("PIL.Image", "Decoding images", "data")
     pixels: np.ndarray[Any, np.dtype[np.uint8]] | None = None

@@ -14,15 +14,8 @@ from fedkeep.data.dataset import Data, DataSet
 def image_hashes(images: Tensor) -> Tensor:
     """Return a hash of each image's pixels, or of other inputs' numbers.
 
-    Parameters
-    ----------
-    images : Tensor
-        uint8 ``[n, channels, height, width]``, or other inputs.
-
-    Returns
-    -------
-    Tensor
-        int64 ``[n]``: equal for equal images; equal for different ones with a probability of 2^-64.
+    ``images``: uint8 ``[n, channels, height, width]``, or other inputs.
+    Returns: int64 ``[n]``: equal for equal images; equal for different ones with a probability of 2^-64.
     """
     rows = images.cpu().numpy()
     hashes = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
@@ -32,10 +25,7 @@ def image_hashes(images: Tensor) -> Tensor:
 def note_on_copies(train: Tensor, test: Tensor) -> str:
     """Return a note on held-out examples that are exact copies of training examples; empty if there are none.
 
-    Parameters
-    ----------
-    train, test : Tensor
-        The inputs of both splits.
+    ``train``, ``test``: The inputs of both splits.
     """
     count = int(torch.isin(image_hashes(test), image_hashes(train)).sum())
     if not count:
@@ -49,14 +39,8 @@ def note_on_copies(train: Tensor, test: Tensor) -> str:
 def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False) -> DataSet:
     """Return a data set without the training images that have one of these hashes.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set.
-    hashes : Tensor
-        int64 ``[m]``; see `image_hashes`.
-    from_test : bool
-        Whether such images leave the test split too, as where it was held out from the training split.
+    ``hashes``: int64 ``[m]``; see `image_hashes`.
+    ``from_test``: Whether such images leave the test split too, as where it was held out from the training split.
     """
     test = _without(dataset.test, hashes) if from_test else dataset.test
     return replace(dataset, train=_without(dataset.train, hashes), test=test)

@@ -33,15 +33,8 @@ def to_emnist_style(images: Tensor) -> Tensor:
 
     LEAF's FEMNIST is inverted, with letters of about 10 pixels; EMNIST scales each letter to fill the image.
 
-    Parameters
-    ----------
-    images : Tensor
-        uint8 ``[n, 1, side, side]``, side at least 22.
-
-    Returns
-    -------
-    Tensor
-        The same shape and type. An image without ink becomes black.
+    ``images``: uint8 ``[n, 1, side, side]``, side at least 22.
+    Returns: The same shape and type. An image without ink becomes black.
     """
     return torch.stack([_rescale_letter(image) for image in 255 - images])
 

@@ -16,13 +16,7 @@ from fedkeep.errors import DataError
 
 @dataclass(frozen=True)
 class ClientNames(Sequence[str]):
-    """The names ``"0"``, ``"1"``, ... of a number of clients, each made on demand.
-
-    Parameters
-    ----------
-    num_clients : int
-        Number of clients.
-    """
+    """The names ``"0"``, ``"1"``, ... of a number of clients, each made on demand."""
 
     num_clients: int
 
@@ -65,23 +59,11 @@ class Federation:
     The data set stays one tensor for each column and a client is a slice of an index, so that a client that is never
     asked costs nothing.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set of which clients hold training rows; the test split stays whole.
-    partition : Partition
-        Which client holds which rows of ``dataset.train``.
-    server_data : mapping of str to Tensor
-        Examples that the server holds itself, as columns, such as an auxiliary set; may be empty.
-    stream : TaskStream or None
-        The tasks that this federation is a part of; None if there is only one.
-    task : int
-        Number of the current task, counted from 1.
-
-    Raises
-    ------
-    DataError
-        If the partition names rows that the data set does not have.
+    ``dataset``: The data set of which clients hold training rows; the test split stays whole.
+    ``partition``: Which client holds which rows of ``dataset.train``.
+    ``server_data``: Examples that the server holds itself, as columns, such as an auxiliary set; may be empty.
+    ``stream``: The tasks that this federation is a part of; None if there is only one.
+    ``task``: Number of the current task, counted from 1.
     """
 
     dataset: DataSet
@@ -102,14 +84,8 @@ class Federation:
     def from_stream(cls, stream: TaskStream, task: int = 1, server_data: Data | None = None) -> Federation:
         """Return the federation of one task, with the test images of all classes so far.
 
-        Parameters
-        ----------
-        stream : TaskStream
-            The tasks.
-        task : int
-            Number of the task, counted from 1.
-        server_data : mapping of str to Tensor, optional
-            Examples that the server holds itself, as columns.
+        ``task``: Number of the task, counted from 1.
+        ``server_data``: Examples that the server holds itself, as columns.
         """
         return cls(stream.dataset_of(task), stream.tasks[task - 1].partition, server_data or {}, stream, task)
 
@@ -143,13 +119,7 @@ class Federation:
         return replace(self, dataset=self.stream.dataset_of(task), partition=partition, task=task)
 
     def data(self, client: str) -> Data:
-        """Return a client's training rows, every column, on the data set's device.
-
-        Raises
-        ------
-        DataError
-            If there is no client of this name.
-        """
+        """Return a client's training rows, every column, on the data set's device."""
         train = self.dataset.train
         rows = self.partition[self._index(client)].to(train["label"].device)
         return {name: column.index_select(0, rows) for name, column in train.items()}

@@ -31,22 +31,7 @@ _FORMAT = 2  # nothing is decoded here: a run of an earlier version finds its ex
 def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) -> DataSet:
     """Return a data set with a column ``"client"`` that says who holds each training row; rows of nobody are left out.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set.
-    rows : Mapping[str, Sequence[int]] or Sequence[Sequence[int]]
-        The numbers of the training rows of each client, by its name, or in the clients' order.
-
-    Returns
-    -------
-    DataSet
-        The data set.
-
-    Raises
-    ------
-    PartitionError
-        If a row does not exist or is held twice, or a client holds none.
+    ``rows``: The numbers of the training rows of each client, by its name, or in the clients' order.
     """
     clients = dict(rows) if isinstance(rows, Mapping) else {str(number): held for number, held in enumerate(rows)}
     if not clients:
@@ -97,20 +82,7 @@ def digest(dataset: DataSet) -> str:
 def keep(dataset: DataSet) -> str:
     """Keep a data set in the cache folder, and return the name by which `find` returns it.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set.
-
-    Returns
-    -------
-    str
-        Such as ``arrays:0123456789abcdef``, which depends on everything in it.
-
-    Raises
-    ------
-    DataError
-        If the cache folder cannot be written to.
+    Returns: Such as ``arrays:0123456789abcdef``, which depends on everything in it.
     """
     name = PREFIX + digest(dataset)
     cache.load_or_build(_entry(name), lambda: dataset)
@@ -125,20 +97,7 @@ def keep(dataset: DataSet) -> str:
 def find(name: str) -> DataSet:
     """Return a data set that was kept.
 
-    Parameters
-    ----------
-    name : str
-        Its name, as `keep` returned it.
-
-    Returns
-    -------
-    DataSet
-        The data set.
-
-    Raises
-    ------
-    DataError
-        If it is not there.
+    ``name``: Its name, as `keep` returned it.
     """
     dataset = cache.read_entry(_entry(name))
     if dataset is None:

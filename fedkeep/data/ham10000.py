@@ -27,20 +27,7 @@ def split_by_lesion(splits: RawSplits) -> dict[str, Any]:
     The splits on the Hub repeat images: most of its test images are training images too. A lesion goes to test if the
     first byte of the SHA-256 of its id is below 51: a fifth of the lesions, the same ones on every machine.
 
-    Parameters
-    ----------
-    splits : mapping of str to datasets.Dataset
-        The splits of the Hub, with the columns ``"image"``, ``"image_id"``, ``"lesion_id"`` and ``"dx"``.
-
-    Returns
-    -------
-    dict of str to datasets.Dataset
-        The splits ``"train"`` and ``"test"`` with the columns ``"image"`` and ``"label"``.
-
-    Raises
-    ------
-    DataError
-        If a diagnosis is none of the seven.
+    Returns: The splits ``"train"`` and ``"test"`` with the columns ``"image"`` and ``"label"``.
     """
     library = datasets_library("Loading HAM10000")
     pooled = library.concatenate_datasets(list(splits.values()))

@@ -24,32 +24,13 @@ NO_TEST_EXAMPLES = "No test examples were given"
 def is_test_held_out(dataset: DataSet) -> bool:
     """Tell whether test examples were taken out of the training examples, whose rows then have other numbers.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set.
-
-    Returns
-    -------
-    bool
-        True if its note says so.
+    Returns: True if its note says so.
     """
     return any(words in dataset.note for words in (NO_TEST_SPLIT, NO_TEST_EXAMPLES))
 
 
 def hold_out(groups: Tensor, share: float, purpose: str = "test split") -> Tensor:
-    """Choose rows for a test split: the same share of every group, always the same rows.
-
-    Parameters
-    ----------
-    groups : int64 ``[n]``: the class (a stratified split) or the writer of each row.
-    share : of each group's rows, rounded to the nearest whole number.
-    purpose : rows for another one are others.
-
-    Returns
-    -------
-    bool ``[n]``, true for a test row. With a share of at most one half every group keeps a training row.
-    """
+    """Choose rows for a test split: the same share of every group, always the same rows."""
     values: np.ndarray[Any, np.dtype[np.int64]] = groups.numpy()
     # No seed of a run: the split is part of the data set, and every run must be tested on the same rows.
     keys = numpy_rng(0, purpose).random(len(values))
@@ -64,21 +45,10 @@ def hold_out(groups: Tensor, share: float, purpose: str = "test split") -> Tenso
 def hold_out_groups(groups: Tensor, labels: Tensor, share: float, purpose: str = "test split") -> Tensor:
     """Choose whole groups for a test split: about the same share of every class, always the same rows.
 
-    Parameters
-    ----------
-    groups : Tensor
-        int64 ``[n]``: which rows belong together.
-    labels : Tensor
-        int64 ``[n]``: their classes; a group counts for the class of its first row.
-    share : float
-        Of the rows of each class, as near to it as whole groups come.
-    purpose : str
-        Rows for another one are others.
-
-    Returns
-    -------
-    Tensor
-        bool ``[n]``, true for a test row.
+    ``groups``: int64 ``[n]``: which rows belong together.
+    ``labels``: int64 ``[n]``: their classes; a group counts for the class of its first row.
+    ``purpose``: Rows for another one are others.
+    Returns: bool ``[n]``, true for a test row.
     """
     _, first, group, sizes = np.unique(groups.numpy(), return_index=True, return_inverse=True, return_counts=True)
     classes = labels.numpy()[first]
@@ -97,21 +67,8 @@ def validated(dataset: DataSet, share: float, count_copies: bool = False, rescal
     Options are chosen on it, so that the test split stays unseen. The rows are the same for all seeds of a run. If
     the data set says which examples belong together, whole groups are held out.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set.
-    share : float
-        The share.
-    count_copies : bool
-        Whether the note says how many of these examples are in the training split too.
-    rescale : bool
-        Whether a table is scaled by the rows that remain; else its columns stay those of a run.
-
-    Raises
-    ------
-    DataError
-        If the share is too small for a single image.
+    ``count_copies``: Whether the note says how many of these examples are in the training split too.
+    ``rescale``: Whether a table is scaled by the rows that remain; else its columns stay those of a run.
     """
     label, purpose = dataset.train["label"].cpu(), "validation split"
     grouped = GROUP in dataset.train

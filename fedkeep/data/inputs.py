@@ -25,24 +25,10 @@ SUFFIXES = (*TABLE_SUFFIXES, ".npz", ".txt")
 def read_rows(path: Path, about: Mapping[str, Any], options: DataOptions) -> Tensor:
     """Return the rows of a file as inputs of a trained network.
 
-    Parameters
-    ----------
-    path : Path
-        A table (.csv, .tsv, .parquet), a text in each line (.txt), or arrays (.npz) of which ``x`` is the input.
-    about : mapping
-        ``"shape"``, ``"type"`` and ``"columns"`` of the inputs in training.
-    options : DataOptions
-        How the training data were read.
-
-    Returns
-    -------
-    Tensor
-        ``[n, *shape]``.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or its rows are no such inputs.
+    ``path``: A table (.csv, .tsv, .parquet), a text in each line (.txt), or arrays (.npz) of which ``x`` is the input.
+    ``about``: ``"shape"``, ``"type"`` and ``"columns"`` of the inputs in training.
+    ``options``: How the training data were read.
+    Returns: ``[n, *shape]``.
     """
     suffix = path.suffix.lower()
     if suffix == ".npz":

@@ -59,26 +59,13 @@ def load(
 
     A local copy is preferred to the Hub. Decoded images are kept in the cache folder (``FEDKEEP_CACHE``).
 
-    Parameters
-    ----------
-    name : str
-        A known name (see `fedkeep.data.catalog`), a Hub id ``"owner/name"``, or a file or folder, relative to the
+    ``name``: A known name (see `fedkeep.data.catalog`), a Hub id ``"owner/name"``, or a file or folder, relative to the
         working directory or to the data folder (see `fedkeep.data.own_files.find_data_files`). Several names with ``+``
         between them are one data set (see `fedkeep.data.combine.concatenate`).
-    data_dir : str or Path, optional
-        The data folder: local copies, ``OWNER/NAME/SPLIT.parquet``. By default the environment variable
+    ``data_dir``: The data folder: local copies, ``OWNER/NAME/SPLIT.parquet``. By default the environment variable
         ``FEDKEEP_DATA``.
-    options : DataOptions, optional
-        How files are read that are not known by name.
-    columns : sequence of Column, optional
-        How a run has imputed and scaled the columns of a table; default: by this table's training rows.
-
-    Raises
-    ------
-    DataError
-        If the name is none of these, the data set is neither local nor on a Hub that answers, or it is malformed.
-    MissingExtra
-        If packages for reading images are not installed.
+    ``options``: How files are read that are not known by name.
+    ``columns``: How a run has imputed and scaled the columns of a table; default: by this table's training rows.
     """
     options = options or DataOptions()
     if options != DataOptions() and name in CATALOG:
@@ -160,17 +147,7 @@ def _check_classes(entry: CatalogEntry, dataset: DataSet) -> DataSet:
 def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
     """Return what changes when the files of a data set of one's own do, or other files have its name now.
 
-    Parameters
-    ----------
-    name : str
-        The data set's name; of one that is known or on the Hub nothing is told.
-    data_dir : str or Path or None
-        The data folder.
-
-    Raises
-    ------
-    DataError
-        If there is a folder of this name without a data set in it.
+    ``name``: The data set's name; of one that is known or on the Hub nothing is told.
     """
     path = local_path(name, data_dir)
     if path is None:
@@ -181,17 +158,7 @@ def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
 def local_path(name: str, data_dir: str | Path | None) -> Path | None:
     """Return where the files of a data set of one's own lie, as an absolute path.
 
-    Parameters
-    ----------
-    name : str
-        The data set's name.
-    data_dir : str or Path or None
-        The data folder.
-
-    Returns
-    -------
-    Path or None
-        None for a data set that is known by name, given in Python, on the Hub, or not there.
+    Returns: None for a data set that is known by name, given in Python, on the Hub, or not there.
     """
     if name in CATALOG or name.startswith(given.PREFIX):
         return None

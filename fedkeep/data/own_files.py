@@ -83,11 +83,6 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     """Return a folder's tables by split name; an empty dict if there are none.
 
     A split is ``SPLIT.parquet``, shards of it, ``SPLIT.csv`` or ``SPLIT.tsv``.
-
-    Raises
-    ------
-    DataError
-        If a split is there twice.
     """
     found: dict[str, list[Path]] = {}
     for split in ("train", *TEST_NAMES):
@@ -259,10 +254,7 @@ def _image_clients(path: Path, images: _ByClient, notes: Sequence[str]) -> DataF
 def read_images_of_clients(images: _ByClient) -> dict[str, Any]:
     """Return image files as tables with the columns ``"image"``, ``"label"`` and ``"client"``.
 
-    Parameters
-    ----------
-    images : mapping
-        The files by split, client and class name.
+    ``images``: The files by split, client and class name.
     """
     names = {name for clients in images.values() for classes in clients.values() for name in classes}
     merged: dict[str, dict[str, list[Path]]] = {}

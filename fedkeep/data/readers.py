@@ -33,15 +33,7 @@ _BATCH = 500  # rows that are read at a time
 def datasets_library(purpose: str) -> Any:
     """Import Hugging Face `datasets`.
 
-    Parameters
-    ----------
-    purpose : str
-        What needs it; the beginning of the error's sentence.
-
-    Raises
-    ------
-    MissingExtra
-        If it is not installed.
+    ``purpose``: What needs it; the beginning of the error's sentence.
     """
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # otherwise it reports every local file that it reads
     return require_optional("datasets", purpose, "data")
@@ -50,19 +42,8 @@ def datasets_library(purpose: str) -> Any:
 def read_batches(split: Any, column: str, where: str) -> Iterator[list[Any]]:
     """Yield the values of one column, batch by batch, in row order.
 
-    Parameters
-    ----------
-    split : datasets.Dataset or datasets.IterableDataset
-        The table.
-    column : str
-        A column of it. An encoded image is bytes, a path, or a dict of ``"bytes"`` and ``"path"``.
-    where : str
-        What errors call the table.
-
-    Raises
-    ------
-    DataError
-        If the files cannot be read.
+    ``column``: A column of it. An encoded image is bytes, a path, or a dict of ``"bytes"`` and ``"path"``.
+    ``where``: What errors call the table.
     """
     try:
         for batch in split.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH):
@@ -82,11 +63,6 @@ def to_nfc(name: str) -> str:
     """Return text in Unicode's form NFC, in which equal-looking names are equal.
 
     macOS writes an accented letter of a file's name as the letter and the accent, other systems as one character.
-
-    Parameters
-    ----------
-    name : str
-        The name.
     """
     return unicodedata.normalize("NFC", name)
 
@@ -110,11 +86,6 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
 
     These are ``SPLIT.parquet``, or the shards ``SPLIT-*.parquet`` in the folder or in one subfolder, as in a copy of a
     repository of the Hub.
-
-    Raises
-    ------
-    DataError
-        If several subfolders hold shards of the split, so that several data sets would be mixed.
     """
     single = folder / f"{split}.parquet"
     if single.is_file():
@@ -130,20 +101,7 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
 
 
 def read_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Open Parquet files as a stream: nothing is copied to disk.
-
-    Parameters
-    ----------
-    files : mapping of str to sequence of Path
-        The files of each split.
-
-    Raises
-    ------
-    DataError
-        If a split's first file is not Parquet.
-    MissingExtra
-        If `datasets` is not installed.
-    """
+    """Open Parquet files as a stream: nothing is copied to disk."""
     library = datasets_library("Reading Parquet files")
     opened = {}
     for split, paths in files.items():
@@ -163,11 +121,6 @@ def image_files(root: Path) -> tuple[dict[str, dict[str, list[Path]]], list[str]
 
     The folder holds ``train/CLASS/*.png`` and ``test/CLASS/*.png`` (or ``valid``, ``val``, ``validation``), or
     ``CLASS/*.png`` alone. Hidden folders and files that are not images are ignored.
-
-    Raises
-    ------
-    DataError
-        If a split has no images in folders named after classes.
     """
     folders = _subfolders(root)
     if "train" in folders:
@@ -194,10 +147,7 @@ def read_images(files: Mapping[str, Mapping[str, Sequence[Path]]]) -> dict[str, 
     The "imagefolder" reader of `datasets` is not used: it takes 0.5 ms a file to list them, 20 times as long as
     `image_files`, and orders ``cat-2/`` before ``cat/``.
 
-    Parameters
-    ----------
-    files : mapping of str to mapping of str to sequence of Path
-        The files by split and class name, as `image_files` returns them.
+    ``files``: The files by split and class name, as `image_files` returns them.
     """
     library = datasets_library("Reading a folder of images")
     names = sorted({name for classes in files.values() for name in classes})
@@ -234,22 +184,7 @@ def is_offline() -> bool:
 
 
 def hub_commit(hub_id: str) -> str:
-    """Ask the Hub for the current commit of a data set: one short request, so that a missing network shows at once.
-
-    Parameters
-    ----------
-    hub_id : str
-        ``"owner/name"``.
-
-    Raises
-    ------
-    ConnectionError
-        If the Hub does not answer, or is switched off.
-    DataError
-        If it answers that there is no such data set, or that the user may not read it.
-    MissingExtra
-        If `datasets` is not installed.
-    """
+    """Ask the Hub for the current commit of a data set: one short request, so that a missing network shows at once."""
     datasets_library("Loading from the Hugging Face Hub")
     hub = require_optional("huggingface_hub", "Loading from the Hugging Face Hub", "data")
     errors = require_optional("huggingface_hub.errors", "Loading from the Hugging Face Hub", "data")
@@ -267,19 +202,7 @@ def hub_commit(hub_id: str) -> str:
 def read_hub(hub_id: str, commit: str | None) -> dict[str, Any]:
     """Download a data set, or take it from the cache of `datasets`.
 
-    Parameters
-    ----------
-    hub_id : str
-        ``"owner/name"``.
-    commit : str or None
-        The version; None for the latest in the cache.
-
-    Raises
-    ------
-    ConnectionError
-        If the Hub stops answering and the cache does not have the data set.
-    DataError
-        If `datasets` cannot load it.
+    ``commit``: The version; None for the latest in the cache.
     """
     library = datasets_library("Loading from the Hugging Face Hub")
     try:

@@ -41,27 +41,17 @@ _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 class Schema:
     """Name the columns and splits of a stored data set.
 
-    Parameters
-    ----------
-    image, label : str
-        The columns of images and labels; without images the first is empty.
-    train, test : str
-        The splits; an empty test split is made from the training split (see `test_share`).
-    columns : tuple of (str, str)
-        Further columns: the stored name and the name in a `DataSet`. Their values are numbered in sorted order.
-    group : str
-        A name in `columns` within which a missing test split is held out; empty for within each class. `GROUP` is held
-        out in whole groups.
-    test_share : float
-        Share of each group that is held out if there is no test split; with 0 a missing test split is an error.
-    channels : int or None
-        1 or 3 converts all images; None leaves them.
-    side : int or None
-        Pixels to which the middle square of each image is resized; None leaves images as they are.
-    inputs : tuple of str
-        Without images: the columns that are the input.
-    note : str
-        Which columns were left out, and why.
+    ``image``, ``label``: The columns of images and labels; without images the first is empty.
+    ``train``, ``test``: The splits; an empty test split is made from the training split (see `test_share`).
+    ``columns``: Further columns: the stored name and the name in a `DataSet`. Their values are numbered in sorted
+        order.
+    ``group``: A name in `columns` within which a missing test split is held out; empty for within each class. `GROUP`
+        is held out in whole groups.
+    ``test_share``: Share of each group that is held out if there is no test split; with 0 a missing test split is an
+        error.
+    ``channels``: 1 or 3 converts all images; None leaves them.
+    ``side``: Pixels to which the middle square of each image is resized; None leaves images as they are.
+    ``note``: Which columns were left out, and why.
     """
 
     image: str = "image"
@@ -77,17 +67,7 @@ class Schema:
     note: str = ""
 
     def check(self, split: Any, where: str, optional: Sequence[str] = ()) -> None:
-        """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has.
-
-        Parameters
-        ----------
-        split : datasets table
-            The split.
-        where : str
-            What the error calls it.
-        optional : sequence of str
-            Names in `columns` that may be missing.
-        """
+        """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has."""
         further = [stored for stored, name in self.columns if name not in optional]
         for column in filter(None, (self.image, self.label, *self.inputs, *further)):
             if column not in split.features:
@@ -100,19 +80,9 @@ class Schema:
 def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     """Return the schema of a data set that is not in the catalog.
 
-    Parameters
-    ----------
-    splits : mapping of str to datasets table
-        The splits by name.
-    where : str
-        What errors call the data set.
-    options : DataOptions
-        The columns that the user names.
-
-    Raises
-    ------
-    DataError
-        If there is no split ``"train"``, or the image or the label column is ambiguous.
+    ``splits``: The splits by name.
+    ``where``: What errors call the data set.
+    ``options``: The columns that the user names.
     """
     if "train" not in splits:
         raise DataError(

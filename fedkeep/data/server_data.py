@@ -32,24 +32,9 @@ class Auxiliary(Options):
     def split(self, dataset: DataSet, seed: int) -> tuple[DataSet, Data]:
         """Take the auxiliary set from a data set.
 
-        Parameters
-        ----------
-        dataset : DataSet
-            The run's data set; not changed.
-        seed : int
-            The run's seed.
-
-        Returns
-        -------
-        rest : DataSet
-            The data set without the images that were taken.
-        auxiliary : mapping of str to Tensor
-            The auxiliary set, sorted by class; empty if there is none.
-
-        Raises
-        ------
-        DataError
-            If a class has too few images.
+        ``dataset``: The run's data set; not changed.
+        Returns: The data set without the images that were taken.
+        Returns: The auxiliary set, sorted by class; empty if there is none.
         """
         if not self.images_per_class:
             return dataset, {}
@@ -98,24 +83,9 @@ class Public(Options):
     def draw(self, source: DataSet, target: DataSet, seed: int) -> Data:
         """Draw the public images.
 
-        Parameters
-        ----------
-        source : DataSet
-            The data set that they are drawn from.
-        target : DataSet
-            The run's data set, whose images have the same shape.
-        seed : int
-            The run's seed.
-
-        Returns
-        -------
-        mapping of str to Tensor
-            The columns ``"input"`` and ``"label"``; all labels are 0.
-
-        Raises
-        ------
-        DataError
-            If the images have another shape, there are too few, or a class does not exist.
+        ``source``: The data set that they are drawn from.
+        ``target``: The run's data set, whose images have the same shape.
+        Returns: The columns ``"input"`` and ``"label"``; all labels are 0.
         """
         if source.kind != target.kind:
             raise DataError(f"[public] {source.name} has {source.kind}, and {target.name} has {target.kind}.")

@@ -98,7 +98,8 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
     if len(sizes) == 1 and max(sizes) > length:
         raise DataError(
             f"{where}: each row has a list of {max(sizes)} whole numbers. Token ids? Then set data.length="
-            f"{max(sizes)}, so that none is cut off. Pixels or counts? Then write them as floating-point numbers (float32) or uint8."
+            f"{max(sizes)}, so that none is cut off. Pixels or counts? Then write them as floating-point numbers "
+            "(float32) or uint8."
         )
     return pad(rows, where, length, problems)
 

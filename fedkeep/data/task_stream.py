@@ -20,16 +20,8 @@ from fedkeep.options import Options, option
 class Task:
     """One task: its new classes are the labels ``num_old_classes`` to ``num_classes - 1``.
 
-    Parameters
-    ----------
-    number : int
-        Number of the task, counted from 1.
-    num_old_classes, num_classes : int
-        Number of classes before the task, and with it.
-    partition : Partition
-        Which client holds which rows of the stream's training set; a client may hold none.
-    test : Tensor
-        int64 ``[m]``, the rows of the stream's test set whose class has arrived by now.
+    ``partition``: Which client holds which rows of the stream's training set; a client may hold none.
+    ``test``: int64 ``[m]``, the rows of the stream's test set whose class has arrived by now.
     """
 
     number: int
@@ -41,15 +33,8 @@ class Task:
     def new_class_rows(self, labels: Tensor) -> Tensor:
         """Return the indices of the labels that belong to the task's new classes.
 
-        Parameters
-        ----------
-        labels : Tensor
-            int64 ``[n]``.
-
-        Returns
-        -------
-        Tensor
-            int64 ``[m]``, on the CPU.
+        ``labels``: int64 ``[n]``.
+        Returns: int64 ``[m]``, on the CPU.
         """
         labels = labels.cpu()
         return ((labels >= self.num_old_classes) & (labels < self.num_classes)).nonzero().flatten()
@@ -59,14 +44,8 @@ class Task:
 class TaskStream:
     """A data set whose classes arrive in tasks. Tasks are row numbers: no training image is copied.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The data set, relabelled so that classes are numbered in order of arrival; those of no task come last.
-    order : tuple of int
-        ``order[c]`` is the label that class c had before.
-    tasks : tuple of Task
-        The tasks in their order.
+    ``dataset``: The data set, relabelled so that classes are numbered in order of arrival; those of no task come last.
+    ``order``: ``order[c]`` is the label that class c had before.
     """
 
     dataset: DataSet
@@ -123,24 +102,9 @@ class Tasks(Options):
     def stream(self, dataset: DataSet, scheme: Scheme, seed: int) -> TaskStream:
         """Return the tasks of a data set.
 
-        Parameters
-        ----------
-        dataset : DataSet
-            Its classes may stand in any order.
-        scheme : Scheme
-            How each task's examples are assigned to clients. ``column`` is refused, since its clients would change with
-            the task.
-        seed : int
-            The run's seed.
-
-        Raises
-        ------
-        ConfigError
-            If the classes cannot be divided so.
-        DataError
-            If a class of a task has no training example.
-        PartitionError
-            If a task cannot be partitioned so.
+        ``dataset``: Its classes may stand in any order.
+        ``scheme``: How each task's examples are assigned to clients. ``column`` is refused, since its clients would
+            change with the task.
         """
         stream = self.split_classes(dataset, seed)
         _check_examples(stream.dataset, stream.tasks[-1].num_classes)
@@ -156,17 +120,7 @@ class Tasks(Options):
 
         It depends on the class names, the options and the seed alone, so that server and sites compute the same one.
 
-        Parameters
-        ----------
-        dataset : DataSet
-            A data set with the run's classes, whatever its examples.
-        seed : int
-            The run's seed.
-
-        Raises
-        ------
-        ConfigError
-            If the classes cannot be divided so.
+        ``dataset``: A data set with the run's classes, whatever its examples.
         """
         arriving = self._arriving_labels(dataset, seed)
         order = (*arriving, *(c for c in range(dataset.num_classes) if c not in set(arriving)))

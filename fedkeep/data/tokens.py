@@ -27,8 +27,6 @@ def hash_words(text: str, vocabulary: int, most: int | None = None) -> list[int]
 
     most : how many are returned; None for all.
 
-    References
-    ----------
     Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009.
     """
     words = (found[0] for found in _WORD.finditer(unicodedata.normalize("NFC", text.lower())))

@@ -41,31 +41,19 @@ HASH_DIGITS = 12
 class AttackTrial:
     """One trial of the table.
 
-    Attributes
-    ----------
-    method : str
-        The method's label.
-    kind : str
-        The attack; ``none`` for honest clients.
-    share : float
-        Share of malicious clients.
-    defense : str
-        One of `DEFENSES`.
-    seed : int
-        The seed.
-    accuracy : float
-        Mean accuracy over the last rounds.
-    backdoor : float or None
-        How often the trigger works at the end; None for other attacks.
-    asked_honest, refused_honest : int
-        Number of times that honest clients took part in a round, and of these that their reply was refused. Who did
-        not answer was not refused.
-    asked_malicious, refused_malicious : int
-        The same for malicious clients. Those that are set aside are not drawn any more, and so count in neither.
-    seconds : float
-        Processor time of the rounds.
-    recipe_hash : str
-        Of the recipe and of the settings that hold for the whole table; empty in a table from before it was noted.
+    ``method``: The method's label.
+    ``kind``: The attack; ``none`` for honest clients.
+    ``share``: Share of malicious clients.
+    ``defense``: One of `DEFENSES`.
+    ``accuracy``: Mean accuracy over the last rounds.
+    ``backdoor``: How often the trigger works at the end; None for other attacks.
+    ``asked_honest``, ``refused_honest``: Number of times that honest clients took part in a round, and of these that
+        their reply was refused. Who did not answer was not refused.
+    ``asked_malicious``, ``refused_malicious``: The same for malicious clients. Those that are set aside are not drawn
+        any more, and so count in neither.
+    ``seconds``: Processor time of the rounds.
+    ``recipe_hash``: Of the recipe and of the settings that hold for the whole table; empty in a table from before it
+        was noted.
     """
 
     method: str
@@ -106,38 +94,11 @@ def run_attacks(
 ) -> list[AttackTrial]:
     """Run the trials of a table that its file lacks, and add them to it one by one.
 
-    Parameters
-    ----------
-    recipe : str
-        The name or path of the recipe.
-    file : Path
-        The table's CSV file; it may have trials from earlier.
-    kinds : Iterable[str]
-        The attacks. Honest clients are always part of the table.
-    shares : Iterable[float]
-        Shares of malicious clients.
-    defenses : Sequence[str]
-        Names of `DEFENSES`.
-    seeds : Sequence[int]
-        The seeds; all of the table's trials are run with the first before the next.
-    methods : Sequence[str]
-        Labels of the recipe's methods, or their names; empty for all.
-    settings : Sequence[str]
-        Further settings of the recipe.
-    on_trial : Callable[[AttackTrial], None]
-        Called after every trial.
-
-    Returns
-    -------
-    list[AttackTrial]
-        All trials in the file.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown attack or defence, or a method that the recipe lacks.
-    RunError
-        If the file is damaged, or has trials of another recipe or of other settings.
+    ``file``: The table's CSV file; it may have trials from earlier.
+    ``kinds``: The attacks. Honest clients are always part of the table.
+    ``seeds``: The seeds; all of the table's trials are run with the first before the next.
+    ``methods``: Labels of the recipe's methods, or their names; empty for all.
+    ``on_trial``: Called after every trial.
     """
     kinds = list(kinds)
     for name, known in (*((kind, KINDS) for kind in kinds), *((defense, DEFENSES) for defense in defenses)):
@@ -236,20 +197,8 @@ def _run(
 def read_attacks(file: Path) -> list[AttackTrial]:
     """Read the trials of a table.
 
-    Parameters
-    ----------
-    file : Path
-        The CSV file. A last line without its end was cut off when the command was killed, and does not count.
-
-    Returns
-    -------
-    list[AttackTrial]
-        The trials; none if there is no file.
-
-    Raises
-    ------
-    RunError
-        If a line is damaged, or the file is no such table.
+    ``file``: The CSV file. A last line without its end was cut off when the command was killed, and does not count.
+    Returns: The trials; none if there is no file.
     """
     content = file.read_bytes() if file.is_file() else b""
     text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
@@ -298,18 +247,8 @@ def _csv_line(values: Iterable[object]) -> str:
 def attack_table(trials: Sequence[AttackTrial], defense: str) -> str:
     """Return a table in Markdown: accuracy in % by attack and method, mean over seeds, for one defence.
 
-    Parameters
-    ----------
-    trials : Sequence[AttackTrial]
-        The trials.
-    defense : str
-        The defence.
-
-    Returns
-    -------
-    str
-        The table. A cell has one number for each share of malicious clients. All numbers of a method are of the same
-        seeds, those that have all of its attacks; if no seed has, of all seeds.
+    Returns: The table. A cell has one number for each share of malicious clients. All numbers of a method are of the
+        same seeds, those that have all of its attacks; if no seed has, of all seeds.
     """
     chosen = [trial for trial in trials if trial.defense == defense]
     methods = list(dict.fromkeys(trial.method for trial in chosen))
@@ -343,19 +282,6 @@ def _mean(trials: Sequence[AttackTrial], method: str, kind: str, share: float) -
 
 
 def false_alarms(trials: Sequence[AttackTrial], defense: str) -> tuple[int, int]:
-    """Return how many replies of honest clients were refused, and how many there were, in trials without attackers.
-
-    Parameters
-    ----------
-    trials : Sequence[AttackTrial]
-        The trials.
-    defense : str
-        The defence.
-
-    Returns
-    -------
-    tuple[int, int]
-        The two numbers.
-    """
+    """Return how many replies of honest clients were refused, and how many there were, in trials without attackers."""
     chosen = [trial for trial in trials if trial.defense == defense and trial.kind == "none"]
     return sum(trial.refused_honest for trial in chosen), sum(trial.asked_honest for trial in chosen)

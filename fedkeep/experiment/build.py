@@ -50,23 +50,10 @@ def load_data(
 ) -> DataSet:
     """Load a data set. The last two are cached.
 
-    Parameters
-    ----------
-    name : str
-        A known data set, a Hub id or a path.
-    data_dir : str or Path, optional
-        The folder of local data sets.
-    validation : float
-        The share of the training examples that replaces the test examples; 0: use the test examples.
-    options : DataOptions, optional
-        How files are read that are not known by name.
-    columns : sequence of Column
-        How a run has imputed and scaled the columns of a table.
-
-    Returns
-    -------
-    DataSet
-        The data set.
+    ``name``: A known data set, a Hub id or a path.
+    ``validation``: The share of the training examples that replaces the test examples; 0: use the test examples.
+    ``options``: How files are read that are not known by name.
+    ``columns``: How a run has imputed and scaled the columns of a table.
     """
     version = local_version(name, data_dir)
     return _load(name, data_folder(data_dir), validation, options or DataOptions(), version, tuple(columns))
@@ -89,20 +76,7 @@ def _load(
 
 
 def data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:
-    """Return a hash of a recipe's data set, the same for all its seeds; empty if it is known by name, or of the Hub.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    data_dir : str or Path, optional
-        The folder of local data sets.
-
-    Returns
-    -------
-    str
-        16 hexadecimal digits.
-    """
+    """Return a hash of a recipe's data set, the same for all its seeds; empty if it is known by name, or of the Hub."""
     names = [recipe.data, *(part.strip() for part in recipe.data.split("+"))]
     if not any(name.startswith(given.PREFIX) or local_path(name, data_dir) for name in names):
         return ""
@@ -117,24 +91,7 @@ def _digest(dataset: DataSet) -> str:
 def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
     """Load a recipe's data set and split it over the server and the clients.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    seed : int
-        The trial's seed, on which the split depends.
-    data_dir : str or Path, optional
-        The folder of local data sets, generators and extractors.
-
-    Returns
-    -------
-    Federation
-        The federation; with tasks, at the first task.
-
-    Raises
-    ------
-    DataError
-        If the recipe's generator learned from a part of each class, and none of these images is in the data set.
+    ``data_dir``: The folder of local data sets, generators and extractors.
     """
     return split_clients(recipe, seed, *clients_and_server_data(recipe, seed, data_dir))
 
@@ -142,26 +99,8 @@ def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = No
 def clients_and_server_data(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
     """Load a recipe's data set and split it into the clients' part and the examples that the server holds.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    seed : int
-        The trial's seed.
-    data_dir : str or Path, optional
-        The folder of local data sets and generators.
-
-    Returns
-    -------
-    dataset : DataSet
-        What clients hold, and the test examples.
-    server : Data
-        What the server holds; empty for most recipes.
-
-    Raises
-    ------
-    DataError
-        As for `build_federation`.
+    ``data_dir``: The folder of local data sets and generators.
+    Returns: What the server holds; empty for most recipes.
     """
     dataset = load_data(recipe.data, data_dir, recipe.validation, recipe.data_options)
     for generator in _available_generators(recipe, data_dir):
@@ -184,19 +123,7 @@ def without_generator_images(recipe: Recipe, dataset: DataSet, data_dir: str | P
     not among held-out images (``data.validation``) either. If no method needs a generator and its folder is missing,
     nothing is left out.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    dataset : DataSet
-        The data set.
-    data_dir : str or Path, optional
-        The folder of local generators.
-
-    Returns
-    -------
-    DataSet
-        The data set without these images; the same object if there are none.
+    Returns: The data set without these images; the same object if there are none.
     """
     for generator in _available_generators(recipe, data_dir):
         dataset = _without_images_of(recipe, dataset, generator, data_dir)
@@ -217,17 +144,7 @@ def _without_images_of(
 def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
     """Return the hash of the recipe's generator, by which parties check that they have the same one.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    data_dir : str or Path, optional
-        The folder of local generators.
-
-    Returns
-    -------
-    str
-        The hash, or the hashes of each task's generator with spaces between them; empty without a generator.
+    Returns: The hash, or the hashes of each task's generator with spaces between them; empty without a generator.
     """
     return " ".join(generator.hash(data_dir) for generator in _available_generators(recipe, data_dir))
 
@@ -248,28 +165,8 @@ def split_server_data(
 ) -> tuple[DataSet, Data]:
     """Split a data set into the clients' part and the examples that the server holds.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe, which may give the server an auxiliary or a public set.
-    seed : int
-        The trial's seed.
-    dataset : DataSet
-        The data set.
-    data_dir : str or Path, optional
-        The folder of local data sets.
-
-    Returns
-    -------
-    dataset : DataSet
-        What is left for the clients.
-    server : Data
-        What the server holds; empty for most recipes.
-
-    Raises
-    ------
-    DataError
-        If the data set has fewer than two classes.
+    ``recipe``: The recipe, which may give the server an auxiliary or a public set.
+    Returns: What the server holds; empty for most recipes.
     """
     # Not where data are loaded: of a site's own data all examples may be of one of the run's classes.
     if dataset.num_classes < 2:
@@ -284,24 +181,7 @@ def split_server_data(
 
 
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:
-    """Split the clients' part of a data set over the clients.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe, with the partition.
-    seed : int
-        The trial's seed.
-    dataset : DataSet
-        The clients' part of the data set.
-    server : Data
-        What the server holds.
-
-    Returns
-    -------
-    Federation
-        The federation; with tasks, at the first task.
-    """
+    """Split the clients' part of a data set over the clients."""
     if recipe.has_tasks:
         stream = recipe.tasks.stream(dataset, recipe.partition, seed)
         return Federation.from_stream(stream, 1, server)
@@ -318,30 +198,8 @@ def build_simulation(
 ) -> Simulation:
     """Build the simulation of one trial, before its first round.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    method : Method
-        The trial's method.
-    seed : int
-        The trial's seed.
-    federation : Federation
-        Which client holds which examples.
-    device : str
-        ``cpu`` or ``cuda``.
-    data_dir : str or Path, optional
-        The folder of local generators and extractors.
-
-    Returns
-    -------
-    Simulation
-        The simulation.
-
-    Raises
-    ------
-    ConfigError
-        If the recipe does not fit the federation or this machine.
+    ``federation``: Which client holds which examples.
+    ``data_dir``: The folder of local generators and extractors.
     """
     dataset = federation.dataset
     check_cohort(recipe, federation)
@@ -380,19 +238,8 @@ def _with_lr_rounds(training: Training, recipe: Recipe) -> Training:
 def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> dict[str, Factory]:
     """Return the factories of the networks of clients that do not have the server's.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe, with the clients' networks.
-    federation : Federation
-        The clients.
-    data_dir : str or Path, optional
-        The folder of local extractors.
-
-    Returns
-    -------
-    dict[str, Factory]
-        Factories by client. Clients with equal networks share one object.
+    ``data_dir``: The folder of local extractors.
+    Returns: Factories by client. Clients with equal networks share one object.
     """
 
     def factory(model: Architecture) -> Factory:
@@ -404,20 +251,7 @@ def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Pat
 
 
 def check_cohort(recipe: Recipe, federation: Federation) -> None:
-    """Check the cohort's size, which is possible only now for a partition by a column of the data.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    federation : Federation
-        The clients.
-
-    Raises
-    ------
-    ConfigError
-        If a cohort has more clients than the federation.
-    """
+    """Check the cohort's size, which is possible only now for a partition by a column of the data."""
     if recipe.run.cohort_size > len(federation.clients):
         raise ConfigError(
             f"a cohort of {recipe.run.cohort_size} cannot be drawn from {len(federation.clients)} clients. "
@@ -426,20 +260,7 @@ def check_cohort(recipe: Recipe, federation: Federation) -> None:
 
 
 def check_augmentation(recipe: Recipe, federation: Federation) -> None:
-    """Check that the images are large enough for the recipe's augmentation.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe, with the augmentation.
-    federation : Federation
-        The federation, with the images' shape.
-
-    Raises
-    ------
-    ConfigError
-        If they are too small, or inputs are no images.
-    """
+    """Check that the images are large enough for the recipe's augmentation."""
     if not recipe.augmentation:
         return
     if not federation.dataset.has_images:
@@ -452,20 +273,7 @@ def check_augmentation(recipe: Recipe, federation: Federation) -> None:
 
 
 def check_token_ids(model: Architecture, dataset: DataSet) -> None:
-    """Check that a network of this package reads token ids if the inputs are token ids, and only then.
-
-    Parameters
-    ----------
-    model : Architecture
-        The network.
-    dataset : DataSet
-        The data set.
-
-    Raises
-    ------
-    ConfigError
-        If it does not, or there are more token ids than it has vectors.
-    """
+    """Check that a network of this package reads token ids if the inputs are token ids, and only then."""
     found = describe_input(dataset.train["input"])
     if isinstance(model, Custom):
         return  # it has been tried when it was built
@@ -485,20 +293,7 @@ def check_token_ids(model: Architecture, dataset: DataSet) -> None:
 
 
 def check_inputs(recipe: Recipe, federation: Federation) -> None:
-    """Check that the inputs are what the methods and the networks need.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe, with the methods and the networks.
-    federation : Federation
-        The federation, with the inputs.
-
-    Raises
-    ------
-    ConfigError
-        If a method needs images and they are something else, or a network does not read them.
-    """
+    """Check that the inputs are what the methods and the networks need."""
     dataset = federation.dataset
     for model in (recipe.model, *(client.model for client in recipe.client_models)):
         check_token_ids(model, dataset)
@@ -516,21 +311,7 @@ def check_inputs(recipe: Recipe, federation: Federation) -> None:
 def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
     """Check the recipe's generator, if a method needs it.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe, with the generator.
-    federation : Federation
-        The federation, with the images' shape and the classes.
-    data_dir : str or Path, optional
-        The folder of local generators.
-
-    Raises
-    ------
-    ConfigError
-        If it generates images of another shape, or has learned classes that it must not know.
-    MissingExtra
-        If a package that generators need is not installed.
+    ``federation``: The federation, with the images' shape and the classes.
     """
     if _needs_generator(recipe):
         check_installed()
@@ -548,26 +329,10 @@ def check_network(
 ) -> nn.Module:
     """Try whether a network can be built.
 
-    Parameters
-    ----------
-    model : Architecture
-        The network.
-    federation : Federation
-        The federation, with the inputs' shape and the classes.
-    data_dir : str or Path, optional
-        The folder of local extractors.
-    memory : int, optional
-        The bytes of memory for training; by default this machine's.
-
-    Returns
-    -------
-    nn.Module
-        The network, without memory for its weights where that is possible.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be built, or cannot be trained within this machine's memory.
+    ``federation``: The federation, with the inputs' shape and the classes.
+    ``data_dir``: The folder of local extractors.
+    ``memory``: The bytes of memory for training; by default this machine's.
+    Returns: The network, without memory for its weights where that is possible.
     """
     shape, classes = federation.dataset.shape, federation.cumulative_classes[0]
     model = resolve_pretrained(model, data_dir)
@@ -602,15 +367,7 @@ def _memory() -> int:
 def untrained_classes(federation: Federation) -> tuple[str, ...]:
     """Return the names of the classes that the test set has and no client of the federation.
 
-    Parameters
-    ----------
-    federation : Federation
-        The federation, with its tasks.
-
-    Returns
-    -------
-    tuple[str, ...]
-        The names, in the order of the classes; mostly none.
+    Returns: The names, in the order of the classes; mostly none.
     """
     stream = federation.stream
     dataset = federation.dataset if stream is None else stream.dataset
@@ -625,15 +382,7 @@ def untrained_classes(federation: Federation) -> tuple[str, ...]:
 def class_names(federation: Federation) -> tuple[str, ...]:
     """Return the names of a run's classes.
 
-    Parameters
-    ----------
-    federation : Federation
-        The federation, with its tasks.
-
-    Returns
-    -------
-    tuple[str, ...]
-        The names of the classes of all tasks, in the order in which they arrive.
+    Returns: The names of the classes of all tasks, in the order in which they arrive.
     """
     return federation.dataset.label_names[: federation.for_task(federation.num_tasks).cumulative_classes[-1]]
 
@@ -641,20 +390,7 @@ def class_names(federation: Federation) -> tuple[str, ...]:
 def check_device(name: str) -> torch.device:
     """Return a device by name.
 
-    Parameters
-    ----------
-    name : str
-        ``cpu``, ``cuda`` or such as ``cuda:1``.
-
-    Returns
-    -------
-    torch.device
-        The device.
-
-    Raises
-    ------
-    ConfigError
-        If this machine does not have it.
+    ``name``: ``cpu``, ``cuda`` or such as ``cuda:1``.
     """
     try:
         device = torch.device(name)

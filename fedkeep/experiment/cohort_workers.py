@@ -26,17 +26,7 @@ def most_workers(algorithm: Algorithm[Any, Any], cohort: int) -> int:
     A sequential method trains one client at a time. A second process then only runs the steps that prepare the next
     clients, and methods such as FedSeq have no such steps.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    cohort : int
-        The number of clients in a round.
-
-    Returns
-    -------
-    int
-        The number of workers; 0 if values without a type annotation would have to be sent.
+    Returns: The number of workers; 0 if values without a type annotation would have to be sent.
     """
     steps = client_steps(type(algorithm)).values()
     if not all(map(is_annotated, steps)):
@@ -51,19 +41,7 @@ def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> i
 
     It is 0 in place of 1: a single worker gains nothing over this process.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    cohort : int
-        The number of clients in a round.
-    spare : int
-        The number of processes that are available.
-
-    Returns
-    -------
-    int
-        The number of workers.
+    ``cohort``: The number of clients in a round.
     """
     count = min(spare, most_workers(algorithm, cohort))
     return count if count > 1 else 0
@@ -72,16 +50,9 @@ def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> i
 class CohortWorkers(Callback):
     """Starts workers after a round, and uses them once all are ready. Results do not depend on whether or when.
 
-    Parameters
-    ----------
-    count : int
-        The number of workers; fewer than two: none are started.
-    start : Callable[[], list[Worker]]
-        Starts the workers.
-    request : tuple[str, object]
-        Kind and content of the request that prepares a worker for the trial's client steps.
-    min_seconds_left : float, optional
-        Seconds of remaining work from which they are started; default: `MIN_SECONDS_LEFT`.
+    ``count``: The number of workers; fewer than two: none are started.
+    ``request``: Kind and content of the request that prepares a worker for the trial's client steps.
+    ``min_seconds_left``: Seconds of remaining work from which they are started; default: `MIN_SECONDS_LEFT`.
     """
 
     def __init__(

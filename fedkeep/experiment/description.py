@@ -26,23 +26,9 @@ def describe_trial(
 ) -> dict[str, Any]:
     """Describe a trial, for reports and for a later check that a resumed trial still has the same inputs.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    method : Method
-        The trial's method.
-    seed : int
-        The trial's seed.
-    federation : Federation
-        Which client holds which examples.
-    data_dir : str or Path, optional
-        The folder of local generators and extractors.
-
-    Returns
-    -------
-    dict
-        The description, which JSON can represent.
+    ``federation``: Which client holds which examples.
+    ``data_dir``: The folder of local generators and extractors.
+    Returns: The description, which JSON can represent.
     """
     dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
     classes = final.cumulative_classes[-1]  # over all tasks
@@ -106,17 +92,8 @@ def describe_partition(federation: Federation, local_models: bool = False) -> di
 
     For more than `MAX_LISTED_CLIENTS` clients the numbers are left out, and the report has no heat map.
 
-    Parameters
-    ----------
-    federation : Federation
-        Which client holds which examples.
-    local_models : bool
-        Clients' own models are evaluated, for which the numbers are always needed.
-
-    Returns
-    -------
-    dict
-        The description, which JSON can represent.
+    ``local_models``: Clients' own models are evaluated, for which the numbers are always needed.
+    Returns: The description, which JSON can represent.
     """
     stream = federation.stream
     manifest = federation.partition.manifest() if stream is None else stream.tasks[0].partition.manifest()

@@ -26,12 +26,8 @@ PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any 
 class Estimate:
     """The expected time and memory of one trial.
 
-    Attributes
-    ----------
-    seconds : float
-        Time on this machine, in seconds.
-    memory : float
-        Memory of the process, in bytes.
+    ``seconds``: Time on this machine, in seconds.
+    ``memory``: Memory of the process, in bytes.
     """
 
     seconds: float
@@ -49,24 +45,7 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     estimate is too low for a method that works once a task, or whose teachers join in later rounds or with more
     clients. It is valid for this machine, as busy as it is now.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    method : Method
-        The trial's method.
-    machine : Machine
-        The device, threads and data folder.
-
-    Returns
-    -------
-    Estimate
-        The expected time and memory.
-
-    Raises
-    ------
-    NotEstimated
-        For a method whose server generates images when a task begins.
+    ``machine``: The device, threads and data folder.
     """
     if "generator" in method.algorithm.needs:
         raise NotEstimated(

@@ -41,12 +41,7 @@ MAX_CACHED_SEEDS = 3
 class Experiment:
     """A recipe on a machine. The data are prepared once for each seed, and all methods share them.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        Methods, data and settings.
-    machine : Machine
-        Device, processes and folders.
+    ``machine``: Device, processes and folders.
     """
 
     recipe: Recipe
@@ -59,15 +54,7 @@ class Experiment:
     def federation(self, seed: int) -> Federation:
         """Return the federation of a seed.
 
-        Parameters
-        ----------
-        seed : int
-            One of the recipe's seeds.
-
-        Returns
-        -------
-        Federation
-            Which client holds which examples.
+        Returns: Which client holds which examples.
         """
         if seed not in self._federations:
             while len(self._federations) >= MAX_CACHED_SEEDS:
@@ -76,23 +63,11 @@ class Experiment:
         return self._federations[seed]
 
     def release(self, seed: int) -> None:
-        """Remove a seed's federation from the cache, once all its trials are finished.
-
-        Parameters
-        ----------
-        seed : int
-            One of the recipe's seeds.
-        """
+        """Remove a seed's federation from the cache, once all its trials are finished."""
         self._federations.pop(seed, None)
 
     def check(self) -> None:
-        """Check the whole experiment before any training.
-
-        Raises
-        ------
-        FedKeepError
-            If a part of it cannot be run.
-        """
+        """Check the whole experiment before any training."""
         recipe, data_dir = self.recipe, self.machine.data_dir
         check_device(self.machine.device)
         check_packages(recipe.log)
@@ -123,78 +98,34 @@ class Experiment:
     def describe_network(self) -> dict[str, Any]:
         """Describe a user's network, so that a resumed run notices another one.
 
-        Returns
-        -------
-        dict
-            Its digest, and shape and number of classes for which it was built; empty for FedKeep's architectures.
+        Returns: Its digest, and shape and number of classes for which it was built; empty for FedKeep's architectures.
         """
         federation = self.federation(self.recipe.seeds[0])
         return describe_network(self.recipe.model, federation.dataset.shape, federation.cumulative_classes[0])
 
     def simulation(self, method: Method, seed: int) -> Simulation:
-        """Return the simulation of a trial, before its first round.
-
-        Parameters
-        ----------
-        method : Method
-            The trial's method.
-        seed : int
-            The trial's seed.
-
-        Returns
-        -------
-        Simulation
-            The simulation.
-        """
+        """Return the simulation of a trial, before its first round."""
         machine, federation = self.machine, self.federation(seed)
         return build_simulation(self.recipe, method, seed, federation, machine.device, machine.data_dir)
 
     def describe(self, method: Method, seed: int) -> dict[str, Any]:
         """Describe a trial for reports (see `fedkeep.experiment.description.describe_trial`).
 
-        Parameters
-        ----------
-        method : Method
-            The trial's method.
-        seed : int
-            The trial's seed.
-
-        Returns
-        -------
-        dict
-            The description, which JSON can represent.
+        Returns: The description, which JSON can represent.
         """
         return describe_trial(self.recipe, method, seed, self.federation(seed), self.machine.data_dir)
 
     def describe_partition(self, seed: int) -> dict[str, Any]:
         """Describe a seed's partition for reports (see `fedkeep.experiment.description.describe_partition`).
 
-        Parameters
-        ----------
-        seed : int
-            One of the recipe's seeds.
-
-        Returns
-        -------
-        dict
-            The description, which JSON can represent.
+        Returns: The description, which JSON can represent.
         """
         return describe_partition(self.federation(seed), local_models=self.recipe.run.evaluate_local_models)
 
     def all_trials(self, folder: Path, prefix: str = "") -> list[Trial]:
         """Return all trials of a run folder, seed by seed; ``--trial`` counts them in this order.
 
-        Parameters
-        ----------
-        folder : Path
-            The run folder.
-        prefix : str
-            What the trials' names in progress reports begin with.
-
-        Returns
-        -------
-        list[Trial]
-            The trials.
+        ``prefix``: What the trials' names in progress reports begin with.
         """
         return [
             Trial(self, folder, method, seed, f"{prefix}{trial_name(method, seed)}")
@@ -205,19 +136,8 @@ class Experiment:
     def trials(self, folder: Path, only: Sequence[tuple[str, int]] | None = None, prefix: str = "") -> list[Trial]:
         """Return the unfinished trials of a run folder, seed by seed.
 
-        Parameters
-        ----------
-        folder : Path
-            The run folder.
-        only : Sequence[tuple[str, int]], optional
-            Labels and seeds of the wanted trials; default: all.
-        prefix : str
-            What the trials' names in progress reports begin with.
-
-        Returns
-        -------
-        list[Trial]
-            The trials.
+        ``only``: Labels and seeds of the wanted trials; default: all.
+        ``prefix``: What the trials' names in progress reports begin with.
         """
         wanted = [
             trial
@@ -236,18 +156,9 @@ class Experiment:
 class Trial:
     """One method with one seed, in a run folder.
 
-    Attributes
-    ----------
-    experiment : Experiment
-        The experiment that it belongs to.
-    run : Path
-        The run folder.
-    method : Method
-        The method.
-    seed : int
-        The seed of all random numbers.
-    name : str
-        Its name in progress reports.
+    ``experiment``: The experiment that it belongs to.
+    ``seed``: The seed of all random numbers.
+    ``name``: Its name in progress reports.
     """
 
     experiment: Experiment

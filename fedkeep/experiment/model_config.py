@@ -23,12 +23,7 @@ MAX_RANGE = 1_000_000
 class ClientModel:
     """A network that some clients have instead of the server's.
 
-    Attributes
-    ----------
-    clients : tuple[str, ...]
-        The clients' names; ``"3-7"`` stands for ``"3"`` to ``"7"``.
-    model : Architecture
-        The network.
+    ``clients``: The clients' names; ``"3-7"`` stands for ``"3"`` to ``"7"``.
     """
 
     clients: tuple[str, ...]
@@ -37,10 +32,7 @@ class ClientModel:
     def to_table(self) -> dict[str, Any]:
         """Return the entry of ``[[client_models]]`` in a recipe.
 
-        Returns
-        -------
-        dict
-            The entry, which TOML can represent.
+        Returns: The entry, which TOML can represent.
         """
         return {"clients": list(self.clients), **model_to_table(self.model)}
 
@@ -48,15 +40,7 @@ class ClientModel:
 def model_to_table(model: Architecture) -> dict[str, Any]:
     """Return the table of a network in a recipe.
 
-    Parameters
-    ----------
-    model : Architecture
-        The network.
-
-    Returns
-    -------
-    dict
-        The table, which TOML can represent.
+    Returns: The table, which TOML can represent.
     """
     return {"name": model.name, **as_table(model)}
 
@@ -64,24 +48,8 @@ def model_to_table(model: Architecture) -> dict[str, Any]:
 def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Architecture:
     """Return the network that a table of a recipe describes.
 
-    Parameters
-    ----------
-    table : Mapping[str, object]
-        The table: a name and options.
-    where : str
-        What error messages call the table.
-    allow_code : bool
-        Let the name be ``package.module:function``, which is then imported.
-
-    Returns
-    -------
-    Architecture
-        The network.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name or an invalid option.
+    ``where``: What error messages call the table.
+    ``allow_code``: Let the name be ``package.module:function``, which is then imported.
     """
     options = dict(table)
     name = options.pop("name", None)
@@ -93,24 +61,9 @@ def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Archit
 def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[ClientModel, ...]:
     """Return the networks in ``[[client_models]]`` of a recipe.
 
-    Parameters
-    ----------
-    entries : object
-        The entries, which should be a list of tables.
-    where : str
-        What error messages call the recipe.
-    allow_code : bool
-        Let a network's name be ``package.module:function``, which is then imported.
-
-    Returns
-    -------
-    tuple[ClientModel, ...]
-        The networks.
-
-    Raises
-    ------
-    ConfigError
-        For an entry without clients, an unknown name or an invalid option.
+    ``entries``: The entries, which should be a list of tables.
+    ``where``: What error messages call the recipe.
+    ``allow_code``: Let a network's name be ``package.module:function``, which is then imported.
     """
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{where}: client_models must be tables, each under [[client_models]].")
@@ -126,18 +79,7 @@ def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[Clie
 
 
 def check_clients(models: Sequence[ClientModel]) -> None:
-    """Check that no client has two networks.
-
-    Parameters
-    ----------
-    models : Sequence[ClientModel]
-        The clients' networks.
-
-    Raises
-    ------
-    ConfigError
-        If a client has two.
-    """
+    """Check that no client has two networks."""
     named = Counter(name for model in models for name in _names(model, ()))
     twice = next((name for name, count in named.items() if count > 1), None)
     if twice is not None:
@@ -147,22 +89,7 @@ def check_clients(models: Sequence[ClientModel]) -> None:
 def client_architectures(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
     """Return the networks of clients that do not have the server's.
 
-    Parameters
-    ----------
-    models : Sequence[ClientModel]
-        The clients' networks.
-    clients : Container[str]
-        The names of all clients.
-
-    Returns
-    -------
-    dict[str, Architecture]
-        Networks by client.
-
-    Raises
-    ------
-    ConfigError
-        For a name that no client has.
+    Returns: Networks by client.
     """
     own = {name: model.model for model in models for name in _names(model, clients)}
     unknown = next((name for name in own if name not in clients), None)
@@ -174,17 +101,7 @@ def client_architectures(models: Sequence[ClientModel], clients: Container[str])
 def resolve_pretrained(model: Architecture, data_dir: str | Path | None) -> Architecture:
     """Return a network with the path of its pre-trained extractor, which may be a folder in the data folder.
 
-    Parameters
-    ----------
-    model : Architecture
-        The network; one without a pre-trained extractor is returned as it is.
-    data_dir : str or Path, optional
-        The data folder.
-
-    Returns
-    -------
-    Architecture
-        The network.
+    ``model``: The network; one without a pre-trained extractor is returned as it is.
     """
     return model.located(data_folder(data_dir)) if isinstance(model, Pretrained) else model
 
@@ -194,19 +111,7 @@ def pretrained_models(
 ) -> dict[str, Pretrained]:
     """Return the networks with a frozen pre-trained extractor.
 
-    Parameters
-    ----------
-    model : Architecture
-        The server's network.
-    clients : Sequence[ClientModel]
-        The clients' networks.
-    data_dir : str or Path, optional
-        The folder of local extractors.
-
-    Returns
-    -------
-    dict[str, Pretrained]
-        Networks by owner: ``""`` for the server, otherwise such as ``"clients 1-2"``.
+    Returns: Networks by owner: ``""`` for the server, otherwise such as ``"clients 1-2"``.
     """
     models = {"": model} | {f"clients {', '.join(own.clients)}": own.model for own in clients}
     resolved = {owner: resolve_pretrained(network, data_dir) for owner, network in models.items()}
@@ -214,20 +119,7 @@ def pretrained_models(
 
 
 def describe_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
-    """Describe a frozen extractor, and how many of a run's classes it has learned, judged by their names.
-
-    Parameters
-    ----------
-    model : Pretrained
-        The network with the extractor.
-    label_names : Sequence[str]
-        The names of the run's classes.
-
-    Returns
-    -------
-    str
-        The description.
-    """
+    """Describe a frozen extractor, and how many of a run's classes it has learned, judged by their names."""
     if not model.learned:
         return f"{model.about}; whether it learned classes of this run is not known"
     common = len(shared_classes(label_names, model.learned))
@@ -237,17 +129,7 @@ def describe_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
 def select_client(models: Sequence[ClientModel], client: str) -> tuple[ClientModel, ...]:
     """Return the network of one client.
 
-    Parameters
-    ----------
-    models : Sequence[ClientModel]
-        The clients' networks.
-    client : str
-        The client's name.
-
-    Returns
-    -------
-    tuple[ClientModel, ...]
-        Its network, or nothing for a client with the server's.
+    Returns: Its network, or nothing for a client with the server's.
     """
     return tuple(ClientModel((client,), model.model) for model in models if client in _names(model, (client,)))
 

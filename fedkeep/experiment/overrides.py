@@ -35,20 +35,7 @@ SECTIONS = (
 
 
 def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with the entries of another, which take precedence. Tables in them are merged too.
-
-    Parameters
-    ----------
-    base : Mapping[str, object]
-        The first table.
-    over : Mapping[str, object]
-        The other table.
-
-    Returns
-    -------
-    dict[str, object]
-        A new table.
-    """
+    """Return a table with the entries of another, which take precedence. Tables in them are merged too."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -76,17 +63,7 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
 def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
     """Apply settings to a recipe's table, in place.
 
-    Parameters
-    ----------
-    table : dict[str, object]
-        The recipe's table.
-    settings : Iterable[str]
-        The settings, each written ``section.option=value``.
-
-    Raises
-    ------
-    ConfigError
-        For a setting that is not written like this, or an unknown section or option.
+    ``settings``: The settings, each written ``section.option=value``.
     """
     # The kinds of data, partition and model are set first, since they decide which options there are.
     kinds = ("data.name", "partition.scheme", "model.name")
@@ -143,24 +120,9 @@ def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any
 def expand_grids(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
     """Return the tables of a recipe's methods with their grids expanded, or removed.
 
-    Parameters
-    ----------
-    entries : list[dict[str, object]]
-        The tables. A table's ``grid`` holds, by option, the values that a paper tuned.
-    grid : bool
-        Return one table for each combination of the values; otherwise only the tables without their grids.
-    where : str
-        What error messages call the recipe.
-
-    Returns
-    -------
-    list[dict[str, object]]
-        The tables.
-
-    Raises
-    ------
-    ConfigError
-        For a grid that is not a table of lists, or a value that is invalid in all combinations.
+    ``entries``: The tables. A table's ``grid`` holds, by option, the values that a paper tuned.
+    ``grid``: Return one table for each combination of the values; otherwise only the tables without their grids.
+    ``where``: What error messages call the recipe.
     """
     result: list[dict[str, Any]] = []
     for entry in entries:
@@ -200,17 +162,7 @@ def _grid_points(entry: dict[str, Any], values: dict[str, list[Any]], where: str
 def grid_label(label: str, options: Mapping[str, Any]) -> str:
     """Return the label of a point of a grid.
 
-    Parameters
-    ----------
-    label : str
-        The method's label.
-    options : Mapping[str, object]
-        The point's values by option.
-
-    Returns
-    -------
-    str
-        Such as ``SFedKD (tau 2, teachers 3)``.
+    Returns: Such as ``SFedKD (tau 2, teachers 3)``.
     """
     values = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items())
     text = ", ".join(values)
@@ -220,17 +172,9 @@ def grid_label(label: str, options: Mapping[str, Any]) -> str:
 def join_labels(parts: Sequence[str], labels: Iterable[str]) -> list[str]:
     """Put labels together that contain commas, after a list of names was split at its commas.
 
-    Parameters
-    ----------
-    parts : Sequence[str]
-        What stood between the commas.
-    labels : Iterable[str]
-        The known labels. The longest that fits is taken; upper and lower case are the same.
-
-    Returns
-    -------
-    list[str]
-        Names and labels; a part that begins no known label is a name of its own.
+    ``parts``: What stood between the commas.
+    ``labels``: The known labels. The longest that fits is taken; upper and lower case are the same.
+    Returns: Names and labels; a part that begins no known label is a name of its own.
     """
     known = {tuple(part.strip().lower() for part in label.split(",")): label for label in labels}
     longest = max(map(len, known), default=1)
@@ -252,19 +196,8 @@ def rows_named(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable
 
     So ``FedSeq`` is the row with this label, and ``fedseq``, the name of a method, is each row of that method.
 
-    Parameters
-    ----------
-    wanted : str
-        The name.
-    rows : Sequence[Row]
-        Methods, or their tables in a recipe.
-    names : Callable[[Row], Iterable[str]]
-        The names of a row: its label and its method's name.
-
-    Returns
-    -------
-    list[Row]
-        The rows, in their order; empty if none has this name.
+    ``rows``: Methods, or their tables in a recipe.
+    Returns: The rows, in their order; empty if none has this name.
     """
     exact = [row for row in rows if wanted in names(row)]
     return exact or [row for row in rows if wanted.lower() in (name.lower() for name in names(row))]
@@ -273,22 +206,7 @@ def rows_named(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable
 def split_grid(line: str) -> tuple[str, list[str]]:
     """Split a grid of one option into the option and its values.
 
-    Parameters
-    ----------
-    line : str
-        Such as ``"sfedkd.tau=1,2,4"``; commas within brackets and quotes do not separate values.
-
-    Returns
-    -------
-    path : str
-        The option.
-    values : list[str]
-        The values as text.
-
-    Raises
-    ------
-    ConfigError
-        If it is not written like this.
+    ``line``: Such as ``"sfedkd.tau=1,2,4"``; commas within brackets and quotes do not separate values.
     """
     path, equals, text = line.partition("=")
     path = path.strip()
@@ -311,22 +229,8 @@ def split_grid(line: str) -> tuple[str, list[str]]:
 def add_grids(table: dict[str, Any], lines: Iterable[str]) -> bool:
     """Add grids to the methods of a recipe's table, in place.
 
-    Parameters
-    ----------
-    table : dict[str, object]
-        The recipe's table.
-    lines : Iterable[str]
-        The grids, each written ``method.option=value,value``.
-
-    Returns
-    -------
-    bool
-        Whether there was a line.
-
-    Raises
-    ------
-    ConfigError
-        For a grid that is not written like this, of an option of no method, or of a section, which all methods share.
+    ``lines``: The grids, each written ``method.option=value,value``.
+    Returns: Whether there was a line.
     """
     added = False
     for line in lines:
@@ -347,18 +251,7 @@ def add_grids(table: dict[str, Any], lines: Iterable[str]) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value as TOML does; text that is not a TOML value is a string.
-
-    Parameters
-    ----------
-    text : str
-        The text.
-
-    Returns
-    -------
-    object
-        The value.
-    """
+    """Parse a value as TOML does; text that is not a TOML value is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, an integer of thousands of digits, or nested too deeply

@@ -25,53 +25,20 @@ RECORD_SUFFIXES = frozenset({".json", ".jsonl", ".toml"})
 def trial_name(method: Method, seed: int) -> str:
     """Return the name of a trial's folder.
 
-    Parameters
-    ----------
-    method : Method
-        The trial's method.
-    seed : int
-        The trial's seed.
-
-    Returns
-    -------
-    str
-        The name, such as ``sfedkd-seed0``.
+    Returns: The name, such as ``sfedkd-seed0``.
     """
     return f"{method.slug}-seed{seed}"
 
 
 def trial_folder(folder: Path, method: Method, seed: int) -> Path:
-    """Return the path of a trial's folder.
-
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    method : Method
-        The trial's method.
-    seed : int
-        The trial's seed.
-
-    Returns
-    -------
-    Path
-        The trial's folder.
-    """
+    """Return the path of a trial's folder."""
     return folder / TRIALS / trial_name(method, seed)
 
 
 def is_finished(trial: Traversable) -> bool:
     """Return whether a trial is finished: it has a manifest, and every file is what the manifest lists.
 
-    Parameters
-    ----------
-    trial : Traversable
-        The trial's folder.
-
-    Returns
-    -------
-    bool
-        True for a finished trial. A damaged one is not finished: a resume repeats its last rounds.
+    Returns: True for a finished trial. A damaged one is not finished: a resume repeats its last rounds.
     """
     return (trial / MANIFEST).is_file() and not find_damage(trial)
 
@@ -79,17 +46,8 @@ def is_finished(trial: Traversable) -> bool:
 def find_damage(trial: Traversable, *, only_records: bool = False) -> list[str]:
     """Return what is wrong with the files of a finished trial.
 
-    Parameters
-    ----------
-    trial : Traversable
-        The trial's folder, on disk or in an archive, with a manifest.
-    only_records : bool
-        Do not check the model, which archives do not hold and reports do not read.
-
-    Returns
-    -------
-    list[str]
-        A sentence for each damaged file.
+    ``trial``: The trial's folder, on disk or in an archive, with a manifest.
+    ``only_records``: Do not check the model, which archives do not hold and reports do not read.
     """
     try:
         files, _ = read_manifest(trial / MANIFEST)
@@ -101,19 +59,7 @@ def find_damage(trial: Traversable, *, only_records: bool = False) -> list[str]:
 def find_checkpoint_damage(trial: Traversable, manifest: str, *, only_records: bool = False) -> list[str]:
     """Return what is wrong with the files of a checkpoint.
 
-    Parameters
-    ----------
-    trial : Traversable
-        The trial's folder.
-    manifest : str
-        The name of the checkpoint's manifest (see `fedkeep.simulation.checkpoint.manifests`).
-    only_records : bool
-        Check only the records up to the checkpoint's round.
-
-    Returns
-    -------
-    list[str]
-        A sentence for each damaged file.
+    ``manifest``: The name of the checkpoint's manifest (see `fedkeep.simulation.checkpoint.manifests`).
     """
     folder = trial / "checkpoint"
     try:

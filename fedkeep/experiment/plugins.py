@@ -23,15 +23,7 @@ def import_user_code(names: Iterable[str]) -> None:
 
     Pass only names that the user has typed, never names from a recipe.
 
-    Parameters
-    ----------
-    names : Iterable[str]
-        Files such as ``folder/method.py`` or modules such as ``package.module``.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file or module, or a method in it cannot work. An error inside it is not caught.
+    ``names``: Files such as ``folder/method.py`` or modules such as ``package.module``.
     """
     for name in names:
         path = Path(name)
@@ -51,17 +43,8 @@ def import_user_code(names: Iterable[str]) -> None:
 def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:
     """Return why another process cannot import a class or function by its name; None if it can.
 
-    Parameters
-    ----------
-    value : Any
-        A class or function.
-    elsewhere : bool
-        Whether the process is on another machine, where the main program is another.
-
-    Returns
-    -------
-    str or None
-        Such as ``Net is defined in a notebook``.
+    ``elsewhere``: Whether the process is on another machine, where the main program is another.
+    Returns: Such as ``Net is defined in a notebook``.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module is None or name is None:
@@ -80,15 +63,8 @@ def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:
 def modules_of(values: Iterable[Any]) -> list[str]:
     """Return what `import_user_code` has to import so that classes of the user's exist in another process.
 
-    Parameters
-    ----------
-    values : Iterable[Any]
-        Classes, which `why_not_importable` passes.
-
-    Returns
-    -------
-    list[str]
-        Modules and files, without the main program, which Python imports itself.
+    ``values``: Classes, which `why_not_importable` passes.
+    Returns: Modules and files, without the main program, which Python imports itself.
     """
     found: dict[str, None] = {}
     for value in values:

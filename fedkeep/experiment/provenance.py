@@ -15,10 +15,7 @@ import torch
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages on which results depend.
 
-    Returns
-    -------
-    dict[str, str]
-        Versions by name.
+    Returns: Versions by name.
     """
     return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": version("numpy")}
 
@@ -26,10 +23,7 @@ def versions() -> dict[str, str]:
 def describe_version() -> str:
     """Describe the versions of FedKeep and PyTorch.
 
-    Returns
-    -------
-    str
-        The description, such as ``FedKeep 0.1.0 (1a2b3c4), PyTorch 2.13.0+cpu``.
+    Returns: The description, such as ``FedKeep 0.1.0 (1a2b3c4), PyTorch 2.13.0+cpu``.
     """
     commit = revision()
     return f"FedKeep {version('fedkeep')}{f' ({commit})' if commit else ''}, PyTorch {torch.__version__}"
@@ -39,10 +33,7 @@ def describe_version() -> str:
 def revision() -> str | None:
     """Return the last Git revision that changed the package.
 
-    Returns
-    -------
-    str or None
-        The abbreviated hash, with ``-dirty`` if there are uncommitted changes; None outside a checkout.
+    Returns: The abbreviated hash, with ``-dirty`` if there are uncommitted changes; None outside a checkout.
     """
     package = Path(__file__).parents[1]
 

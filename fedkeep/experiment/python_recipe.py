@@ -55,26 +55,10 @@ def make_recipe(
 ) -> Recipe:
     """Return a recipe with what was given in Python in the place of its own; see `fedkeep.run`.
 
-    Parameters
-    ----------
-    recipe : str or Recipe, optional
-        The recipe; default: ``demo``, or none if ``data`` is given.
-    data, partition, model, training, methods, rounds, cohort_size, seeds, title, settings
-        See `fedkeep.run`.
-    machine : Machine, optional
-        The folder of local data sets, and whether a recipe may import its model.
-    **columns
-        ``label``, ``client``, ``columns``, ``exclude`` and ``size`` (see `fedkeep.run`); None for those of the recipe.
-
-    Returns
-    -------
-    Recipe
-        The recipe.
-
-    Raises
-    ------
-    FedKeepError
-        For anything that cannot be run; the message says what to do.
+    ``recipe``: The recipe; default: ``demo``, or none if ``data`` is given.
+    ``machine``: The folder of local data sets, and whether a recipe may import its model.
+    ``**columns``: ``label``, ``client``, ``columns``, ``exclude`` and ``size`` (see `fedkeep.run`); None for those of
+        the recipe.
     """
     machine = machine or Machine()
     data_dir = machine.data_dir
@@ -146,23 +130,7 @@ def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool)
 
 
 def seeds_of(seeds: Any) -> tuple[int, ...]:
-    """Return seeds: a number of seeds stands for 0, 1, ...
-
-    Parameters
-    ----------
-    seeds : int or Sequence[int]
-        How many, or which.
-
-    Returns
-    -------
-    tuple[int, ...]
-        The seeds.
-
-    Raises
-    ------
-    ConfigError
-        If there is none, or they are no integers.
-    """
+    """Return seeds: a number of seeds stands for 0, 1, ..."""
     expected = "seeds=3 runs the seeds 0, 1 and 2, and seeds=[0] only the seed 0"
     try:
         if isinstance(seeds, bool | str):
@@ -182,20 +150,7 @@ def seeds_of(seeds: Any) -> tuple[int, ...]:
 def architecture_of(model: Any) -> Architecture:
     """Return the architecture of a model that was given in Python.
 
-    Parameters
-    ----------
-    model : str or Architecture or nn.Module or Callable
-        A name such as ``"lenet5"``, an architecture with options, or what `fedkeep.custom` takes.
-
-    Returns
-    -------
-    Architecture
-        The architecture.
-
-    Raises
-    ------
-    ConfigError
-        If it is none of these.
+    ``model``: A name such as ``"lenet5"``, an architecture with options, or what `fedkeep.custom` takes.
     """
     if isinstance(model, Architecture):
         return model
@@ -275,21 +230,9 @@ def examples_of(
 ) -> str:
     """Keep examples that were given in Python, and return the name by which they are found.
 
-    Parameters
-    ----------
-    data : str or Path or DataSet or tuple
-        The examples (see `fedkeep.run`).
-    rows : Mapping[str, Sequence[int]] or Sequence[Sequence[int]], optional
-        The training rows of each client.
-    data_dir : str or Path, optional
-        The folder of local data sets.
-    options : DataOptions, optional
-        How the columns of a table are read.
-
-    Returns
-    -------
-    str
-        The name, for a recipe.
+    ``data``: The examples (see `fedkeep.run`).
+    ``data_dir``: The folder of local data sets.
+    ``options``: How the columns of a table are read.
     """
     if rows is None and isinstance(data, str | Path):
         return str(data)
@@ -316,15 +259,7 @@ def _num_clients(partition: Scheme, data: str, data_dir: str | Path | None, opti
 def own_classes(recipe: Recipe) -> list[Any]:
     """Return the classes and functions in a recipe that are not FedKeep's.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-
-    Returns
-    -------
-    list[Any]
-        Methods, the partition's scheme and the model.
+    Returns: Methods, the partition's scheme and the model.
     """
     model = recipe.model.origin if isinstance(recipe.model, Custom) else type(recipe.model)
     classes = [*(type(method.algorithm) for method in recipe.methods), type(recipe.partition), model]
@@ -334,17 +269,7 @@ def own_classes(recipe: Recipe) -> list[Any]:
 def for_workers(recipe: Recipe, machine: Machine) -> Machine:
     """Return a machine whose worker processes find the user's classes; with one process if they cannot.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    machine : Machine
-        The machine.
-
-    Returns
-    -------
-    Machine
-        The machine. If it has fewer processes, or no Ray cluster any more, a warning says why.
+    Returns: The machine. If it has fewer processes, or no Ray cluster any more, a warning says why.
     """
     classes = own_classes(recipe)
     on_ray = machine.executor == "ray"

@@ -76,25 +76,7 @@ _ADVICE = "Start one with: ray start --head. Or name the address of one, such as
 
 @contextmanager
 def connected(machine: Machine) -> Iterator[Any]:
-    """Connect to a machine's cluster within the block, unless the program is connected to one already.
-
-    Parameters
-    ----------
-    machine : Machine
-        The machine, with the cluster's address.
-
-    Yields
-    ------
-    ModuleType
-        The package `ray`.
-
-    Raises
-    ------
-    MissingExtra
-        If Ray is not installed.
-    RunError
-        If no cluster answers in time.
-    """
+    """Connect to a machine's cluster within the block, unless the program is connected to one already."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default; it would warn otherwise
     if machine.address not in (None, "auto"):
@@ -141,23 +123,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def cluster_workers(machine: Machine) -> int:
-    """Return how many workers a run has on the machine's cluster: one for each GPU or CPU, or fewer if it says so.
-
-    Parameters
-    ----------
-    machine : Machine
-        The machine.
-
-    Returns
-    -------
-    int
-        At least one.
-
-    Raises
-    ------
-    RunError
-        If the cluster has no such resources.
-    """
+    """Return how many workers a run has on the machine's cluster: one for each GPU or CPU, or fewer if it says so."""
     with connected(machine) as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(_room(resources, machine) for resources in nodes)
@@ -193,19 +159,9 @@ class RayActor:
     def carry_out(self, kind: str, own: list[Any], *shared: list[Any]) -> list[Any]:
         """Carry out a request.
 
-        Parameters
-        ----------
-        kind : str
-            The kind of request.
-        own : list
-            Its content and tensors (see `fedkeep.simulation.ipc.pack`).
-        *shared : list
-            Further tensors, which Ray copies to a node once.
-
-        Returns
-        -------
-        list
-            The status and the content of the result, and its tensors.
+        ``own``: Its content and tensors (see `fedkeep.simulation.ipc.pack`).
+        ``*shared``: Further tensors, which Ray copies to a node once.
+        Returns: The status and the content of the result, and its tensors.
         """
         content, tensors = unpack(own)
         for parts in shared:
@@ -291,13 +247,7 @@ def _full_store_explained(ray: Any) -> Iterator[None]:
 
 
 class SharedTensors:
-    """Tensors in the cluster's object store, from which each node copies them once.
-
-    Parameters
-    ----------
-    ray : ModuleType
-        The package `ray`.
-    """
+    """Tensors in the cluster's object store, from which each node copies them once."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -306,15 +256,7 @@ class SharedTensors:
     def refs(self, tensors: Mapping[str, Tensor]) -> list[Any]:
         """Return references to objects that contain tensors; those that are new are put into the store.
 
-        Parameters
-        ----------
-        tensors : Mapping[str, Tensor]
-            Tensors by name. A name stands for the same tensor as long as it is kept.
-
-        Returns
-        -------
-        list[ObjectRef]
-            The references.
+        ``tensors``: Tensors by name. A name stands for the same tensor as long as it is kept.
         """
         new = {name: tensor for name, tensor in tensors.items() if name not in self._refs}
         if new:
@@ -323,13 +265,7 @@ class SharedTensors:
         return list(dict.fromkeys(self._refs[name] for name in tensors))
 
     def keep(self, names: set[str]) -> None:
-        """Forget all tensors but these.
-
-        Parameters
-        ----------
-        names : set[str]
-            Their names.
-        """
+        """Forget all tensors but these."""
         self._refs = {name: ref for name, ref in self._refs.items() if name in names}
 
 
@@ -337,18 +273,10 @@ class SharedTensors:
 class RayWorker:
     """An actor as the executor sees it.
 
-    Attributes
-    ----------
-    ray : ModuleType
-        The package `ray`.
-    actor : ActorHandle
-        The actor.
-    shared : SharedTensors
-        Tensors that several actors receive.
-    failed_starts : int
-        How many workers before it, in its place, were lost as they started.
-    answer : ObjectRef
-        Stands for the answer to the last request.
+    ``ray``: The package `ray`.
+    ``shared``: Tensors that several actors receive.
+    ``failed_starts``: How many workers before it, in its place, were lost as they started.
+    ``answer``: Stands for the answer to the last request.
     """
 
     ray: Any
@@ -360,12 +288,8 @@ class RayWorker:
     def prepare(self, content: Any, *data: Any) -> None:
         """Let the actor prepare for a trial.
 
-        Parameters
-        ----------
-        content : object
-            What it has to know.
-        *data : ObjectRef
-            The clients' data, if its node lacks them.
+        ``content``: What it has to know.
+        ``*data``: The clients' data, if its node lacks them.
         """
         self._ask(PREPARE, pack(content, {}), *data)
 
@@ -398,16 +322,7 @@ class RayWorker:
 class RayExecutor(WorkerExecutor[RayWorker]):
     """Carries out client steps in actors. Those that the cluster has no room for yet join as soon as it has.
 
-    Parameters
-    ----------
-    ray : ModuleType
-        The package `ray`, connected to a cluster.
-    trial : Trial
-        The trial, whose description is written.
-    count : int
-        The number of actors.
-    state : SimulationState
-        Its simulation.
+    ``trial``: The trial, whose description is written.
     """
 
     def __init__(self, ray: Any, trial: Trial, count: int, state: SimulationState) -> None:
@@ -571,12 +486,7 @@ class RayExecutor(WorkerExecutor[RayWorker]):
 class RayWorkers(Callback):
     """Lets a Ray cluster carry out a trial's client steps.
 
-    Parameters
-    ----------
-    trial : Trial
-        The trial.
-    count : int
-        The number of workers; 0: none, and all steps are carried out in this process.
+    ``count``: The number of workers; 0: none, and all steps are carried out in this process.
     """
 
     def __init__(self, trial: Trial, count: int) -> None:

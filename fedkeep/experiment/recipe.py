@@ -42,16 +42,10 @@ PAPER_METRICS = ("accuracy", "forgetting", "local_accuracy", "rounds_to", "speed
 class Method:
     """A method as one row of a comparison.
 
-    Attributes
-    ----------
-    label : str
-        Its name in tables.
-    algorithm : Algorithm
-        The method with its options.
-    grid_of : str
-        For a point of a grid of options, the label of the method whose grid it is; otherwise empty.
-    training : Mapping[str, object]
-        Options of local training that differ from the recipe's.
+    ``label``: Its name in tables.
+    ``algorithm``: The method with its options.
+    ``grid_of``: For a point of a grid of options, the label of the method whose grid it is; otherwise empty.
+    ``training``: Options of local training that differ from the recipe's.
     """
 
     label: str
@@ -73,58 +67,29 @@ class Method:
 class Recipe:
     """Everything that determines a run's results, apart from the machine.
 
-    Attributes
-    ----------
-    name : str
-        The name or path under which it was loaded.
-    title : str
-        One line that describes it.
-    data : str
-        A known data set, a Hub id or a path (see `fedkeep.data.load`).
-    data_options : DataOptions
-        How files are read that are not known by name: columns, sizes, scaling.
-    partition : Scheme
-        How examples are split over the clients.
-    model : Architecture
-        The server's network, and that of every client without an entry in ``client_models``.
-    training : Training
-        The options of local training.
-    run : RunSettings
-        Rounds, cohorts and evaluation.
-    methods : tuple[Method, ...]
-        The methods, which are compared on the same partitions, initial weights, cohorts and batch orders.
-    seeds : tuple[int, ...]
-        Each method is run once with each seed.
-    augmentation : Augmentation
-        The augmentation of training images.
-    auxiliary : Auxiliary
-        The part of the training examples that the server holds.
-    public : Public
-        The public data set that the server holds.
-    generator : GeneratorConfig
-        The generator of images.
-    tasks : Tasks
-        How classes arrive in tasks.
-    defense : Defense
-        Checks of clients' replies, and robust aggregation.
-    privacy : Privacy
-        What is noised before it leaves a client.
-    attack : Attack
-        What malicious clients do, in tests of defences.
-    client_models : tuple[ClientModel, ...]
-        Clients with other networks than the server's.
-    paper : Mapping[str, object]
-        The numbers that a paper printed, if this is a paper's experiment.
-    log : tuple[str, ...]
-        Where metrics are logged too: ``csv``, ``tensorboard``, ``wandb``, ``mlflow`` (see `fedkeep.tracking`).
-    validation : float
-        The share of each class's training images that no client holds and that replaces the test images, so that
-        options can be chosen; 0: evaluate on the test images.
-
-    Raises
-    ------
-    ConfigError
-        If parts of it contradict each other, or a method needs something that is missing.
+    ``name``: The name or path under which it was loaded.
+    ``title``: One line that describes it.
+    ``data``: A known data set, a Hub id or a path (see `fedkeep.data.load`).
+    ``data_options``: How files are read that are not known by name: columns, sizes, scaling.
+    ``partition``: How examples are split over the clients.
+    ``model``: The server's network, and that of every client without an entry in ``client_models``.
+    ``training``: The options of local training.
+    ``run``: Rounds, cohorts and evaluation.
+    ``methods``: The methods, which are compared on the same partitions, initial weights, cohorts and batch orders.
+    ``seeds``: Each method is run once with each seed.
+    ``augmentation``: The augmentation of training images.
+    ``auxiliary``: The part of the training examples that the server holds.
+    ``public``: The public data set that the server holds.
+    ``generator``: The generator of images.
+    ``tasks``: How classes arrive in tasks.
+    ``defense``: Checks of clients' replies, and robust aggregation.
+    ``privacy``: What is noised before it leaves a client.
+    ``attack``: What malicious clients do, in tests of defences.
+    ``client_models``: Clients with other networks than the server's.
+    ``paper``: The numbers that a paper printed, if this is a paper's experiment.
+    ``log``: Where metrics are logged too: ``csv``, ``tensorboard``, ``wandb``, ``mlflow`` (see `fedkeep.tracking`).
+    ``validation``: The share of each class's training images that no client holds and that replaces the test images, so
+        that options can be chosen; 0: evaluate on the test images.
     """
 
     name: str
@@ -169,23 +134,7 @@ class Recipe:
         return self.run.rounds * self.tasks.num_tasks
 
     def method(self, label: str) -> Method:
-        """Return the method with a label.
-
-        Parameters
-        ----------
-        label : str
-            The label.
-
-        Returns
-        -------
-        Method
-            The method.
-
-        Raises
-        ------
-        RunError
-            If there is none, since somebody has changed the recipe's file during a run.
-        """
+        """Return the method with a label."""
         for method in self.methods:
             if method.label == label:
                 return method
@@ -196,20 +145,7 @@ class Recipe:
     def training_of(self, method: Method) -> Training:
         """Return the settings of local training of a method.
 
-        Parameters
-        ----------
-        method : Method
-            One of the methods.
-
-        Returns
-        -------
-        Training
-            The recipe's, with what the method's class and then its entry change.
-
-        Raises
-        ------
-        ConfigError
-            For an unknown option or an invalid value.
+        Returns: The recipe's, with what the method's class and then its entry change.
         """
         changes = {**method.algorithm.training_options, **method.training}
         where = f"training of {method.label}"
@@ -218,10 +154,7 @@ class Recipe:
     def to_toml(self) -> str:
         """Return the recipe as TOML with all options, as `load_recipe` reads it.
 
-        Returns
-        -------
-        str
-            The content of a .toml file.
+        Returns: The content of a .toml file.
         """
         table: dict[str, Any] = {
             "title": self.title,
@@ -269,23 +202,8 @@ def select_methods(
 ) -> tuple[Method, ...]:
     """Return the methods that a recipe shall run instead of its own.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    methods : Iterable[Algorithm or type[Algorithm] or str]
-        The methods: with their options; as classes, with default options; or by name or label, with the options that
-        the recipe gives them.
-
-    Returns
-    -------
-    tuple[Method, ...]
-        The methods with their labels.
-
-    Raises
-    ------
-    ConfigError
-        For an object that is not a method.
+    ``methods``: The methods: with their options; as classes, with default options; or by name or label, with the
+        options that the recipe gives them.
     """
     chosen: list[Method] = []
     for wanted in methods:
@@ -345,18 +263,7 @@ def _check_seeds(seeds: Any) -> None:
 
 
 def check_validation(share: Any) -> None:
-    """Check ``data.validation``.
-
-    Parameters
-    ----------
-    share : object
-        The value.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a share of the training examples.
-    """
+    """Check ``data.validation``."""
     if type(share) not in (int, float) or not 0 <= share <= 0.5:
         raise ConfigError(f"data.validation is a share of the training images, 0 (none) to 0.5, not {share!r}.")
 
@@ -438,16 +345,6 @@ def check_robust_aggregation(recipe: Recipe) -> None:
     """Check that a cohort is large enough for robust aggregation, if a method asks a cohort.
 
     A recipe itself may have less: that of a site is one client's.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe of a whole experiment.
-
-    Raises
-    ------
-    ConfigError
-        If the rule would never be applied, or not as it is defined.
     """
     defense, size = recipe.defense, recipe.run.cohort_size
     if defense.robust_aggregation == "mean" or all(method.algorithm.sequential for method in recipe.methods):

@@ -62,18 +62,11 @@ KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", "log",
 class PaperTable:
     """A table or figure of a paper: a folder of recipes, one for each column.
 
-    Attributes
-    ----------
-    name : str
-        The folder, such as ``sfedkd/table1``.
-    title : str
-        One line that describes it.
-    table : str
-        Its name in the paper, such as "SFedKD, table 1".
-    columns : tuple[str, ...]
-        The names of its recipes, in the paper's order.
-    notes : str
-        What the paper leaves open, how FedKeep reads it, and which numbers are doubtful.
+    ``name``: The folder, such as ``sfedkd/table1``.
+    ``title``: One line that describes it.
+    ``table``: Its name in the paper, such as "SFedKD, table 1".
+    ``columns``: The names of its recipes, in the paper's order.
+    ``notes``: What the paper leaves open, how FedKeep reads it, and which numbers are doubtful.
     """
 
     name: str
@@ -88,10 +81,7 @@ def recipe_names() -> list[str]:
 
     Files whose names begin with an underscore only serve to be extended, and are left out.
 
-    Returns
-    -------
-    list[str]
-        The names, such as ``sfedkd/table1/fashion-mnist-2-0.5``.
+    Returns: The names, such as ``sfedkd/table1/fashion-mnist-2-0.5``.
     """
     paths = (path for path in ROOT.rglob("*.toml") if not path.name.startswith("_"))
     return sorted(path.relative_to(ROOT).as_posix().removesuffix(".toml") for path in paths)
@@ -100,10 +90,7 @@ def recipe_names() -> list[str]:
 def paper_tables() -> Mapping[str, PaperTable]:
     """Return the papers' tables and figures that come with the package.
 
-    Returns
-    -------
-    Mapping[str, PaperTable]
-        Tables by name; a paper's tables come before its figures.
+    Returns: Tables by name; a paper's tables come before its figures.
     """
     paths = {path.parent.relative_to(ROOT).as_posix(): path for path in ROOT.rglob(TABLE_FILE)}
     return {name: _read_paper_table(name, paths[name]) for name in sorted(paths, key=_table_order)}
@@ -191,44 +178,16 @@ def load_recipe(
 def parse_recipe(text: str, where: str, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
     """Read a recipe that `Recipe.to_toml` wrote, and check all of it.
 
-    Parameters
-    ----------
-    text : str
-        The recipe as TOML.
-    where : str
-        What error messages call it.
-    allow_code : bool
-        Let the recipe name a model as ``package.module:function``, which is then imported.
-    model : Architecture, optional
-        The model of a recipe whose own cannot be imported, since it was given in Python.
-
-    Returns
-    -------
-    Recipe
-        The recipe.
-
-    Raises
-    ------
-    ConfigError
-        For anything that cannot be run as written, with the nearest valid name.
+    ``where``: What error messages call it.
+    ``allow_code``: Let the recipe name a model as ``package.module:function``, which is then imported.
+    ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
     """
     table = _parse(text, where)
     return _build(where, table, where, allow_code, model)
 
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
-    """Read the ``[paper]`` table of a recipe, without building the rest.
-
-    Parameters
-    ----------
-    name : str
-        The recipe's name or path.
-
-    Returns
-    -------
-    Mapping[str, object]
-        The table.
-    """
+    """Read the ``[paper]`` table of a recipe, without building the rest."""
     return _section(_read(name, ())[0], "paper", f"recipe {name!r}")
 
 

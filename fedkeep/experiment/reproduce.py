@@ -32,12 +32,8 @@ NOTE = "reproduction.json"
 class TableRecipes:
     """The recipes of a paper's table or figure, or of a user's own folder.
 
-    Attributes
-    ----------
-    name : str
-        The table's name, such as ``sfedkd/table1``.
-    columns : dict[str, str]
-        Names or paths of recipes by the columns' short names, in the paper's order.
+    ``name``: The table's name, such as ``sfedkd/table1``.
+    ``columns``: Names or paths of recipes by the columns' short names, in the paper's order.
     """
 
     name: str
@@ -48,14 +44,9 @@ class TableRecipes:
 class Column:
     """One column of a reproduction.
 
-    Attributes
-    ----------
-    name : str
-        The column's short name.
-    recipe : Recipe
-        The recipe, with the requested methods and seeds.
-    folder : Path
-        The column's run folder.
+    ``name``: The column's short name.
+    ``recipe``: The recipe, with the requested methods and seeds.
+    ``folder``: The column's run folder.
     """
 
     name: str
@@ -66,10 +57,7 @@ class Column:
 def tables() -> dict[str, TableRecipes]:
     """Return all tables that come with the package.
 
-    Returns
-    -------
-    dict[str, TableRecipes]
-        Tables by name, such as ``sfedkd/table1``.
+    Returns: Tables by name, such as ``sfedkd/table1``.
     """
     return {
         name: TableRecipes(name, {column.rpartition("/")[2]: column for column in table.columns})
@@ -84,23 +72,7 @@ def _ordered(columns: dict[str, str]) -> list[str]:
 
 
 def find_table(name: str) -> TableRecipes:
-    """Return a table by name, or a user's own folder of recipes by path.
-
-    Parameters
-    ----------
-    name : str
-        The table's name, or the folder's path.
-
-    Returns
-    -------
-    TableRecipes
-        The table.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name, with the nearest valid one.
-    """
+    """Return a table by name, or a user's own folder of recipes by path."""
     known = tables()
     files = sorted(path for path in Path(name).glob("*.toml") if not path.name.startswith("_"))
     if name not in known and files:
@@ -126,36 +98,14 @@ def select_columns(
 ) -> list[Column]:
     """Return the requested columns of a table.
 
-    Parameters
-    ----------
-    table : TableRecipes
-        The table.
-    root : Path
-        The folder of all reproductions.
-    columns : Sequence[str], optional
-        The columns' short names; default: all.
-    methods : Sequence[str], optional
-        Methods, by label or name; default: all of the recipe's.
-    seeds : Sequence[int], optional
-        Seeds; default: the recipe's.
-    fraction : float
-        The share of the paper's rounds, above 0 and at most 1.
-    grid : bool
-        Run the values that the paper tuned too.
-    settings : Sequence[str]
-        Changes to every column's recipe.
-    allow_code : bool
-        Let a recipe import its model.
-
-    Returns
-    -------
-    list[Column]
-        The columns, with the requested methods, seeds and rounds in their recipes.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown column, method or setting.
+    ``root``: The folder of all reproductions.
+    ``columns``: The columns' short names; default: all.
+    ``methods``: Methods, by label or name; default: all of the recipe's.
+    ``fraction``: The share of the paper's rounds, above 0 and at most 1.
+    ``grid``: Run the values that the paper tuned too.
+    ``settings``: Changes to every column's recipe.
+    ``allow_code``: Let a recipe import its model.
+    Returns: The columns, with the requested methods, seeds and rounds in their recipes.
     """
     unknown = [column for column in columns or () if column not in table.columns]
     if unknown:
@@ -180,19 +130,7 @@ def select_columns(
 def reproduction_folder(table: TableRecipes, root: Path, fraction: float) -> Path:
     """Return the folder of a reproduction.
 
-    Parameters
-    ----------
-    table : TableRecipes
-        The table.
-    root : Path
-        The folder of all reproductions.
-    fraction : float
-        The share of the paper's rounds.
-
-    Returns
-    -------
-    Path
-        The folder.
+    ``fraction``: The share of the paper's rounds.
     """
     return root / (table.name.replace("/", "-") + ("" if fraction == 1 else f"-rounds-{fraction:g}"))
 
@@ -224,24 +162,7 @@ def _select_methods(recipe: Recipe, names: Sequence[str]) -> tuple[Method, ...]:
 def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Column:
     """Create a column's run folder, or add methods and seeds to an existing one.
 
-    Parameters
-    ----------
-    column : Column
-        The requested column.
-    machine : Machine
-        Device, processes and folders.
-    command : Sequence[str]
-        The command line, which is recorded.
-
-    Returns
-    -------
-    Column
-        The column with the recipe in its folder: all methods and seeds that were ever requested.
-
-    Raises
-    ------
-    RunError
-        If the folder was begun with other settings.
+    Returns: The column with the recipe in its folder: all methods and seeds that were ever requested.
     """
     column.folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(column.folder.with_name(f".{column.folder.name}.lock")):  # another process may change it too
@@ -283,19 +204,8 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
 def requested_trials(requested: Column, prepared: Column, machine: Machine) -> list[Trial]:
     """Return the requested trials of a column that are not finished.
 
-    Parameters
-    ----------
-    requested : Column
-        The column with the requested methods and seeds.
-    prepared : Column
-        What `prepare` returned for it.
-    machine : Machine
-        Device, processes and folders.
-
-    Returns
-    -------
-    list[Trial]
-        The trials.
+    ``prepared``: What `prepare` returned for it.
+    ``machine``: Device, processes and folders.
     """
     labels = {method.label for method in requested.recipe.methods}
     return _trials(prepared, machine, [(label, seed) for label in labels for seed in requested.recipe.seeds])
@@ -304,17 +214,7 @@ def requested_trials(requested: Column, prepared: Column, machine: Machine) -> l
 def unfinished_trials(column: Column, machine: Machine) -> list[Trial]:
     """Return the trials of a column that were ever requested and are not finished.
 
-    Parameters
-    ----------
-    column : Column
-        The column.
-    machine : Machine
-        Device, processes and folders.
-
-    Returns
-    -------
-    list[Trial]
-        The trials.
+    ``machine``: Device, processes and folders.
     """
     return _trials(column, machine, list(_read_requests(column.folder)))
 
@@ -340,17 +240,7 @@ def _record_requests(folder: Path, trials: set[tuple[str, int]]) -> None:
 def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
     """Return the columns of a reproduction that have a run folder, in the paper's order.
 
-    Parameters
-    ----------
-    folder : Path
-        The reproduction's folder.
-    allow_code : bool
-        Let a recipe import its model.
-
-    Returns
-    -------
-    list[Column]
-        The columns, with the recipes in their folders.
+    ``allow_code``: Let a recipe import its model.
     """
     names = {run.parent.name: str(run.parent / "recipe.toml") for run in sorted(folder.glob("*/run.json"))}
     return [
@@ -360,22 +250,7 @@ def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
 
 
 def write_note(folder: Path, table: TableRecipes) -> None:
-    """Record which table a folder reproduces.
-
-    Parameters
-    ----------
-    folder : Path
-        The reproduction's folder.
-    table : TableRecipes
-        The table.
-
-    Raises
-    ------
-    ConfigError
-        If it is the folder of another table.
-    RunError
-        If the records are in an archive that is not unpacked.
-    """
+    """Record which table a folder reproduces."""
     path = folder / NOTE
     archive = folder.with_name(f"{folder.name}{ARCHIVE_SUFFIX}")
     if archive.is_file() and not path.exists():
@@ -389,23 +264,7 @@ def write_note(folder: Path, table: TableRecipes) -> None:
 
 
 def table_of(path: Traversable) -> str:
-    """Return the name of the table that a `NOTE` file records.
-
-    Parameters
-    ----------
-    path : Traversable
-        The file.
-
-    Returns
-    -------
-    str
-        The table's name.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be read.
-    """
+    """Return the name of the table that a `NOTE` file records."""
     try:
         return str(read_json(path, required=False)["table"])  # older archives have no digests
     except KeyError as error:

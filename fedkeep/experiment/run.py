@@ -36,26 +36,7 @@ JOIN_SECONDS = 60.0
 def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
     """Check an experiment and create its run folder. Nothing is trained yet.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment.
-    out : str or Path, optional
-        The folder; default: a new one under ``runs/``.
-    command : Sequence[str]
-        The command line, which is recorded.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    RunError
-        If ``out`` exists and is not empty.
-    FedKeepError
-        If the experiment cannot be run.
+    ``out``: The folder; default: a new one under ``runs/``.
     """
     experiment.check()
     return create_run_folder(experiment.recipe, out, experiment.machine, command, **_inputs_of(experiment))
@@ -77,30 +58,10 @@ def create_run_folder(
 ) -> Path:
     """Create a run folder for a recipe that was checked before.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The recipe.
-    out : str or Path, optional
-        The folder; default: a new one under ``runs/``.
-    machine : Machine
-        The machine, of which device, threads, stack and compile are recorded.
-    command : Sequence[str]
-        The command line, which is recorded.
-    network : Mapping[str, object], optional
-        What is recorded of a user's network (see `Experiment.describe_network`).
-    data_path : Path, optional
-        Where the user's own examples lie, so that the run can be continued from another working directory.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    RunError
-        If ``out`` exists and is not empty.
+    ``out``: The folder; default: a new one under ``runs/``.
+    ``machine``: The machine, of which device, threads, stack and compile are recorded.
+    ``network``: What is recorded of a user's network (see `Experiment.describe_network`).
+    ``data_path``: Where the user's own examples lie, so that the run can be continued from another working directory.
     """
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
@@ -132,29 +93,7 @@ def create_run_folder(
 
 
 def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = ()) -> Path:
-    """Check an experiment, and create its run folder or join the one that another process has created for it.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment.
-    out : str or Path
-        The folder.
-    command : Sequence[str]
-        The command line, which is recorded.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    RunError
-        If ``out`` holds something else, or the run of another recipe.
-    FedKeepError
-        If the experiment cannot be run.
-    """
+    """Check an experiment, and create its run folder or join the one that another process has created for it."""
     experiment.check()
     inputs = _inputs_of(experiment)
     folder, recipe = Path(out), experiment.recipe
@@ -180,25 +119,9 @@ def _content(folder: Path) -> list[Path]:
 def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:
     """Return the experiment of a run folder, to continue it.
 
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    machine : Machine
-        The machine. Its device, threads, stack and compile are replaced by those with which the run began, since
-        results depend on them.
-    model : Architecture, optional
-        The user's network, if it was given in Python and cannot be imported.
-
-    Returns
-    -------
-    Experiment
-        The experiment.
-
-    Raises
-    ------
-    RunError
-        If the folder is not a run folder, or the run began with another network.
+    ``machine``: The machine. Its device, threads, stack and compile are replaced by those with which the run began,
+        since results depend on them.
+    ``model``: The user's network, if it was given in Python and cannot be imported.
     """
     for name in ("run.json", "recipe.toml"):
         if not (folder / name).is_file():
@@ -234,26 +157,8 @@ def _data_of(folder: Path, recipe: Recipe, machine: Machine) -> str:
 def recorded_recipe(folder: Path, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
     """Return the recipe of a run folder, which must be as the run began with it.
 
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    allow_code : bool
-        Let the recipe import its model.
-    model : Architecture, optional
-        The user's network, if it was given in Python and cannot be imported.
-
-    Returns
-    -------
-    Recipe
-        The recipe.
-
-    Raises
-    ------
-    RunError
-        If the file was damaged or edited.
-    ConfigError
-        If it is not valid.
+    ``allow_code``: Let the recipe import its model.
+    ``model``: The user's network, if it was given in Python and cannot be imported.
     """
     path = folder / "recipe.toml"
     try:
@@ -281,20 +186,6 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     """Return the command that continues a run.
 
     The command repeats arguments that are not recorded in the folder, such as files with code to import.
-
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    machine : Machine
-        The machine.
-    verb : str
-        The subcommand of ``fedkeep``.
-
-    Returns
-    -------
-    str
-        The command, quoted for a shell.
     """
     arguments = ["fedkeep", verb, str(folder)]
     arguments += [argument for file in machine.use for argument in ("--use", file)]
@@ -307,20 +198,7 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
 
 
 def retry_command(folder: Path, machine: Machine) -> str:
-    """Return the command that continues a run after a failure, with fewer workers, which need less memory.
-
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    machine : Machine
-        The machine.
-
-    Returns
-    -------
-    str
-        The command, quoted for a shell.
-    """
+    """Return the command that continues a run after a failure, with fewer workers, which need less memory."""
     if machine.executor == "ray":
         return resume_command(folder, machine)
     fewer = max(1, (machine.workers or usable_cores()) // 2)

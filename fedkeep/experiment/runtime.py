@@ -17,24 +17,14 @@ from fedkeep.options import Options, option
 class Progress:
     """A report of one trial's progress.
 
-    Attributes
-    ----------
-    trial : str
-        The trial's name.
-    done : int
-        The number of finished rounds.
-    rounds : int
-        The number of all rounds.
-    record : dict, optional
-        The record of the last evaluated round.
-    test_total : int
-        The number of test images in that evaluation.
-    at_chance : bool
-        Whether its accuracy cannot be told from guessing.
-    not_finite : int
-        How many local trainings so far ended in numbers that are not finite.
-    activity : str
-        What the trial does within a long round, such as ``"train 12/100"``; empty in reports after a round.
+    ``trial``: The trial's name.
+    ``done``: The number of finished rounds.
+    ``rounds``: The number of all rounds.
+    ``record``: The record of the last evaluated round.
+    ``test_total``: The number of test images in that evaluation.
+    ``at_chance``: Whether its accuracy cannot be told from guessing.
+    ``not_finite``: How many local trainings so far ended in numbers that are not finite.
+    ``activity``: What the trial does within a long round, such as ``"train 12/100"``; empty in reports after a round.
         `fedkeep.run` and `fedkeep.resume` report only after rounds.
     """
 
@@ -118,35 +108,14 @@ class Machine(Options):
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: in a job of Slurm or a container, those that it was given.
-
-    Returns
-    -------
-    int
-        At least one.
-    """
+    """Return how many cores this process may use: in a job of Slurm or a container, those that it was given."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def recorded_machine(folder: Path, machine: Machine) -> Machine:
     """Return a machine with the device, threads, stack and compile that a run folder records; results depend on them.
 
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    machine : Machine
-        The machine, which gives all other options.
-
-    Returns
-    -------
-    Machine
-        The machine on which the run continues.
-
-    Raises
-    ------
-    RunError
-        If the record cannot be read.
+    ``machine``: The machine, which gives all other options.
     """
     try:
         info = read_json(folder / "run.json")

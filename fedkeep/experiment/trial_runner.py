@@ -66,25 +66,10 @@ def run_trials(
 ) -> None:
     """Run trials, each from its last checkpoint, and return when all are finished.
 
-    Parameters
-    ----------
-    trials : Sequence[Trial]
-        The trials, all with the same number of workers.
-    retry : str
-        The command that continues after a failure, for error messages.
-    on_progress : Callable[[Progress], None], optional
-        Called after every round, and every few seconds within a long one.
-    callbacks : Sequence[Callback]
-        Called around the rounds of every trial, in this process: with callbacks, workers share only cohorts.
-
-    Raises
-    ------
-    RunError
-        If a trial fails in a worker process.
-    TrialBusy
-        If another process is running one of the trials.
-    Terminated
-        If SIGTERM or SIGHUP arrives. The last finished rounds are saved, as with Ctrl-C.
+    ``trials``: The trials, all with the same number of workers.
+    ``retry``: The command that continues after a failure, for error messages.
+    ``on_progress``: Called after every round, and every few seconds within a long one.
+    ``callbacks``: Called around the rounds of every trial, in this process: with callbacks, workers share only cohorts.
     """
     if not trials:
         return
@@ -160,20 +145,7 @@ def _report_preparation(trial: Trial, report: OnProgress, activity: str) -> None
 
 
 def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
-    """Return the callbacks that log metrics as the recipe asks.
-
-    Parameters
-    ----------
-    trial : Trial
-        The trial.
-    description : Mapping[str, object]
-        Its description.
-
-    Returns
-    -------
-    list[Callback]
-        The callbacks.
-    """
+    """Return the callbacks that log metrics as the recipe asks."""
     recipe = trial.experiment.recipe
     sections = {"training": recipe.training, "run": recipe.run, "partition": recipe.partition, "model": recipe.model}
     settings = {f"{section}.{name}": v for section, part in sections.items() for name, v in as_table(part).items()}
@@ -199,17 +171,7 @@ def cohort_workers(trial: Trial, count: int) -> CohortWorkers:
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     """Write a trial's description, and which versions of FedKeep ran it.
 
-    Parameters
-    ----------
-    folder : Path
-        The trial's folder.
-    description : Mapping[str, object]
-        The description (see `fedkeep.experiment.description.describe_trial`).
-
-    Raises
-    ------
-    RunError
-        If the trial was begun with other inputs, such as another generator.
+    ``description``: The description (see `fedkeep.experiment.description.describe_trial`).
     """
     versions = [describe_version()]
     if before := _begun_description(folder):
@@ -240,14 +202,8 @@ def _begun_description(folder: Path) -> dict[str, Any]:
 class TrialDescription(Callback):
     """Writes ``trial.json`` and ``partition.json`` before the first round, and sets how clients are trained.
 
-    Parameters
-    ----------
-    trial : Trial
-        The trial.
-    description : Mapping[str, object]
-        The trial's description, without ``stack`` and ``compiled_steps``.
-    workers : int
-        The number of processes that will share its cohorts.
+    ``description``: The trial's description, without ``stack`` and ``compiled_steps``.
+    ``workers``: The number of processes that will share its cohorts.
     """
 
     def __init__(self, trial: Trial, description: Mapping[str, Any], workers: int) -> None:
@@ -290,13 +246,7 @@ class TrialDescription(Callback):
 
 
 class ConfusionMatrix(Callback):
-    """Writes ``confusion.json`` when a trial is finished: how often each class was taken for each by its model.
-
-    Parameters
-    ----------
-    folder : Path
-        The trial's folder.
-    """
+    """Writes ``confusion.json`` when a trial is finished: how often each class was taken for each by its model."""
 
     MOST_CLASSES = 100
     """With more nobody would read it, and records shall stay small."""
@@ -318,14 +268,7 @@ class ConfusionMatrix(Callback):
 class ProgressReport(Callback):
     """Reports a trial's progress after every round, and every few seconds within a long one.
 
-    Parameters
-    ----------
-    trial : Trial
-        The trial.
-    test_total : Sequence[int]
-        The number of test images of each class.
-    report : Callable[[Progress], None]
-        Receives the reports.
+    ``test_total``: The number of test images of each class.
     """
 
     def __init__(self, trial: Trial, test_total: Sequence[int], report: OnProgress) -> None:
@@ -399,14 +342,7 @@ def _next_trial(waiting: Sequence[Trial], last: Trial | None) -> Trial:
 def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
     """Run trials, or client steps of a trial, as the parent process requests: the main function of every worker.
 
-    Parameters
-    ----------
-    connection : Connection
-        The connection to the parent process.
-    machine : Machine
-        The parent's machine.
-    spare : int
-        The number of processes that may share a trial's cohorts.
+    ``spare``: The number of processes that may share a trial's cohorts.
     """
     from fedkeep.experiment.plugins import import_user_code
 

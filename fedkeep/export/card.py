@@ -17,17 +17,7 @@ from fedkeep.reporting.table import human_bytes
 def model_card(model: TrainedModel, *, onnx: bool) -> str:
     """Return the card of a model, in Markdown.
 
-    Parameters
-    ----------
-    model : TrainedModel
-        The model.
-    onnx : bool
-        Whether the model was written for ONNX too.
-
-    Returns
-    -------
-    str
-        The card.
+    ``onnx``: Whether the model was written for ONNX too.
     """
     trial, recipe = model.trial, model.recipe
     cls = get_algorithm(trial.algorithm)
@@ -81,20 +71,7 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
 
 
 def torch_lines(shape: list[int], kind: str) -> list[str]:
-    """Return the lines of Python that load and call the model in plain PyTorch.
-
-    Parameters
-    ----------
-    shape : list[int]
-        Shape of an input.
-    kind : str
-        Type of an input.
-
-    Returns
-    -------
-    list[str]
-        The lines.
-    """
+    """Return the lines of Python that load and call the model in plain PyTorch."""
     return [
         "import torch",
         'model = torch.export.load("model.pt2").module()',
@@ -104,20 +81,7 @@ def torch_lines(shape: list[int], kind: str) -> list[str]:
 
 
 def onnx_lines(shape: list[int], kind: str) -> list[str]:
-    """Return the lines of Python that load and call the model in ONNX Runtime.
-
-    Parameters
-    ----------
-    shape : list[int]
-        Shape of an input.
-    kind : str
-        Type of an input.
-
-    Returns
-    -------
-    list[str]
-        The lines.
-    """
+    """Return the lines of Python that load and call the model in ONNX Runtime."""
     return [
         "import numpy, onnxruntime",
         'session = onnxruntime.InferenceSession("model.onnx")',

@@ -112,13 +112,7 @@ def export_model(
 
 
 def onnx_available() -> bool:
-    """Return whether the packages that write ONNX are installed.
-
-    Returns
-    -------
-    bool
-        True if they are.
-    """
+    """Return whether the packages that write ONNX are installed."""
     return all(find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 

@@ -34,16 +34,9 @@ BATCH = 64
 class Prediction:
     """The prediction for one image, or for one row of a file.
 
-    Attributes
-    ----------
-    path : Path
-        The file.
-    label : str
-        The name of the class with the highest score.
-    probability : float
-        Its softmax, 0 to 1.
-    row : int or None
-        The row of the file, from 0; None for an image.
+    ``label``: The name of the class with the highest score.
+    ``probability``: Its softmax, 0 to 1.
+    ``row``: The row of the file, from 0; None for an image.
     """
 
     path: Path

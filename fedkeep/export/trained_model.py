@@ -31,20 +31,11 @@ Resizing: TypeAlias = Literal["whole", "middle", "none"]
 class TrainedModel:
     """A finished trial's evaluation model.
 
-    Attributes
-    ----------
-    run : Run
-        The run.
-    recipe : Recipe
-        The run's recipe.
-    trial : TrialResult
-        The trial, whose accuracies are those of this model.
-    weights : Weights
-        The weights, as the trial wrote them.
-    predictor : Predictor
-        The network with these weights and the normalisation of its inputs.
-    which : {"last", "round", "moving"}
-        Which model of the trial it is (see `EvaluationModel`).
+    ``recipe``: The run's recipe.
+    ``trial``: The trial, whose accuracies are those of this model.
+    ``weights``: The weights, as the trial wrote them.
+    ``predictor``: The network with these weights and the normalisation of its inputs.
+    ``which``: Which model of the trial it is (see `EvaluationModel`).
     """
 
     run: Run
@@ -89,31 +80,12 @@ def trained_model(
 ) -> TrainedModel:
     """Read a trained model from a run folder.
 
-    Parameters
-    ----------
-    run : Run
-        The run.
-    method : str, optional
-        The method's label or name; may be left out if the run has one method.
-    seed : int, optional
-        The trial's seed; default: the first.
-    evaluation_model : {"last", "round", "moving"}, optional
-        Which model of the trial; default: the moving average if the run kept it, otherwise the mean of the round, or
-        the only one (``run.evaluation_models``).
-    allow_code : bool
-        Let the recipe import its network.
-    model : Architecture, optional
-        The network, if it was given in Python and cannot be imported.
-
-    Returns
-    -------
-    TrainedModel
-        The model.
-
-    Raises
-    ------
-    FedKeepError
-        If there is no such trial or model, or the model alone does not predict.
+    ``method``: The method's label or name; may be left out if the run has one method.
+    ``seed``: The trial's seed; default: the first.
+    ``evaluation_model``: Which model of the trial; default: the moving average if the run kept it, otherwise the mean
+        of the round, or the only one (``run.evaluation_models``).
+    ``allow_code``: Let the recipe import its network.
+    ``model``: The network, if it was given in Python and cannot be imported.
     """
     trials = _trials_of(run, method)
     label = trials[0].label

@@ -29,27 +29,9 @@ __all__ = ["client", "server"]
 def create_app(folder: Path, recipe: Recipe, sites: int) -> Path:
     """Write ``pyproject.toml``, ``recipe.toml`` and ``fedkeep_app.py`` into a folder.
 
-    Parameters
-    ----------
-    folder : Path
-        A new or empty folder.
-    recipe : Recipe
-        What the app runs.
-    sites : int
-        How many sites take part. In a simulation the recipe's data are split over as many clients. 0: as many as the
-        recipe has clients.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    RunError
-        If the folder is not empty.
-    ConfigError
-        If the recipe's partition cannot be made for so many sites.
+    ``folder``: A new or empty folder.
+    ``sites``: How many sites take part. In a simulation the recipe's data are split over as many clients. 0: as many as
+        the recipe has clients.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists and is not empty. Choose another folder.")

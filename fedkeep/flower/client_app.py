@@ -21,17 +21,9 @@ app = ClientApp()
 def introduce(message: Message, context: Context) -> Message:
     """Reply with this site's name and its number of examples.
 
-    Parameters
-    ----------
-    message : Message
-        The server's message, with the recipe and a description of the data.
-    context : Context
-        Flower's context, with the node's and the run's configuration.
-
-    Returns
-    -------
-    Message
-        The reply, or the reason why the site cannot take part.
+    ``message``: The server's message, with the recipe and a description of the data.
+    ``context``: Flower's context, with the node's and the run's configuration.
+    Returns: The reply, or the reason why the site cannot take part.
     """
     return _reply("introduce", message, context)
 
@@ -40,17 +32,9 @@ def introduce(message: Message, context: Context) -> Message:
 def perform(message: Message, context: Context) -> Message:
     """Run a client step on this site's examples.
 
-    Parameters
-    ----------
-    message : Message
-        The server's message, with the step and its arguments.
-    context : Context
-        Flower's context, with the node's and the run's configuration.
-
-    Returns
-    -------
-    Message
-        The step's result, or the reason why there is none.
+    ``message``: The server's message, with the step and its arguments.
+    ``context``: Flower's context, with the node's and the run's configuration.
+    Returns: The step's result, or the reason why there is none.
     """
     return _reply("perform", message, context)
 
@@ -59,17 +43,9 @@ def perform(message: Message, context: Context) -> Message:
 def aggregate(message: Message, context: Context) -> Message:
     """Answer in one stage of secure aggregation.
 
-    Parameters
-    ----------
-    message : Message
-        The server's message, with the stage and its question.
-    context : Context
-        Flower's context, with the node's and the run's configuration.
-
-    Returns
-    -------
-    Message
-        The answer, or the reason why there is none.
+    ``message``: The server's message, with the stage and its question.
+    ``context``: Flower's context, with the node's and the run's configuration.
+    Returns: The answer, or the reason why there is none.
     """
     return _reply("aggregate", message, context)
 

@@ -44,19 +44,7 @@ log = logging.getLogger(__name__)
 def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) -> Envelope:
     """Return a site's reply to a message. Errors are logged at the site and reported to the server.
 
-    Parameters
-    ----------
-    kind : MessageKind
-        What the server asks: the site's name and number of examples, a client step, or a stage of an aggregation.
-    envelope : Envelope
-        The server's message.
-    config : NodeConfig
-        The site's configuration.
-
-    Returns
-    -------
-    Envelope
-        The reply, or a header with the error.
+    ``kind``: What the server asks: the site's name and number of examples, a client step, or a stage of an aggregation.
     """
     try:
         with pinned_threads(config.threads):
@@ -70,25 +58,7 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
 
 
 def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
-    """Return the site's name and its number of examples in each task.
-
-    Parameters
-    ----------
-    envelope : Envelope
-        The description of the run.
-    config : NodeConfig
-        The site's configuration.
-
-    Returns
-    -------
-    Envelope
-        The reply.
-
-    Raises
-    ------
-    FedKeepError
-        If the site's data or configuration do not fit the run.
-    """
+    """Return the site's name and its number of examples in each task."""
     federation = _simulation(envelope, config).federation
     examples = [federation.for_task(task).num_examples(config.site) for task in range(1, federation.num_tasks + 1)]
     log.info("site %s fits the run, with %s examples", config.site, " + ".join(map(str, examples)))
@@ -98,22 +68,7 @@ def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
 def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     """Run a client step, or return the stored reply if the step was run before.
 
-    Parameters
-    ----------
-    envelope : Envelope
-        The request for a client step, with a reference to the client state from which the step begins.
-    config : NodeConfig
-        The site's configuration.
-
-    Returns
-    -------
-    Envelope
-        The step's result.
-
-    Raises
-    ------
-    FedKeepError
-        If the message is for another site, or the site's data or configuration do not fit the run.
+    ``envelope``: The request for a client step, with a reference to the client state from which the step begins.
     """
     head, simulation = envelope.head, _simulation(envelope, config)
     tensors = {name: tensor.to(simulation.device) for name, tensor in envelope.tensors.items()}

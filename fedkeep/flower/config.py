@@ -17,46 +17,25 @@ class RunConfig(Options):
     There the names are written with hyphens, as in ``min-clients``. Items of lists are separated by commas, settings by
     spaces.
 
-    Attributes
-    ----------
-    recipe : str
-        A recipe's name, or a .toml file of the app or of the server.
-    methods : str
-        Methods to run instead of the recipe's.
-    seeds : str
-        Seeds to run instead of the recipe's.
-    rounds : int
-        Rounds to run instead of the recipe's; 0: the recipe's.
-    settings : str
-        Changes to the recipe.
-    sites : int
-        How many sites take part; 0: as many as the recipe's partition has clients.
-    min_clients : int
-        A round with fewer replies is rolled back; 0: the recipe's minimum.
-    deadline : float
-        Seconds that a site has for one call.
-    wait : float
-        Seconds to wait while too few sites are connected.
-    largest_reply : float
-        The largest allowed size of a reply, in megabytes.
-    max_examples : int
-        The most examples that a site may say it has. Methods weigh clients by their examples.
-    out : str
-        The run folder on the server; default: a new one under ``runs/``.
-    state_dir : str
-        The folder of the sites' states, unless a node-config names another.
-    data : str
-        The server's data set; default: the recipe's.
-    data_dir : str
-        The folder of local data sets.
-    device : str
-        The server's device, ``cpu`` or ``cuda``.
-    allow_code : bool
-        Let the recipe import its model.
-    use : str
-        Files or modules with the user's methods.
-    log : str
-        Where the server logs metrics, instead of the recipe's ``log``.
+    ``recipe``: A recipe's name, or a .toml file of the app or of the server.
+    ``methods``: Methods to run instead of the recipe's.
+    ``seeds``: Seeds to run instead of the recipe's.
+    ``rounds``: Rounds to run instead of the recipe's; 0: the recipe's.
+    ``settings``: Changes to the recipe.
+    ``sites``: How many sites take part; 0: as many as the recipe's partition has clients.
+    ``min_clients``: A round with fewer replies is rolled back; 0: the recipe's minimum.
+    ``deadline``: Seconds that a site has for one call.
+    ``wait``: Seconds to wait while too few sites are connected.
+    ``largest_reply``: The largest allowed size of a reply, in megabytes.
+    ``max_examples``: The most examples that a site may say it has. Methods weigh clients by their examples.
+    ``out``: The run folder on the server; default: a new one under ``runs/``.
+    ``state_dir``: The folder of the sites' states, unless a node-config names another.
+    ``data``: The server's data set; default: the recipe's.
+    ``data_dir``: The folder of local data sets.
+    ``device``: The server's device, ``cpu`` or ``cuda``.
+    ``allow_code``: Let the recipe import its model.
+    ``use``: Files or modules with the user's methods.
+    ``log``: Where the server logs metrics, instead of the recipe's ``log``.
     """
 
     recipe: str = option("demo", "a recipe's name, or a .toml file of the app or of the server")
@@ -84,30 +63,18 @@ class RunConfig(Options):
 class NodeConfig(Options):
     """A site's configuration: its node-config, ``flower-supernode --node-config 'site="a" data="/data/a"'``.
 
-    Attributes
-    ----------
-    site : str
-        The site's name; default: its ``partition_id``.
-    data : str
-        The site's own data.
-    data_dir : str
-        The folder of local data sets.
-    generator : str
-        The folder of the run's generator of images, or one folder for each task.
-    partition_id : int
-        For test runs: which of the recipe's clients the site stands for; -1: the site has data of its own.
-    num_partitions : int
-        For test runs: how many clients the recipe must have; 0: any number.
-    state_dir : str
-        The folder in which the site stores states between calls.
-    device : str
-        The site's device, ``cpu`` or ``cuda``.
-    threads : int
-        PyTorch threads.
-    allow_code : bool
-        Let the recipe import its model.
-    use : str
-        Files or modules with the user's methods.
+    ``site``: The site's name; default: its ``partition_id``.
+    ``data``: The site's own data.
+    ``data_dir``: The folder of local data sets.
+    ``generator``: The folder of the run's generator of images, or one folder for each task.
+    ``partition_id``: For test runs: which of the recipe's clients the site stands for; -1: the site has data of its
+        own.
+    ``num_partitions``: For test runs: how many clients the recipe must have; 0: any number.
+    ``state_dir``: The folder in which the site stores states between calls.
+    ``device``: The site's device, ``cpu`` or ``cuda``.
+    ``threads``: PyTorch threads.
+    ``allow_code``: Let the recipe import its model.
+    ``use``: Files or modules with the user's methods.
     """
 
     site: str = option("", "the site's name; default: its partition-id")
@@ -145,44 +112,13 @@ A real site inherits nothing, and no node inherits what code it runs: who starts
 def read_run_config(given: Mapping[str, Any]) -> RunConfig:
     """Return a run configuration.
 
-    Parameters
-    ----------
-    given : Mapping[str, object]
-        The options by name, written with hyphens or underscores.
-
-    Returns
-    -------
-    RunConfig
-        The configuration.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name or an invalid value.
+    ``given``: The options by name, written with hyphens or underscores.
     """
     return build(RunConfig, _underscored(given), "the run configuration")
 
 
 def read_node_config(node: Mapping[str, Any], run: Mapping[str, Any]) -> NodeConfig:
-    """Return a site's configuration, from its node-config and, for a test run, the options that it inherits.
-
-    Parameters
-    ----------
-    node : Mapping[str, object]
-        The node-config.
-    run : Mapping[str, object]
-        The run configuration.
-
-    Returns
-    -------
-    NodeConfig
-        The site's configuration.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name or an invalid value.
-    """
+    """Return a site's configuration, from its node-config and, for a test run, the options that it inherits."""
     given = _underscored(node)
     known = set(NodeConfig.__dataclass_fields__)
     for name in given:

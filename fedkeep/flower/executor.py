@@ -57,23 +57,12 @@ class FlowerExecutor(Executor):
 
     The simulation submits a client's next request only when its last one has finished.
 
-    Parameters
-    ----------
-    state : SimulationState
-        The simulation whose steps are run. Its client states are references
-        (see `fedkeep.flower.state_store.StateRef`).
-    transport : Transport
-        Connects the server to the sites.
-    sites : SiteRegistry
-        Knows which node is which site.
-    reply_log : ReplyLog
-        Stores the replies of the current round.
-    introduction : Envelope
-        The description of the run. It is sent with every call, so that no call depends on an earlier one.
-    run : str
-        The run's identifier, under which sites store states.
-    deadline : float
-        Seconds that a call may take.
+    ``state``: The simulation whose steps are run. Its client states are references (see
+        `fedkeep.flower.state_store.StateRef`).
+    ``reply_log``: Stores the replies of the current round.
+    ``introduction``: The description of the run. It is sent with every call, so that no call depends on an earlier one.
+    ``run``: The run's identifier, under which sites store states.
+    ``deadline``: Seconds that a call may take.
     """
 
     def __init__(

@@ -35,28 +35,9 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
     each site ``NAME.key``, which only that site gets, and ``NAME.pub``, which is registered with the SuperLink. The
     authority's own key is not stored, so that nobody can sign another certificate with it.
 
-    Parameters
-    ----------
-    folder : Path
-        A new or empty folder.
-    sites : Sequence[str]
-        The sites' names.
-    hosts : Sequence[str]
-        Host names and IP addresses under which sites reach the SuperLink; ``localhost`` is added.
-    days : int
-        How many days the certificates are valid.
-
-    Returns
-    -------
-    list[Path]
-        The files that were written.
-
-    Raises
-    ------
-    RunError
-        If the folder is not empty: keys are never overwritten.
-    ConfigError
-        If the sites' names are not different file names, or a host is none.
+    ``folder``: A new or empty folder.
+    ``hosts``: Host names and IP addresses under which sites reach the SuperLink; ``localhost`` is added.
+    ``days``: How many days the certificates are valid.
     """
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty, and keys are never overwritten. Choose another folder.")
@@ -101,13 +82,7 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
 
 
 def warn_before_expiry(*certificates: Path) -> None:
-    """Log a warning for each certificate that ends within 30 days, or has ended.
-
-    Parameters
-    ----------
-    *certificates : Path
-        Files in PEM.
-    """
+    """Log a warning for each certificate that ends within 30 days, or has ended."""
     now = datetime.datetime.now(datetime.UTC)
     for file in certificates:
         end = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc

@@ -6,13 +6,7 @@ import logging
 
 
 def show_logs() -> logging.Logger:
-    """Send FedKeep's log messages to standard error. A second call in the same process changes nothing.
-
-    Returns
-    -------
-    logging.Logger
-        FedKeep's logger.
-    """
+    """Send FedKeep's log messages to standard error. A second call in the same process changes nothing."""
     logger = logging.getLogger("fedkeep")
     logger.setLevel(logging.INFO)
     if not any(isinstance(handler, logging.StreamHandler) for handler in logger.handlers):

@@ -90,30 +90,12 @@ def nginx_configuration(
 ) -> str:
     """Return the configuration.
 
-    Parameters
-    ----------
-    file : Path
-        Where the configuration will stand. nginx's log and temporary files are put beside it.
-    listen : str
-        The address on which nginx listens, ``host:port``.
-    superlink : str
-        The SuperLink's address, ``host:port``.
-    keys : Path
-        The folder with ``ca.crt``, ``superlink.crt`` and ``superlink.key``.
-    client_authority : Path, optional
-        The certificate of an authority. Only who shows a certificate that it signed can connect then.
-    limits : Limits
-        What one sender may take.
-
-    Returns
-    -------
-    str
-        The text of the file.
-
-    Raises
-    ------
-    ConfigError
-        If a key is missing, an address is none, or a path has characters that nginx would take as its own.
+    ``file``: Where the configuration will stand. nginx's log and temporary files are put beside it.
+    ``listen``: The address on which nginx listens, ``host:port``.
+    ``superlink``: The SuperLink's address, ``host:port``.
+    ``keys``: The folder with ``ca.crt``, ``superlink.crt`` and ``superlink.key``.
+    ``client_authority``: The certificate of an authority. Only who shows a certificate that it signed can connect then.
+    ``limits``: What one sender may take.
     """
     split_address(listen)
     split_address(superlink)

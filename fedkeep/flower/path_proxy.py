@@ -49,18 +49,11 @@ DAY = 24 * 3600.0
 class Limits:
     """What one sender may take from the proxy.
 
-    Attributes
-    ----------
-    connections : int
-        Connections that one address may have open, those in the TLS handshake included.
-    header_bytes : int
-        The largest size of a request's header.
-    body_bytes : int
-        The largest size of a request's body. Flower sends arrays in pieces of 5 MB.
-    header_seconds : float
-        Seconds for the TLS handshake, and then for a whole header.
-    body_seconds : float
-        Seconds between two parts of a body.
+    ``connections``: Connections that one address may have open, those in the TLS handshake included.
+    ``header_bytes``: The largest size of a request's header.
+    ``body_bytes``: The largest size of a request's body. Flower sends arrays in pieces of 5 MB.
+    ``header_seconds``: Seconds for the TLS handshake, and then for a whole header.
+    ``body_seconds``: Seconds between two parts of a body.
     """
 
     connections: int = 64
@@ -77,14 +70,7 @@ USUAL_LIMITS = Limits()
 class PathProxy:
     """An ASGI app that forwards requests for the Fleet API to a SuperLink and refuses all others.
 
-    Parameters
-    ----------
-    superlink : str
-        The SuperLink's address, ``host:port``.
-    client : httpx.AsyncClient
-        Sends the requests to it.
-    body_bytes : int
-        The largest size of a request's body.
+    ``superlink``: The SuperLink's address, ``host:port``.
     """
 
     def __init__(self, superlink: str, client: httpx.AsyncClient, body_bytes: int = Limits.body_bytes) -> None:
@@ -131,21 +117,11 @@ class PathProxy:
 def serve_proxy(listen: str, superlink: str, keys: Path, limits: Limits = USUAL_LIMITS) -> None:
     """Forward nodes' requests to a SuperLink until interrupted.
 
-    Parameters
-    ----------
-    listen : str
-        The address on which the proxy listens, ``host:port``.
-    superlink : str
-        The SuperLink's address, ``host:port``.
-    keys : Path
-        The folder with ``ca.crt``, ``superlink.crt`` and ``superlink.key``. The proxy uses the SuperLink's certificate.
-    limits : Limits
-        What one sender may take from the proxy.
-
-    Raises
-    ------
-    ConfigError
-        If a key is missing, or ``listen`` is not an address that this machine can listen on.
+    ``listen``: The address on which the proxy listens, ``host:port``.
+    ``superlink``: The SuperLink's address, ``host:port``.
+    ``keys``: The folder with ``ca.crt``, ``superlink.crt`` and ``superlink.key``. The proxy uses the SuperLink's
+        certificate.
+    ``limits``: What one sender may take from the proxy.
     """
     host, port = split_address(listen)
     require_keys(keys)
@@ -174,23 +150,9 @@ async def start_proxy(
 ) -> asyncio.Server:
     """Start to listen.
 
-    Parameters
-    ----------
-    host : str
-        The address to listen on.
-    port : int
-        The port; 0 for any.
-    app : PathProxy
-        Handles the requests.
-    context : ssl.SSLContext, optional
-        The proxy's certificate; None for clear text, in tests.
-    limits : Limits
-        What one sender may take.
-
-    Returns
-    -------
-    asyncio.Server
-        The server, which listens.
+    ``port``: The port; 0 for any.
+    ``context``: The proxy's certificate; None for clear text, in tests.
+    ``limits``: What one sender may take.
     """
     config = uvicorn.Config(
         app,
@@ -367,20 +329,7 @@ async def _respond(send: Send, status: int) -> None:
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of an address.
 
-    Parameters
-    ----------
-    address : str
-        The address, such as ``0.0.0.0:8000`` or ``[::]:8000``.
-
-    Returns
-    -------
-    tuple[str, int]
-        Host and port.
-
-    Raises
-    ------
-    ConfigError
-        If it is no address.
+    ``address``: The address, such as ``0.0.0.0:8000`` or ``[::]:8000``.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -391,10 +340,7 @@ def split_address(address: str) -> tuple[str, int]:
 def require_keys(keys: Path) -> None:
     """Raise `ConfigError` if a folder lacks a file that the proxy needs.
 
-    Parameters
-    ----------
-    keys : Path
-        The folder that `fedkeep.flower.keys.make_keys` wrote.
+    ``keys``: The folder that `fedkeep.flower.keys.make_keys` wrote.
     """
     missing = [name for name in ("ca.crt", "superlink.crt", "superlink.key") if not (keys / name).is_file()]
     if missing:

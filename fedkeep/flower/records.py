@@ -35,23 +35,7 @@ MIN_OBJECT_SIZE = 4096  # bytes at which an object is counted, since reading a s
 
 
 def pack(envelope: Envelope) -> RecordDict:
-    """Return an envelope as Flower's records.
-
-    Parameters
-    ----------
-    envelope : Envelope
-        The message.
-
-    Returns
-    -------
-    RecordDict
-        The records.
-
-    Raises
-    ------
-    ValueRefused
-        For a tensor of a type that NumPy does not have, such as bfloat16: Flower writes arrays in NumPy's format.
-    """
+    """Return an envelope as Flower's records."""
     text = json.dumps(envelope.head, separators=(",", ":"))
     arrays = {name: _array(tensor) for name, tensor in envelope.tensors.items()}
     return RecordDict({_HEAD: ConfigRecord({"text": text}), _TENSORS: ArrayRecord(arrays)})
@@ -60,24 +44,9 @@ def pack(envelope: Envelope) -> RecordDict:
 def unpack(records: RecordDict, max_size: float, max_head_size: float = MAX_HEAD_SIZE) -> Envelope:
     """Return the envelope from which `pack` made records.
 
-    Parameters
-    ----------
-    records : RecordDict
-        The records, perhaps from an untrusted sender.
-    max_size : float
-        The largest allowed size of header and tensors together, in bytes.
-    max_head_size : float
-        The largest allowed length of the header and the names of the tensors, in characters.
-
-    Returns
-    -------
-    Envelope
-        The message.
-
-    Raises
-    ------
-    ValueRefused
-        If the message is larger, or if its records are not a header and tensors.
+    ``records``: The records, perhaps from an untrusted sender.
+    ``max_size``: The largest allowed size of header and tensors together, in bytes.
+    ``max_head_size``: The largest allowed length of the header and the names of the tensors, in characters.
     """
     try:
         text = records.config_records[_HEAD]["text"]
@@ -118,12 +87,8 @@ class FlowerTransport:
 
     It pushes and pulls messages itself, since Flower's ``send_and_receive`` polls every three seconds only.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's access to the connected nodes.
-    max_reply_size : float
-        The largest allowed size of a reply, in bytes.
+    ``grid``: Flower's access to the connected nodes.
+    ``max_reply_size``: The largest allowed size of a reply, in bytes.
     """
 
     def __init__(self, grid: Grid, max_reply_size: float) -> None:
@@ -165,12 +130,7 @@ class _LimitedClient:
     answers `ObjectPullError` with a message that says why there is no other. It would read a message of any size, and
     wait for two hours while a site uploads one.
 
-    Parameters
-    ----------
-    client : RuntimeHttpClient
-        Flower's connection.
-    max_size : float
-        The largest allowed size of a message, in bytes.
+    ``max_size``: The largest allowed size of a message, in bytes.
     """
 
     def __init__(self, client: Any, max_size: float) -> None:

@@ -23,10 +23,7 @@ class ReplyLog:
     the same calls again, and their identifiers are hashes of their content. It therefore finds the replies here, and
     the failures too.
 
-    Parameters
-    ----------
-    folder : Path
-        Where the replies are stored; created with the first of them.
+    ``folder``: Where the replies are stored; created with the first of them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,10 +32,7 @@ class ReplyLog:
     def begin_round(self, round: int) -> None:
         """Delete the replies of other rounds, which the checkpoint covers, and partly written files.
 
-        Parameters
-        ----------
-        round : int
-            The round that begins, counted over all tasks.
+        ``round``: The round that begins, counted over all tasks.
         """
         for file in list(self.folder.iterdir()) if self.folder.exists() else []:
             if not file.name.startswith(f"{round:06d}-"):
@@ -47,12 +41,7 @@ class ReplyLog:
     def store(self, call_id: str, reply: Any) -> None:
         """Store the reply to a call, or the reason why there was none.
 
-        Parameters
-        ----------
-        call_id : str
-            The call.
-        reply : object
-            A value that the codec can encode, or a `ClientFailure`.
+        ``reply``: A value that the codec can encode, or a `ClientFailure`.
         """
         if isinstance(reply, ClientFailure):
             kind = "refused" if reply.refused else "lost"
@@ -61,35 +50,15 @@ class ReplyLog:
             write_sealed(self.folder / f"{call_id}.reply", encode(reply))
 
     def has(self, call_id: str) -> bool:
-        """Return whether a reply or a failure is stored; `load` tells whether it is whole.
-
-        Parameters
-        ----------
-        call_id : str
-            The call.
-
-        Returns
-        -------
-        bool
-        """
+        """Return whether a reply or a failure is stored; `load` tells whether it is whole."""
         return bool(self._files(call_id))
 
     def load(self, call_id: str, hint: Any, device: torch.device | None = None) -> Any:
         """Return the stored reply to a call.
 
-        Parameters
-        ----------
-        call_id : str
-            The call.
-        hint : type
-            The reply's type.
-        device : torch.device, optional
-            Where to put the tensors; by default they stay on the CPU.
-
-        Returns
-        -------
-        object
-            The reply, a `ClientFailure`, or None if nothing is stored or it is damaged: the site is then asked again.
+        ``device``: Where to put the tensors; by default they stay on the CPU.
+        Returns: The reply, a `ClientFailure`, or None if nothing is stored or it is damaged: the site is then asked
+            again.
         """
         for file in self._files(call_id):
             try:

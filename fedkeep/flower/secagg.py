@@ -34,15 +34,8 @@ def threshold(members: int) -> int:
     More than half: then a server that tells two stories about who was lost cannot get from honest sites, each of which
     gives one share of a site, both secrets of that site.
 
-    Parameters
-    ----------
-    members : int
-        How many sites sent public keys.
-
-    Returns
-    -------
-    int
-        At least 2, since the sum of one is no secret.
+    ``members``: How many sites sent public keys.
+    Returns: At least 2, since the sum of one is no secret.
     """
     return max(members // 2 + 1, 2)
 
@@ -52,17 +45,8 @@ def mask(seed: bytes, length: int) -> Tensor:
 
     A seed is used once, for one round, so that the counter can begin at 0.
 
-    Parameters
-    ----------
-    seed : bytes
-        32 bytes.
-    length : int
-        How many numbers.
-
-    Returns
-    -------
-    Tensor
-        int64 [length].
+    ``seed``: 32 bytes.
+    Returns: int64 [length].
     """
     stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor().update(bytes(8 * length))
     return torch.from_numpy(np.frombuffer(stream, "<i8").astype(np.int64))
@@ -71,16 +55,6 @@ def mask(seed: bytes, length: int) -> Tensor:
 def pairwise_seed(private_key: EllipticCurvePrivateKey, public_key: EllipticCurvePublicKey) -> bytes:
     """Return the seed of the mask that two sites share, which one of them adds and the other one subtracts.
 
-    Parameters
-    ----------
-    private_key : EllipticCurvePrivateKey
-        The first key of one site.
-    public_key : EllipticCurvePublicKey
-        The first key of the other one.
-
-    Returns
-    -------
-    bytes
-        32 bytes.
+    Returns: 32 bytes.
     """
     return base64.urlsafe_b64decode(generate_shared_key(private_key, public_key))

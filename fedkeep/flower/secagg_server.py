@@ -28,22 +28,10 @@ class TooFewSites(Exception):
 class SecureAggregation:
     """One aggregation, in four stages, each with the sites that answered in the one before.
 
-    Parameters
-    ----------
-    ask : Ask
-        Asks the sites.
-    examples : Mapping[str, int]
-        By site, its number of examples.
-    length : int
-        How many numbers an update has.
-    least : int
-        With fewer sites in the sum the round is rolled back. Then nothing is unmasked: if the round is repeated,
+    ``length``: How many numbers an update has.
+    ``least``: With fewer sites in the sum the round is rolled back. Then nothing is unmasked: if the round is repeated,
         another sum of the same updates would differ from this one by the updates of those who were lost.
-
-    Attributes
-    ----------
-    lost : dict[str, str]
-        Sites that are not in the sum, and why.
+    ``lost``: Sites that are not in the sum, and why.
     """
 
     def __init__(self, ask: Ask, examples: Mapping[str, int], length: int, least: int = 0) -> None:
@@ -59,10 +47,7 @@ class SecureAggregation:
     def run(self) -> UpdateSum:
         """Carry out the four stages.
 
-        Returns
-        -------
-        UpdateSum
-            The sum; without numbers, and with all sites lost, if too few answered.
+        Returns: The sum; without numbers, and with all sites lost, if too few answered.
         """
         try:
             return UpdateSum(self._unmasked_sum(), self.lost)

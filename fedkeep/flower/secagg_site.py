@@ -42,22 +42,8 @@ Secrets = dict[str, Any]
 def answer_stage(envelope: Envelope, config: NodeConfig) -> Envelope:
     """Return a site's answer in one stage of an aggregation.
 
-    Parameters
-    ----------
-    envelope : Envelope
-        The stage and its question; the aggregation, the site, and the call of the client step whose update is summed.
-    config : NodeConfig
-        The site's configuration.
-
-    Returns
-    -------
-    Envelope
-        The answer.
-
-    Raises
-    ------
-    FedKeepError
-        If the message is for another site, or comes out of order, or an answer would tell more than a sum.
+    ``envelope``: The stage and its question; the aggregation, the site, and the call of the client step whose update is
+        summed.
     """
     head = envelope.head
     if head["client"] != config.site:

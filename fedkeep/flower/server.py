@@ -62,22 +62,7 @@ RECONNECT_SECONDS = 60.0  # seconds that a restarted server waits for all sites 
 def serve(transport: Transport, config: RunConfig) -> Run:
     """Run a recipe's trials one after another at the sites; continue a run that was stopped.
 
-    Parameters
-    ----------
-    transport : Transport
-        Connects the server to the sites.
-    config : RunConfig
-        The run configuration.
-
-    Returns
-    -------
-    Run
-        The finished run, with its report written.
-
-    Raises
-    ------
-    FedKeepError
-        If the run cannot be started or continued, or too few sites take part.
+    Returns: The finished run, with its report written.
     """
     import_user_code(filter(None, config.use.split(",")))
     recipe = _load_recipe(config)

@@ -17,12 +17,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the recipe that the run configuration names.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's access to the connected nodes.
-    context : Context
-        Flower's context, with the run configuration.
+    ``grid``: Flower's access to the connected nodes.
     """
     show_logs()
     config = read_run_config(context.run_config)

@@ -26,21 +26,13 @@ class SiteRegistry:
     The registry asks a node for its site's name when it sees the node for the first time. A name belongs to its node
     for as long as the node is connected. If Flower has registered the node under a name, the site must use that one.
 
-    Parameters
-    ----------
-    transport : Transport
-        Connects the server to the nodes.
-    introduction : Envelope
-        The description of the run, which is sent to every new node.
-    patience : float
-        Seconds to wait while too few sites are connected.
-    tasks : int
-        The run's number of tasks; a site reports its number of examples in each.
-    nodes : Mapping[str, int], optional
-        The sites that take part, each with its last known node. None before the first round: `wait_for_all` then
+    ``introduction``: The description of the run, which is sent to every new node.
+    ``patience``: Seconds to wait while too few sites are connected.
+    ``tasks``: The run's number of tasks; a site reports its number of examples in each.
+    ``nodes``: The sites that take part, each with its last known node. None before the first round: `wait_for_all` then
         determines the sites.
-    max_examples : int
-        The most examples, in all tasks together, that a site may say it has. Clients count by their examples.
+    ``max_examples``: The most examples, in all tasks together, that a site may say it has. Clients count by their
+        examples.
     """
 
     def __init__(
@@ -70,22 +62,9 @@ class SiteRegistry:
         No single site can keep a run from beginning: once the patience has ended, the run begins without connected
         sites that were rejected or did not introduce themselves, if enough others are there.
 
-        Parameters
-        ----------
-        count : int
-            The number of sites. If more are connected, those that came first take part.
-        min_count : int
-            How many are enough where others were rejected.
-
-        Returns
-        -------
-        dict[str, list[int]]
-            By site, its number of examples in each task.
-
-        Raises
-        ------
-        RunError
-            If too few take part when the patience ends, or all that are connected were rejected.
+        ``count``: The number of sites. If more are connected, those that came first take part.
+        ``min_count``: How many are enough where others were rejected.
+        Returns: By site, its number of examples in each task.
         """
         began = time.monotonic()
         last_reminder = began
@@ -126,46 +105,20 @@ class SiteRegistry:
         return " ".join(f"Node {node}: {self.rejected.get(node, (0.0, silent))[1]}." for node in list(nodes)[:10])
 
     def nodes(self) -> dict[str, int]:
-        """Return the node of each site, which a restarted server needs.
-
-        Returns
-        -------
-        dict[str, int]
-            Nodes by site.
-        """
+        """Return the node of each site, which a restarted server needs."""
         return {site: node for node, site in self.names.items()}
 
     def wait_for(self, sites: Collection[str], min_count: int, grace: float = 0.0) -> None:
         """Wait until enough of some sites are connected.
 
-        Parameters
-        ----------
-        sites : Collection[str]
-            The sites that are needed.
-        min_count : int
-            How many of them are enough.
-        grace : float
-            Seconds for which the registry waits for all of them, before fewer are enough.
-
-        Raises
-        ------
-        RunError
-            If fewer are connected when the patience ends.
+        ``grace``: Seconds for which the registry waits for all of them, before fewer are enough.
         """
         self._wait_until(sites, len(sites), min_count, grace)
 
     def node(self, site: str) -> int | None:
         """Return the node of a site.
 
-        Parameters
-        ----------
-        site : str
-            The site's name.
-
-        Returns
-        -------
-        int or None
-            The node, or None if the site is not connected.
+        Returns: The node, or None if the site is not connected.
         """
         return next((node for node, name in self.names.items() if name == site and node in self.connected), None)
 

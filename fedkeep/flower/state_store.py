@@ -31,10 +31,7 @@ LONGEST_NAME = 255  # bytes of a folder's name
 class StateRef:
     """The server's reference to a client state, which is stored at the client's site.
 
-    Attributes
-    ----------
-    call : str
-        The call that left the state; empty for a client's initial state.
+    ``call``: The call that left the state; empty for a client's initial state.
     """
 
     call: str = ""
@@ -43,34 +40,13 @@ class StateRef:
 def state_ref_type(client_state_type: type[Any]) -> type[Any]:
     """Return the type of the server's references to client states.
 
-    Parameters
-    ----------
-    client_state_type : type
-        The type of a method's client states.
-
-    Returns
-    -------
-    type
-        `StateRef`, or `NoState` for a method whose clients have no state.
+    Returns: `StateRef`, or `NoState` for a method whose clients have no state.
     """
     return NoState if client_state_type is NoState else StateRef
 
 
 def state_ref(call_id: str, client_state_type: type[Any]) -> Any:
-    """Return a reference to the state that a call left.
-
-    Parameters
-    ----------
-    call_id : str
-        The call.
-    client_state_type : type
-        The type of a method's client states.
-
-    Returns
-    -------
-    StateRef or NoState
-        The reference.
-    """
+    """Return a reference to the state that a call left."""
     return NoState() if client_state_type is NoState else StateRef(call_id)
 
 
@@ -80,21 +56,7 @@ class StateStore:
     A call's identifier is its round, counted over all tasks, and a hash of the call's content. A message that arrives
     twice therefore gets the same reply, and a message with other content gets its own.
 
-    Parameters
-    ----------
-    root : Path
-        The folder of all runs and sites.
-    run : str
-        The run's identifier, 32 hexadecimal digits.
-    site : str
-        The site's name.
-    device : torch.device
-        Where loaded tensors are placed.
-
-    Raises
-    ------
-    ValueRefused
-        If ``run`` is not a run's identifier.
+    ``device``: Where loaded tensors are placed.
     """
 
     def __init__(self, root: Path, run: str, site: str, device: torch.device) -> None:
@@ -108,10 +70,7 @@ class StateStore:
 
         The folder, in which updates lie too, is for the site's user alone.
 
-        Returns
-        -------
-        FileLock
-            The lock, not acquired yet.
+        Returns: The lock, not acquired yet.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.folder.stat().st_mode & 0o077:
@@ -121,14 +80,7 @@ class StateStore:
     def store(self, call_id: str, state: Any, reply: Any) -> None:
         """Store a call's results before the reply is sent.
 
-        Parameters
-        ----------
-        call_id : str
-            The call.
-        state : object
-            The client state that the call left.
-        reply : object
-            The reply to the server. It is written last, since its file shows that the others were written too.
+        ``reply``: The reply to the server. It is written last, since its file shows that the others were written too.
         """
         write_sealed(self.file(call_id, "state"), encode(state))
         write_sealed(self.file(call_id, "reply"), encode(reply))
@@ -136,17 +88,7 @@ class StateStore:
     def reply(self, call_id: str, hint: Any) -> Any:
         """Return the stored reply to a call.
 
-        Parameters
-        ----------
-        call_id : str
-            The call.
-        hint : type
-            The reply's type.
-
-        Returns
-        -------
-        object
-            The reply, or None if nothing is stored or it is damaged: the step is then run again.
+        Returns: The reply, or None if nothing is stored or it is damaged: the step is then run again.
         """
         file = self.file(call_id, "reply")
         try:
@@ -158,22 +100,7 @@ class StateStore:
     def state(self, ref: Any, hint: type[Any]) -> Any:
         """Return a client state.
 
-        Parameters
-        ----------
-        ref : StateRef or NoState
-            The server's reference to it.
-        hint : type
-            The state's type.
-
-        Returns
-        -------
-        object
-            The state, or None for a client that has stored none yet.
-
-        Raises
-        ------
-        RunError
-            If the state's file is missing or damaged.
+        Returns: The state, or None for a client that has stored none yet.
         """
         if not isinstance(ref, StateRef) or not ref.call:
             return None
@@ -189,32 +116,14 @@ class StateStore:
     def store_update(self, call_id: str, update: Tensor) -> None:
         """Store the update that a client step left for secure aggregation, before `store`.
 
-        Parameters
-        ----------
-        call_id : str
-            The call of the step.
-        update : Tensor
-            int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
+        ``update``: int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
         """
         write_sealed(self.file(call_id, "update"), encode(update))
 
     def update(self, call_id: str) -> Tensor:
         """Return the update that a client step left for secure aggregation.
 
-        Parameters
-        ----------
-        call_id : str
-            The call of the step.
-
-        Returns
-        -------
-        Tensor
-            int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
-
-        Raises
-        ------
-        RunError
-            If its file is missing or damaged.
+        Returns: int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
         """
         update: Tensor = decode(read_sealed(self.file(call_id, "update")), Tensor, self.device)
         return update
@@ -228,12 +137,7 @@ class StateStore:
         The server may go back to its last checkpoint but one (see `fedkeep.simulation.checkpoint`). What this client
         had there is the call that was checkpointed before: the newest of those that earlier calls left.
 
-        Parameters
-        ----------
-        call_id : str
-            The current call.
-        checkpointed : str
-            The call that left the state with which the current round began; empty if there was none.
+        ``checkpointed``: The call that left the state with which the current round began; empty if there was none.
         """
         calls = {file.name.partition(".")[0] for file in self.folder.glob("*.state")}
         began = _round_of(checkpointed) if checkpointed else 0
@@ -247,10 +151,7 @@ class StateStore:
     def forget_secrets(self, aggregation: str) -> None:
         """Delete what is left of earlier aggregations when another one begins: keys of those that were broken off.
 
-        Parameters
-        ----------
-        aggregation : str
-            The one that begins. The secrets of later rounds, which may exist already, stay.
+        ``aggregation``: The one that begins. The secrets of later rounds, which may exist already, stay.
         """
         for file in list(self.folder.glob("*.secagg")) + list(self.folder.glob("*.secagg.new")):
             other = file.name.partition(".")[0]
@@ -260,22 +161,8 @@ class StateStore:
     def file(self, call_id: str, content: str) -> Path:
         """Return the file of something that belongs to a call or to an aggregation.
 
-        Parameters
-        ----------
-        call_id : str
-            The call, or the aggregation, whose identifier has the same form.
-        content : str
-            What it holds.
-
-        Returns
-        -------
-        Path
-            The file, which may not exist.
-
-        Raises
-        ------
-        ValueRefused
-            If ``call_id`` is no such identifier.
+        ``call_id``: The call, or the aggregation, whose identifier has the same form.
+        Returns: The file, which may not exist.
         """
         if not _CALL_ID.fullmatch(call_id):
             raise ValueRefused(f"{call_id[:60]!r} is not the name of a call.")
@@ -287,15 +174,7 @@ def stored_secret(folder: Path) -> bytes:
 
     From it comes noise that must be the same whenever the same is told, as in label counts.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of the site's states, or of the server's trial.
-
-    Returns
-    -------
-    bytes
-        Text that stands for 256 random bits.
+    Returns: Text that stands for 256 random bits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "secret"

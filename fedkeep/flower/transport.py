@@ -20,12 +20,8 @@ MessageKind = Literal["introduce", "perform", "aggregate"]
 class Envelope:
     """A message in either direction.
 
-    Attributes
-    ----------
-    head : dict
-        The header, which JSON can represent. It refers to tensors by their names.
-    tensors : Mapping[str, Tensor]
-        The tensors by name.
+    ``head``: The header, which JSON can represent. It refers to tensors by their names.
+    ``tensors``: The tensors by name.
     """
 
     head: dict[str, Any]
@@ -35,17 +31,9 @@ class Envelope:
 def content_namer(collected: dict[str, Tensor], known: dict[int, str]) -> Callable[[Tensor], str]:
     """Return a function that names tensors by the hash of their content, so that equal tensors are sent once.
 
-    Parameters
-    ----------
-    collected : dict[str, Tensor]
-        Receives every tensor that is named.
-    known : dict[int, str]
-        A cache of names by ``id`` of the tensor. A name is forgotten with its tensor, since the ``id`` is used again.
-
-    Returns
-    -------
-    Callable[[Tensor], str]
-        Returns the name of a tensor.
+    ``collected``: Receives every tensor that is named.
+    ``known``: A cache of names by ``id`` of the tensor. A name is forgotten with its tensor, since the ``id`` is used
+        again.
     """
 
     def name(tensor: Tensor) -> str:
@@ -65,44 +53,20 @@ class Transport(Protocol):
     def nodes(self) -> dict[int, str]:
         """Return the connected nodes.
 
-        Returns
-        -------
-        dict[int, str]
-            By node, the name under which Flower registered it; empty for nodes without a registered name.
+        Returns: By node, the name under which Flower registered it; empty for nodes without a registered name.
         """
 
     def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | ClientFailure:
         """Send an envelope to a node, without waiting for the reply.
 
-        Parameters
-        ----------
-        node : int
-            The receiver.
-        kind : MessageKind
-            What is asked.
-        envelope : Envelope
-            The message.
-        round : int
-            The current round, counted over all tasks.
-        seconds : float
-            How long the message and its reply are valid, in seconds.
-
-        Returns
-        -------
-        str or ClientFailure
-            An identifier under which `receive` returns the reply, or the reason why the message was not sent.
+        ``round``: The current round, counted over all tasks.
+        ``seconds``: How long the message and its reply are valid, in seconds.
+        Returns: An identifier under which `receive` returns the reply, or the reason why the message was not sent.
         """
 
     def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | ClientFailure]:
         """Return the replies that have arrived, without waiting.
 
-        Parameters
-        ----------
-        message_ids : Collection[str]
-            Identifiers that `send` returned.
-
-        Returns
-        -------
-        dict[str, Envelope or ClientFailure]
-            By identifier, a reply or the reason why there will be none.
+        ``message_ids``: Identifiers that `send` returned.
+        Returns: By identifier, a reply or the reason why there will be none.
         """

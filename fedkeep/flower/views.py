@@ -23,10 +23,7 @@ from fedkeep.experiment.recipe import Recipe
 class ServerView(Federation):
     """The server's view: every site's name and number of examples in each task, and the server's own test set.
 
-    Attributes
-    ----------
-    sizes : Mapping[str, Sequence[int]]
-        By site, its number of examples in each task.
+    ``sizes``: By site, its number of examples in each task.
     """
 
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -43,18 +40,7 @@ class ServerView(Federation):
         return self.sizes[client][self.task - 1]
 
     def total_examples(self, client: str) -> int:
-        """Return a site's number of examples in this and all earlier tasks, of which it may have stored some.
-
-        Parameters
-        ----------
-        client : str
-            The site's name.
-
-        Returns
-        -------
-        int
-            The number of examples.
-        """
+        """Return a site's number of examples in this and all earlier tasks, of which it may have stored some."""
         return sum(self.sizes[client][: self.task])
 
     def data(self, client: str) -> Data:
@@ -66,23 +52,8 @@ def server_view(
 ) -> ServerView:
     """Return the server's view. Of the training images it holds only the first, which gives the shape.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The run's recipe.
-    seed : int
-        The trial's seed.
-    dataset : DataSet
-        The server's data set, with the test images.
-    server : Data
-        The examples that the server itself holds.
-    sizes : Mapping[str, Sequence[int]]
-        By site, its number of examples in each task.
-
-    Returns
-    -------
-    ServerView
-        The view.
+    ``dataset``: The server's data set, with the test images.
+    ``sizes``: By site, its number of examples in each task.
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
     stream = split_classes(recipe, seed, dataset)
@@ -94,19 +65,8 @@ def server_view(
 def split_classes(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
     """Return which classes arrive in which task. The server and all sites compute the same.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        The run's recipe.
-    seed : int
-        The trial's seed.
-    dataset : DataSet
-        A data set with the run's classes.
-
-    Returns
-    -------
-    TaskStream or None
-        The tasks, or None for a run without tasks.
+    ``dataset``: A data set with the run's classes.
+    Returns: The tasks, or None for a run without tasks.
     """
     return recipe.tasks.split_classes(dataset, seed) if recipe.has_tasks else None
 
@@ -115,12 +75,7 @@ def split_classes(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | N
 class SiteView(Federation):
     """A site's view: its own name and examples. It knows nothing of other sites, not even their number.
 
-    Attributes
-    ----------
-    site : str
-        The site's name.
-    examples : Sequence[Data]
-        The site's examples in each task.
+    ``examples``: The site's examples in each task.
     """
 
     site: str = ""
@@ -147,19 +102,7 @@ class SiteView(Federation):
 def site_view(site: str, dataset: DataSet, stream: TaskStream | None) -> SiteView:
     """Return the view of a site that holds a whole data set. Of some tasks it may have no example.
 
-    Parameters
-    ----------
-    site : str
-        The site's name.
-    dataset : DataSet
-        The site's data set.
-    stream : TaskStream, optional
-        Which classes arrive in which task; None without tasks.
-
-    Returns
-    -------
-    SiteView
-        The view.
+    ``stream``: Which classes arrive in which task; None without tasks.
     """
     if stream is None:
         return SiteView(dataset, Partition.empty(), site=site, examples=[dataset.train])
@@ -170,22 +113,7 @@ def site_view(site: str, dataset: DataSet, stream: TaskStream | None) -> SiteVie
 
 
 def client_view(federation: Federation, client: str, site: str) -> SiteView:
-    """Return the view of a site that stands for one of the clients over which a data set was split.
-
-    Parameters
-    ----------
-    federation : Federation
-        All clients.
-    client : str
-        The client's name.
-    site : str
-        The site's name.
-
-    Returns
-    -------
-    SiteView
-        The view.
-    """
+    """Return the view of a site that stands for one of the clients over which a data set was split."""
     examples = [federation.for_task(task).data(client) for task in range(1, federation.num_tasks + 1)]
     return SiteView(federation.dataset, Partition.empty(), stream=federation.stream, site=site, examples=examples)
 
@@ -193,19 +121,9 @@ def client_view(federation: Federation, client: str, site: str) -> SiteView:
 def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
     """Return the server's requirements on the sites' data, and the mean and standard deviation that all scale with.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The server's data set.
-    left_out : bool
-        No party may train on the images from which the run's generator learned.
-    generator : str
-        The generator's hash; empty without one.
-
-    Returns
-    -------
-    dict
-        The requirements, as `match_dataset` takes them.
+    ``left_out``: No party may train on the images from which the run's generator learned.
+    ``generator``: The generator's hash; empty without one.
+    Returns: The requirements, as `match_dataset` takes them.
     """
     return {
         "left_out": left_out,
@@ -224,22 +142,7 @@ def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
 
     A site may lack some of the run's classes: classes are identified by their names.
 
-    Parameters
-    ----------
-    dataset : DataSet
-        The site's data set.
-    wanted : Mapping[str, object]
-        The server's requirements, from `describe_dataset`.
-
-    Returns
-    -------
-    DataSet
-        The site's data set, adapted to the run.
-
-    Raises
-    ------
-    DataError
-        If the site has classes that the run does not have, or inputs of another form.
+    ``wanted``: The server's requirements, from `describe_dataset`.
     """
     names, shape = list(wanted["label_names"]), tuple(wanted["shape"])
     unknown = [name for name in dataset.label_names if name not in names]

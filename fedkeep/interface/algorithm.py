@@ -49,18 +49,7 @@ def on_client(function: F) -> F:
 
 
 def is_client_step(function: Any) -> bool:
-    """Tell whether a function or bound method is marked with `on_client`.
-
-    Parameters
-    ----------
-    function : object
-        The function.
-
-    Returns
-    -------
-    bool
-        True if it is marked.
-    """
+    """Tell whether a function or bound method is marked with `on_client`."""
     return bool(getattr(function, _CLIENT_STEP_FLAG, False))
 
 
@@ -305,15 +294,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
 def handles_tasks(cls: type[Algorithm[Any, Any]]) -> bool:
     """Tell whether a method does something itself when a task begins or ends.
 
-    Parameters
-    ----------
-    cls : type[Algorithm]
-        The method.
-
-    Returns
-    -------
-    bool
-        True if it overrides `Algorithm.begin_task` or `Algorithm.end_task`.
+    Returns: True if it overrides `Algorithm.begin_task` or `Algorithm.end_task`.
     """
     return cls.begin_task is not Algorithm.begin_task or cls.end_task is not Algorithm.end_task
 
@@ -321,15 +302,7 @@ def handles_tasks(cls: type[Algorithm[Any, Any]]) -> bool:
 def state_types(cls: type[Algorithm[Any, Any]]) -> tuple[type[Any], type[Any]]:
     """Return the state classes that a method names in its base ``Algorithm[S, C]``.
 
-    Parameters
-    ----------
-    cls : type[Algorithm]
-        The method.
-
-    Returns
-    -------
-    tuple[type, type]
-        The dataclass that the server keeps, and the one that each client keeps; `NoState` where none is named.
+    Returns: The dataclass that the server keeps, and the one that each client keeps; `NoState` where none is named.
     """
     bound: dict[Any, Any] = {}  # type variables of generic bases, and what subclasses put in their place
     for base in cls.__mro__:
@@ -351,48 +324,21 @@ def _default(variable: Any) -> Any:
 def client_steps(cls: type[Algorithm[Any, Any]]) -> dict[str, Callable[..., Any]]:
     """Return a method's client steps.
 
-    Parameters
-    ----------
-    cls : type[Algorithm]
-        The method.
-
-    Returns
-    -------
-    dict[str, Callable]
-        The functions that are marked with `on_client`, by name.
+    Returns: The functions that are marked with `on_client`, by name.
     """
     names = (name for name in dir(cls) if not name.startswith("__"))
     return {name: getattr(cls, name) for name in names if is_client_step(getattr(cls, name, None))}
 
 
 def unwrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the plain function of a client step.
-
-    Parameters
-    ----------
-    step : Callable
-        A function or a bound method.
-
-    Returns
-    -------
-    Callable
-        The function.
-    """
+    """Return the plain function of a client step."""
     return getattr(step, "__func__", step)
 
 
 def server_arguments(step: Callable[..., Any]) -> list[str]:
     """Return the names of the arguments that the server sends to a client step.
 
-    Parameters
-    ----------
-    step : Callable
-        The step.
-
-    Returns
-    -------
-    list[str]
-        The parameters after the method and the client.
+    Returns: The parameters after the method and the client.
     """
     return list(inspect.signature(unwrap_step(step)).parameters)[2:]
 
@@ -400,15 +346,7 @@ def server_arguments(step: Callable[..., Any]) -> list[str]:
 def is_annotated(step: Callable[..., Any]) -> bool:
     """Tell whether a client step has the type annotations without which it cannot be sent.
 
-    Parameters
-    ----------
-    step : Callable
-        The step.
-
-    Returns
-    -------
-    bool
-        True if all parameters that the server sends, and the result, are annotated.
+    Returns: True if all parameters that the server sends, and the result, are annotated.
     """
     return {*server_arguments(step), "return"} <= annotations_of(unwrap_step(step)).keys()
 
@@ -416,15 +354,7 @@ def is_annotated(step: Callable[..., Any]) -> bool:
 def returns_model(cls: type[Algorithm[Any, Any]]) -> bool:
     """Tell whether clients return models that they have trained, so that the server can average them.
 
-    Parameters
-    ----------
-    cls : type[Algorithm]
-        The method.
-
-    Returns
-    -------
-    bool
-        True if the reply of a client step is a `Fit`.
+    Returns: True if the reply of a client step is a `Fit`.
     """
     replies = [annotations_of(step).get("return") for step in client_steps(cls).values()]
     return any(isinstance(reply, type) and issubclass(reply, Fit) for reply in replies)
@@ -441,15 +371,7 @@ def _import_methods() -> None:
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     """Find all methods: those of `fedkeep.algorithms`, and any others that have been imported.
 
-    Returns
-    -------
-    dict[str, type[Algorithm]]
-        The methods by name, in alphabetical order.
-
-    Raises
-    ------
-    ConfigError
-        If two methods have the same name.
+    Returns: The methods by name, in alphabetical order.
     """
     _import_methods()
     found: dict[str, type[Algorithm[Any, Any]]] = {}
@@ -471,20 +393,7 @@ def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
 def get_algorithm(name: str) -> type[Algorithm[Any, Any]]:
     """Return a method by name.
 
-    Parameters
-    ----------
-    name : str
-        The name; upper and lower case are the same.
-
-    Returns
-    -------
-    type[Algorithm]
-        The method.
-
-    Raises
-    ------
-    ConfigError
-        If there is no method of this name; the message contains the nearest one.
+    ``name``: The name; upper and lower case are the same.
     """
     known = algorithms()
     if name.lower() not in known:
@@ -498,15 +407,7 @@ def get_algorithm(name: str) -> type[Algorithm[Any, Any]]:
 def describe_replies(cls: type[Algorithm[Any, Any]]) -> list[str]:
     """Describe what leaves a client: the fields of each client step's reply, or the first line of its docstring.
 
-    Parameters
-    ----------
-    cls : type[Algorithm]
-        The method.
-
-    Returns
-    -------
-    list[str]
-        A line for each client step that returns anything, such as ``"train: model, num_examples"``.
+    Returns: A line for each client step that returns anything, such as ``"train: model, num_examples"``.
     """
     lines = []
     for name, step in client_steps(cls).items():

@@ -32,20 +32,7 @@ _PLAIN = (Tensor, bool, int, float, str)
 def encode(value: Any) -> bytes:
     """Encode a value as bytes.
 
-    Parameters
-    ----------
-    value : object
-        Tensors, numbers, text and None in lists, tuples, dicts and dataclasses (see `fedkeep.interface.pytree`).
-
-    Returns
-    -------
-    bytes
-        The value in the format of safetensors.
-
-    Raises
-    ------
-    TypeError
-        If the value contains anything else.
+    ``value``: Tensors, numbers, text and None in lists, tuples, dicts and dataclasses (see `fedkeep.interface.pytree`).
     """
     structure, found = to_structure(value)
     storages: set[int] = set()
@@ -57,22 +44,8 @@ def encode(value: Any) -> bytes:
 def to_structure(value: Any) -> tuple[Any, dict[str, Tensor]]:
     """Separate a value into its structure and its tensors; `from_structure` puts them together again.
 
-    Parameters
-    ----------
-    value : object
-        The value.
-
-    Returns
-    -------
-    structure : object
-        The structure, which JSON can represent, with names in place of tensors.
-    tensors : dict[str, Tensor]
-        The tensors by these names. A tensor that occurs twice is contained once.
-
-    Raises
-    ------
-    TypeError
-        As for `encode`.
+    Returns: The structure, which JSON can represent, with names in place of tensors.
+    Returns: The tensors by these names. A tensor that occurs twice is contained once.
     """
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
@@ -89,24 +62,7 @@ def to_structure(value: Any) -> tuple[Any, dict[str, Tensor]]:
 def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
     """Decode a value that `encode` has encoded, and check it against a type annotation.
 
-    Parameters
-    ----------
-    blob : bytes
-        The encoded value.
-    hint : type
-        The type annotation.
-    device : torch.device, optional
-        Where to put the tensors; by default they stay on the CPU.
-
-    Returns
-    -------
-    object
-        The value.
-
-    Raises
-    ------
-    ValueRefused
-        If the bytes are damaged, or contain something that the annotation does not allow.
+    ``device``: Where to put the tensors; by default they stay on the CPU.
     """
     try:
         tensors = load(blob)
@@ -122,27 +78,7 @@ def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
 
 
 def from_structure(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> Any:
-    """Build a value from its structure and its tensors, and check it against a type annotation.
-
-    Parameters
-    ----------
-    structure : object
-        A structure from `to_structure` or `encode_structure`.
-    tensors : Mapping[str, Tensor]
-        The tensors by their names in the structure.
-    hint : type
-        The type annotation.
-
-    Returns
-    -------
-    object
-        The value.
-
-    Raises
-    ------
-    ValueRefused
-        If the structure is malformed, or contains something that the annotation does not allow.
-    """
+    """Build a value from its structure and its tensors, and check it against a type annotation."""
     try:
         return _decode(structure, tensors, hint, "the value")
     except ValueRefused as error:
@@ -155,19 +91,7 @@ def from_structure(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> 
 def find_wrong_type(value: Any, hint: Any, what: str) -> str | None:
     """Describe how a value differs from a type annotation, so that `decode` would refuse it.
 
-    Parameters
-    ----------
-    value : object
-        The value.
-    hint : type
-        The type annotation.
-    what : str
-        What the value is, such as ``the reply``.
-
-    Returns
-    -------
-    str or None
-        A sentence, such as ``the reply.model is None, not Weights.``; None if the value is of this type.
+    Returns: A sentence, such as ``the reply.model is None, not Weights.``; None if the value is of this type.
     """
     try:
         _decode(*to_structure(value), hint, what)
@@ -179,15 +103,7 @@ def find_wrong_type(value: Any, hint: Any, what: str) -> str | None:
 def find_unknown_type(hint: Any) -> str | None:
     """Find a type in an annotation whose values cannot be encoded, or could not be checked when they are decoded.
 
-    Parameters
-    ----------
-    hint : type
-        The type annotation.
-
-    Returns
-    -------
-    str or None
-        The type, such as ``dict``, of which only ``dict[str, Tensor]`` says what is in it; None if there is none.
+    Returns: The type, such as ``dict``, of which only ``dict[str, Tensor]`` says what is in it; None if there is none.
     """
     return _unknown_type(hint, set())
 
@@ -210,22 +126,7 @@ def _unknown_type(hint: Any, known: set[Any]) -> str | None:
 def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
     """Return a value's structure.
 
-    Parameters
-    ----------
-    value : object
-        The value.
-    name : Callable[[Tensor], str]
-        Returns the name that stands for a tensor in the structure.
-
-    Returns
-    -------
-    object
-        The structure, which JSON can represent.
-
-    Raises
-    ------
-    TypeError
-        If the value contains anything that cannot be encoded (see `encode`).
+    Returns: The structure, which JSON can represent.
     """
 
     def encode_leaf(leaf: Any) -> Any:
@@ -256,17 +157,8 @@ def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
 def own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
     """Return a tensor on the CPU that fills its storage and shares it with no other, as safetensors requires.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        The tensor.
-    taken : set[int]
-        Addresses of the storages that other tensors of the message use. The address of this one is added.
-
-    Returns
-    -------
-    Tensor
-        The tensor itself if it meets this already, otherwise a copy.
+    ``taken``: Addresses of the storages that other tensors of the message use. The address of this one is added.
+    Returns: The tensor itself if it meets this already, otherwise a copy.
     """
     tensor = tensor.detach().cpu().contiguous()
     storage = tensor.untyped_storage()

@@ -21,10 +21,7 @@ Step = Callable[Concatenate[Client[Any], P], R]
 class Each:
     """An argument that differs between clients; made by `each`.
 
-    Attributes
-    ----------
-    values : Mapping[str, object]
-        The argument for each client, by client id.
+    ``values``: The argument for each client, by client id.
     """
 
     values: Mapping[str, Any]

@@ -25,19 +25,7 @@ _TRAVELS = "Tensor, numbers, text, None, Weights, list[...], dict[str, ...] and 
 
 
 def check_method(cls: type[Algorithm[Any, Any]]) -> None:
-    """Check a user's method.
-
-    Parameters
-    ----------
-    cls : type[Algorithm]
-        The method.
-
-    Raises
-    ------
-    ConfigError
-        If it has no `round`, no client step, a step whose type annotations are missing or say too little, a state that
-        cannot be made or kept, or the name of another method.
-    """
+    """Check a user's method."""
     name = cls.__qualname__
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         own = [word for word, value in vars(cls).items() if callable(value) and not word.startswith("_")]

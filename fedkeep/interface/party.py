@@ -38,13 +38,7 @@ class NoState:
 
 
 class UndeclaredStateError(ConfigError, AttributeError):
-    """A method uses a field of a state that it does not declare; also an AttributeError, as `hasattr` expects.
-
-    Parameters
-    ----------
-    field : str
-        The name of the field.
-    """
+    """A method uses a field of a state that it does not declare; also an AttributeError, as `hasattr` expects."""
 
     def __init__(self, field: str) -> None:
         super().__init__(

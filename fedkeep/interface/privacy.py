@@ -63,47 +63,20 @@ class Privacy(Options):
 def steps_name(sample_rate: float) -> str:
     """Return the name under which steps of DP-SGD are counted among a client's uses of randomness.
 
-    Parameters
-    ----------
-    sample_rate : float
-        The probability with which an example is in a batch.
-
-    Returns
-    -------
-    str
-        The name.
+    ``sample_rate``: The probability with which an example is in a batch.
     """
     return f"{_PREFIX}steps at {sample_rate!r}"
 
 
 def spent(uses: Mapping[str, int]) -> dict[str, int]:
-    """Return the part of a client's uses of randomness that spends its privacy.
-
-    Parameters
-    ----------
-    uses : Mapping[str, int]
-        Number of uses by purpose.
-
-    Returns
-    -------
-    dict[str, int]
-        The part.
-    """
+    """Return the part of a client's uses of randomness that spends its privacy."""
     return {name: count for name, count in uses.items() if name.startswith(_PREFIX)}
 
 
 def sample_rate_of(name: str) -> float | None:
     """Return the sample rate in a name that `steps_name` made; None for another name.
 
-    Parameters
-    ----------
-    name : str
-        The name, which may come from a client.
-
-    Returns
-    -------
-    float or None
-        The sample rate, above 0 and at most 1.
+    ``name``: The name, which may come from a client.
     """
     try:
         rate = float(name.removeprefix(f"{_PREFIX}steps at "))
@@ -117,19 +90,9 @@ def find_implausible_spending(
 ) -> str | None:
     """Check what a client says that a step spent of its privacy, before it is recorded: epsilon is computed from it.
 
-    Parameters
-    ----------
-    before, after : Mapping[str, int]
-        The client's uses of randomness in the round, before the step and after it.
-    privacy : Privacy
-        What is noised.
-    steps : int
-        The most steps of training that the client's examples need.
-
-    Returns
-    -------
-    str or None
-        What cannot be, after "answered with"; None if all can.
+    ``before``, ``after``: The client's uses of randomness in the round, before the step and after it.
+    ``steps``: The most steps of training that the client's examples need.
+    Returns: What cannot be, after "answered with"; None if all can.
     """
     most = {COUNTS_TOLD: 1} if privacy.counts_epsilon else {}
     most |= {CHANGE_TOLD: MOST_CHANGES} if privacy.prototypes_noise_multiplier else {}

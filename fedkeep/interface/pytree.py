@@ -48,15 +48,7 @@ def _children_of(cls: Any) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
 def children(tree: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return the children of a node.
 
-    Parameters
-    ----------
-    tree : object
-        The node.
-
-    Returns
-    -------
-    Iterable[tuple[object, object]] or None
-        Pairs of key and value; None for a leaf.
+    Returns: Pairs of key and value; None for a leaf.
     """
     cls: Any = type(tree)
     find = _children_of(cls)
@@ -66,15 +58,7 @@ def children(tree: Any) -> Iterable[tuple[Any, Any]] | None:
 def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
     """Return all nodes of a tree, parents before their children.
 
-    Parameters
-    ----------
-    tree : object
-        The tree.
-
-    Returns
-    -------
-    list[tuple[Path, object, bool, bool]]
-        For each node its path, its value, whether it is a leaf, and whether it has one row per example
+    Returns: For each node its path, its value, whether it is a leaf, and whether it has one row per example
         (`Loss.per_example_fields`).
     """
     nodes: list[tuple[Path, Any, bool, bool]] = []
@@ -96,15 +80,7 @@ def _visit(value: Any, path: Path, per_example: bool, nodes: list[tuple[Path, An
 def keystr(path: Path) -> str:
     """Return a path as text.
 
-    Parameters
-    ----------
-    path : Path
-        The path of a node.
-
-    Returns
-    -------
-    str
-        Such as ``models.7[0]``; empty for the root.
+    Returns: Such as ``models.7[0]``; empty for the root.
     """
     if not path:
         return ""
@@ -121,21 +97,9 @@ def tree_map(
 ) -> Any:
     """Build a tree with other leaves.
 
-    Parameters
-    ----------
-    function : Callable[[object], object]
-        Maps each leaf to what replaces it.
-    tree : object
-        The tree.
-    rebuild : Callable[[object, dict[object, object]], object]
-        Takes a node and its new children by key, and returns the node that replaces it.
-    is_leaf : Callable[[object], bool], optional
-        Tells which nodes are treated as leaves although they have children.
-
-    Returns
-    -------
-    object
-        The new tree.
+    ``function``: Maps each leaf to what replaces it.
+    ``rebuild``: Takes a node and its new children by key, and returns the node that replaces it.
+    ``is_leaf``: Tells which nodes are treated as leaves although they have children.
     """
     if isinstance(tree, _LEAVES) or (is_leaf and is_leaf(tree)) or (below := children(tree)) is None:
         return function(tree)
@@ -160,20 +124,7 @@ def _rebuild(node: Any, items: dict[Any, Any]) -> Any:
 def tree_leaves_with_path(tree: Any) -> list[tuple[Path, Any]]:
     """Return all leaves of a value.
 
-    Parameters
-    ----------
-    tree : object
-        The value.
-
-    Returns
-    -------
-    list[tuple[Path, object]]
-        The path and the value of each tensor, number, text and None, in order (see `keystr`).
-
-    Raises
-    ------
-    TypeError
-        If there is a leaf of another type; the message contains its path.
+    Returns: The path and the value of each tensor, number, text and None, in order (see `keystr`).
     """
     leaves = [(path, value) for path, value, is_leaf, _ in tree_iter(tree) if is_leaf]
     for path, leaf in leaves:
@@ -188,15 +139,8 @@ def tree_leaves_with_path(tree: Any) -> list[tuple[Path, Any]]:
 def num_bytes(tree: Any) -> int:
     """Return the size of a message without framing: tensors as they are, 8 bytes a number, text in UTF-8.
 
-    Parameters
-    ----------
-    tree : object
-        The message. A tensor that occurs twice counts once, since it is sent once.
-
-    Returns
-    -------
-    int
-        Size in bytes.
+    ``tree``: The message. A tensor that occurs twice counts once, since it is sent once.
+    Returns: Size in bytes.
     """
     total, tensors = 0, {}
     for _, leaf in tree_leaves_with_path(tree):
@@ -209,35 +153,14 @@ def num_bytes(tree: Any) -> int:
 
 
 def iter_instances(tree: Any, cls: type[Any]) -> Iterator[Any]:
-    """Yield all nodes of a class, parents before their children.
-
-    Parameters
-    ----------
-    tree : object
-        The tree.
-    cls : type
-        A dataclass, or `Mapping`.
-
-    Yields
-    ------
-    object
-        The nodes.
-    """
+    """Yield all nodes of a class, parents before their children."""
     return (value for _, value, is_leaf, _ in tree_iter(tree) if not is_leaf and isinstance(value, cls))
 
 
 def find_nonfinite(tree: Any) -> str | None:
     """Find a number that is not finite.
 
-    Parameters
-    ----------
-    tree : object
-        The value.
-
-    Returns
-    -------
-    str or None
-        The path of the first tensor or number that is not finite; None if there is none.
+    Returns: The path of the first tensor or number that is not finite; None if there is none.
     """
     found = [(path, leaf) for path, leaf in tree_leaves_with_path(tree) if isinstance(leaf, float) or _is_inexact(leaf)]
     # A sum is finite only if all its terms are, and checking all sums at once is faster than checking each tensor.
@@ -259,15 +182,7 @@ def _is_inexact(leaf: Any) -> bool:
 def copy_containers(tree: T) -> T:
     """Copy a tree's containers, but not its tensors, which are never changed in place.
 
-    Parameters
-    ----------
-    tree : T
-        The tree.
-
-    Returns
-    -------
-    T
-        The copy. Frozen dataclasses, and mappings other than dicts, are shared.
+    Returns: The copy. Frozen dataclasses, and mappings other than dicts, are shared.
     """
     return cast(T, tree_map(lambda leaf: leaf, tree, _copy_node, _is_immutable))
 
@@ -289,16 +204,6 @@ def tree_signature(tree: Any) -> Hashable:
 
     It contains the structure, the types and shapes of tensors, and all leaves that are not tensors. The length of a
     loss's column is not part of it. A leaf that is not hashable makes the signature unlike any other.
-
-    Parameters
-    ----------
-    tree : object
-        The tree, usually a loss.
-
-    Returns
-    -------
-    Hashable
-        The signature.
     """
     return tuple(_signature(value, is_leaf, per_example) for _, value, is_leaf, per_example in tree_iter(tree))
 
@@ -319,55 +224,19 @@ def _signature(value: Any, is_leaf: bool, per_example: bool) -> Hashable:
 def tree_tensors(tree: Any) -> list[tuple[Tensor, bool]]:
     """Return all tensors of a tree in order.
 
-    Parameters
-    ----------
-    tree : object
-        The tree.
-
-    Returns
-    -------
-    list[tuple[Tensor, bool]]
-        Each tensor, and whether it has one row per example (`Loss.per_example_fields`).
+    Returns: Each tensor, and whether it has one row per example (`Loss.per_example_fields`).
     """
     return [(value, per_example) for _, value, _, per_example in tree_iter(tree) if isinstance(value, Tensor)]
 
 
 def replace_tensors(tree: T, tensors: Iterable[Tensor]) -> T:
-    """Replace all tensors of a tree.
-
-    Parameters
-    ----------
-    tree : T
-        The tree.
-    tensors : Iterable[Tensor]
-        The new tensors, in the order of `tree_tensors`.
-
-    Returns
-    -------
-    T
-        The new tree.
-    """
+    """Replace all tensors of a tree."""
     remaining = iter(tensors)
     return cast(T, tree_map(lambda leaf: next(remaining) if isinstance(leaf, Tensor) else leaf, tree, _rebuild))
 
 
 def replace_nodes(tree: T, chosen: Callable[[Any], bool], function: Callable[[Any], Any]) -> T:
-    """Replace some nodes of a tree, without looking below them.
-
-    Parameters
-    ----------
-    tree : T
-        The tree.
-    chosen : Callable[[object], bool]
-        Tells which nodes are replaced.
-    function : Callable[[object], object]
-        Maps each of them to what replaces it.
-
-    Returns
-    -------
-    T
-        The new tree.
-    """
+    """Replace some nodes of a tree, without looking below them."""
     return cast(T, tree_map(lambda node: function(node) if chosen(node) else node, tree, _rebuild, chosen))
 
 
@@ -377,15 +246,7 @@ def stack_tensors(trees: Sequence[Any]) -> list[Tensor]:
     Columns of a loss are padded to the longest with rows that are never read. A tensor that all trees share is stacked
     too: after a resume it may no longer be one object, and the result must not depend on that.
 
-    Parameters
-    ----------
-    trees : Sequence[object]
-        The trees.
-
-    Returns
-    -------
-    list[Tensor]
-        The tensors in the order of `tree_tensors`, each with a leading dimension for the trees.
+    Returns: The tensors in the order of `tree_tensors`, each with a leading dimension for the trees.
     """
     found = [zip(*same, strict=True) for same in zip(*map(tree_tensors, trees), strict=True)]
     return [pad_sequence(list(parts), batch_first=True) if column[0] else torch.stack(parts) for parts, column in found]

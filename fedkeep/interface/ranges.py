@@ -24,18 +24,13 @@ class Range:
     A reply with a number outside is refused before the method sees it. In tensors and containers the range holds for
     every number.
 
-    Attributes
-    ----------
-    low, high : float
-        The bounds.
-
-    Examples
-    --------
     A step whose reply has a share of its examples::
 
         @dataclass(frozen=True, eq=False)
         class FitWithShare(Fit):
             share: Annotated[float, Range(0, 1)]
+
+    ``low``, ``high``: The bounds.
     """
 
     low: float = -inf
@@ -45,15 +40,7 @@ class Range:
 def find_out_of_range(reply: Any) -> str | None:
     """Find a number outside the range that its field declares.
 
-    Parameters
-    ----------
-    reply : object
-        The reply.
-
-    Returns
-    -------
-    str or None
-        The field, the number and the range; None if all numbers are inside.
+    Returns: The field, the number and the range; None if all numbers are inside.
     """
     for _, node, is_leaf, _ in tree_iter(reply):
         kind: Any = type(node)
@@ -68,15 +55,7 @@ def find_out_of_range(reply: Any) -> str | None:
 def in_short(number: float) -> str:
     """Return a number as text of a few characters, also an integer that is too large for a float.
 
-    Parameters
-    ----------
-    number : float
-        The number, which may come from a client.
-
-    Returns
-    -------
-    str
-        Such as ``1.5``, or ``beyond -1e+300``.
+    ``number``: The number, which may come from a client.
     """
     if abs(number) > LARGEST_SHOWN:
         return f"beyond {'-' if number < 0 else ''}{LARGEST_SHOWN:g}"

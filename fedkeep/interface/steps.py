@@ -23,15 +23,7 @@ MOST_CHECKED = 64
 def send_label_counts(self: object, client: Client[Any]) -> Tensor:
     """Send the client's number of examples of each class.
 
-    Parameters
-    ----------
-    client : Client
-        The client.
-
-    Returns
-    -------
-    Tensor
-        Number of examples of each class, float32 [classes].
+    Returns: Number of examples of each class, float32 [classes].
     """
     return client.label_counts()
 
@@ -39,21 +31,8 @@ def send_label_counts(self: object, client: Client[Any]) -> Tensor:
 def invalid_counts(reply: Tensor, classes: int, examples: int, epsilon: float) -> str | None:
     """Check the reply to `send_label_counts`, which sums over clients would pass on to everyone.
 
-    Parameters
-    ----------
-    reply : Tensor
-        The reply.
-    classes : int
-        Number of classes.
-    examples : int
-        Number of the client's examples.
-    epsilon : float
-        Of the noise in its counts, with which they have another sum; 0 without.
-
-    Returns
-    -------
-    str or None
-        What is wrong with the reply; None if it is valid.
+    ``epsilon``: Of the noise in its counts, with which they have another sum; 0 without.
+    Returns: What is wrong with the reply; None if it is valid.
     """
     if reply.shape != (classes,) or reply.dtype != torch.float32:
         return f"label counts of shape {list(reply.shape)} and type {reply.dtype} instead of {[classes]} and float32"
@@ -72,19 +51,10 @@ def rise_of_loss(
 ) -> float:
     """Measure by how much another client's training raised the loss on the classes that it holds.
 
-    Parameters
-    ----------
-    client : Client
-        The client that measures, on its own examples.
-    before, after : Weights
-        The model that the other client was sent, and the one that it returned.
-    counts : Tensor
-        The other client's label counts, [classes].
-
-    Returns
-    -------
-    float
-        The change in nats, weighted as the other client's labels are; 0.0 if this client holds none of its classes.
+    ``before``, ``after``: The model that the other client was sent, and the one that it returned.
+    ``counts``: The other client's label counts, [classes].
+    Returns: The change in nats, weighted as the other client's labels are; 0.0 if this client holds none of its
+        classes.
     """
     labels = client.data["label"]
     chosen = (counts.to(labels.device)[labels] > 0).nonzero()[:MOST_CHECKED, 0]

@@ -121,71 +121,18 @@ class Training(Options):
 
 
 def SGD(lr: float = 0.01, **options: Any) -> Training:
-    """Return settings of local training with `torch.optim.SGD`.
-
-    Parameters
-    ----------
-    lr : float
-        The learning rate.
-    **options
-        Other options of `Training`.
-
-    Returns
-    -------
-    Training
-        The settings.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown option or an invalid value.
-    """
+    """Return settings of local training with `torch.optim.SGD`."""
     return build(Training, {"lr": lr, **options}, "SGD")
 
 
 def Adam(lr: float = 0.001, **options: Any) -> Training:
-    """Return settings of local training with `torch.optim.Adam`.
-
-    Parameters
-    ----------
-    lr : float
-        The learning rate.
-    **options
-        Other options of `Training`.
-
-    Returns
-    -------
-    Training
-        The settings.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown option or an invalid value.
-    """
+    """Return settings of local training with `torch.optim.Adam`."""
     return build(Training, {"lr": lr, "optimizer": "adam", **options}, "Adam")
 
 
 def AdamW(lr: float = 0.001, weight_decay: float = 0.01, **options: Any) -> Training:
     """Return settings of local training with `torch.optim.AdamW`.
 
-    Parameters
-    ----------
-    lr : float
-        The learning rate.
-    weight_decay : float
-        The weight decay, which is decoupled from the gradient.
-    **options
-        Other options of `Training`.
-
-    Returns
-    -------
-    Training
-        The settings.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown option or an invalid value.
+    ``weight_decay``: The weight decay, which is decoupled from the gradient.
     """
     return build(Training, {"lr": lr, "weight_decay": weight_decay, "optimizer": "adamw", **options}, "AdamW")

@@ -165,10 +165,7 @@ class Scaled(Loss):
 class Sum(Loss):
     """A sum of losses, flat. The empty sum is `ZERO_LOSS`, and adding it changes nothing, not even rounding.
 
-    Attributes
-    ----------
-    terms : tuple[Loss, ...]
-        The terms, none of which is itself a sum.
+    ``terms``: The terms, none of which is itself a sum.
     """
 
     terms: tuple[Loss, ...] = ()
@@ -192,18 +189,7 @@ ZERO_LOSS: Loss = Sum()
 
 
 def check_loss(value: object) -> None:
-    """Check that something is a loss.
-
-    Parameters
-    ----------
-    value : object
-        What is given as a loss.
-
-    Raises
-    ------
-    ConfigError
-        If it is not.
-    """
+    """Check that something is a loss."""
     if not isinstance(value, Loss):
         name = value.__name__ if isinstance(value, type) else type(value).__name__
         what = f"the class {name} itself: call it, {name}(...)" if isinstance(value, type) else f"a {name}"
@@ -214,20 +200,7 @@ def check_loss(value: object) -> None:
 
 
 def check_scalar(value: object, loss: Loss) -> None:
-    """Check what a loss has computed; a number or a vector would train, and not as its author means.
-
-    Parameters
-    ----------
-    value : object
-        What the loss returned.
-    loss : Loss
-        The loss.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a scalar tensor of floating-point numbers.
-    """
+    """Check what a loss has computed; a number or a vector would train, and not as its author means."""
     if isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point():
         return
     name = type(loss).__name__

@@ -48,10 +48,7 @@ class CrossEntropy(Loss):
 class WeightedCrossEntropy(Loss):
     """Mean over the batch of -v(label) ln p(label); not divided by the sum of the weights.
 
-    Attributes
-    ----------
-    weight : Tensor
-        [classes], v.
+    ``weight``: [classes], v.
     """
 
     weight: Tensor
@@ -69,10 +66,7 @@ class CompensatedCrossEntropy(Loss):
     first ``old`` classes or, for the others, by that of the others. So old and new classes count alike, however many
     examples they have. No gradient flows through the weights. Before there are old classes all weigh the same.
 
-    Attributes
-    ----------
-    old : int
-        The number of old classes.
+    ``old``: The number of old classes.
     """
 
     old: int
@@ -100,25 +94,13 @@ def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading, 
     to the labels. As printed the old half is a constant, so the term teaches nothing about old classes; its source,
     GLFC (Dong et al., 2022), means something else. So there are three readings.
 
-    Parameters
-    ----------
-    old : Tensor
-        [b, old classes], the frozen model's logits.
-    student : Tensor
-        [b, classes], the student's logits.
-    labels : Tensor
-        int64 [b].
-    reading : {"recombined_sigmoid", "recombined_softmax", "glfc"}
-        ``recombined_sigmoid``, as printed: of [old logits; the student's new ones] through a sigmoid each, to the
-        one-hot labels. ``recombined_softmax``: of the same through a softmax, where the old logits compete with the new
-        ones. ``glfc``: of all the student's logits to [sigmoid of the old logits; one-hot labels], as in GLFC's code.
-    reduction : {"mean", "sum"}
-        Over the classes; over the batch it is a mean.
-
-    Returns
-    -------
-    Tensor
-        A scalar.
+    ``old``: [b, old classes], the frozen model's logits.
+    ``student``: [b, classes], the student's logits.
+    ``labels``: int64 [b].
+    ``reading``: ``recombined_sigmoid``, as printed: of [old logits; the student's new ones] through a sigmoid each, to
+        the one-hot labels. ``recombined_softmax``: of the same through a softmax, where the old logits compete with the
+        new ones. ``glfc``: of all the student's logits to [sigmoid of the old logits; one-hot labels], as in GLFC's
+        code.
     """
     old, student = upcast(old.detach()), upcast(student)
     known = old.shape[-1]
@@ -139,18 +121,11 @@ def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading, 
 class TSD(Loss):
     """`tsd_loss` on the first data set.
 
-    Attributes
-    ----------
-    teacher : Weights
-        The old model; empty once its outputs are cached.
-    known : int
-        How many classes the teacher knows: the first ones.
-    reading : {"recombined_sigmoid", "recombined_softmax", "glfc"}
-        Which reading of the equation.
-    reduction : {"mean", "sum"}
-        Over the classes.
-    teacher_logits : Tensor or None
-        [n, known], the cached outputs.
+    ``teacher``: The old model; empty once its outputs are cached.
+    ``known``: How many classes the teacher knows: the first ones.
+    ``reading``: Which reading of the equation.
+    ``reduction``: Over the classes.
+    ``teacher_logits``: [n, known], the cached outputs.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_logits",)

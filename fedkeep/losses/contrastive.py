@@ -23,14 +23,9 @@ class ModelContrastive(Loss):
     z are the student's features, z_t those of the model ``towards``, z_a those of the model ``away`` (Li et al., 2021,
     "Model-contrastive federated learning", eq. 3).
 
-    Attributes
-    ----------
-    towards, away : Weights
-        The frozen models.
-    weight : float
-        Factor on the mean (mu in the paper).
-    tau : float
-        The temperature.
+    ``towards``, ``away``: The frozen models.
+    ``weight``: Factor on the mean (mu in the paper).
+    ``tau``: The temperature.
     """
 
     towards: Weights
@@ -79,12 +74,8 @@ class SupCon(Loss):
     example without any counts as 0. It is the loss L_out of Khosla et al. (2020), "Supervised contrastive learning",
     eq. 2, with one view of each image.
 
-    Attributes
-    ----------
-    tau : float
-        The temperature.
-    dataset_index : int
-        Which of the data sets of `fit` it reads, from 0.
+    ``tau``: The temperature.
+    ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
     """
 
     tau: float = 0.07
@@ -99,19 +90,8 @@ class SupCon(Loss):
 def supervised_contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:
     """Compute the supervised contrastive loss.
 
-    Parameters
-    ----------
-    features : Tensor
-        [b, width].
-    labels : Tensor
-        int64 [b].
-    tau : float
-        The temperature.
-
-    Returns
-    -------
-    Tensor
-        A scalar.
+    ``features``: [b, width].
+    ``labels``: int64 [b].
     """
     # Autocast would compute the product in half precision, whatever the features are.
     with torch.autocast(features.device.type, enabled=False):

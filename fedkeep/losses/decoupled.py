@@ -40,14 +40,9 @@ def upcast(logits: Tensor) -> Tensor:
 class LogSplit:
     """Log-probabilities of a decoupled distribution.
 
-    Attributes
-    ----------
-    target : Tensor
-        [..., b], ln p_y.
-    rest : Tensor
-        [..., b], ln q_y.
-    others : Tensor
-        [..., b, classes], ln p~, with 0 at the target.
+    ``target``: [..., b], ln p_y.
+    ``rest``: [..., b], ln q_y.
+    ``others``: [..., b, classes], ln p~, with 0 at the target.
     """
 
     target: Tensor
@@ -62,23 +57,8 @@ def log_split(logits: Tensor, labels: Tensor, tau: float) -> LogSplit:
     underflows. The target is removed before the log-sum-exp, not masked by a large number. Half precision is raised to
     float32.
 
-    Parameters
-    ----------
-    logits : Tensor
-        [..., b, classes].
-    labels : Tensor
-        int64 [b].
-    tau : float
-        The softmax temperature.
-
-    Returns
-    -------
-    LogSplit
-
-    Raises
-    ------
-    ValueError
-        With fewer than two classes: there is nothing but the target then.
+    ``logits``: [..., b, classes].
+    ``labels``: int64 [b].
     """
     if logits.shape[-1] < 2:
         raise ValueError("decoupled distillation needs at least two classes")
@@ -95,14 +75,9 @@ def log_split(logits: Tensor, labels: Tensor, tau: float) -> LogSplit:
 class MergedTeachers:
     """The weighted predictions of teachers on n examples, summed over teachers.
 
-    Attributes
-    ----------
-    target : Tensor
-        [n, 2], sum_k a_k (p_y, q_y).
-    others : Tensor
-        [n, classes], sum_k b_k p~, with 0 at the target.
-    constant : Tensor
-        [n], the teachers' own (negative) entropies, so that the loss keeps its exact value.
+    ``target``: [n, 2], sum_k a_k (p_y, q_y).
+    ``others``: [n, classes], sum_k b_k p~, with 0 at the target.
+    ``constant``: [n], the teachers' own (negative) entropies, so that the loss keeps its exact value.
     """
 
     target: Tensor
@@ -117,20 +92,9 @@ def merge(teachers: Tensor, labels: Tensor, target: Tensor, nontarget: Tensor, t
     Teachers are frozen: no gradient flows into their logits or weights. Merging is exact: sum_k b_k NT_k differs from
     (sum_k b_k) KL(mean_b p~^T || p~^S) by a constant of the student.
 
-    Parameters
-    ----------
-    teachers : Tensor
-        [k, n, classes], their logits.
-    labels : Tensor
-        int64 [n].
-    target, nontarget : Tensor
-        [k, n], the weights a and b.
-    tau : float
-        The softmax temperature.
-
-    Returns
-    -------
-    MergedTeachers
+    ``teachers``: [k, n, classes], their logits.
+    ``labels``: int64 [n].
+    ``target``, ``nontarget``: [k, n], the weights a and b.
     """
     split = log_split(teachers, labels, tau)
     p, q = split.target.exp(), split.rest.exp()
@@ -146,21 +110,9 @@ def merge(teachers: Tensor, labels: Tensor, target: Tensor, nontarget: Tensor, t
 def decoupled_loss(student: Tensor, labels: Tensor, teachers: MergedTeachers, tau: float) -> Tensor:
     """Compute sum_k (a_k TC_k + b_k NT_k) for each example.
 
-    Parameters
-    ----------
-    student : Tensor
-        [b, classes], logits.
-    labels : Tensor
-        int64 [b].
-    teachers : MergedTeachers
-        Of the same b examples.
-    tau : float
-        The softmax temperature.
-
-    Returns
-    -------
-    Tensor
-        [b].
+    ``student``: [b, classes], logits.
+    ``labels``: int64 [b].
+    Returns: [b].
     """
     split = log_split(student, labels, tau)
     target = teachers.target[:, 0] * split.target + teachers.target[:, 1] * split.rest

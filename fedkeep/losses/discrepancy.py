@@ -23,19 +23,11 @@ EPSILON = 1e-4
 def divergence(first: Tensor, second: Tensor, metric: Discrepancy) -> Tensor:
     """Compute d(first, second) over the last dimension.
 
-    Parameters
-    ----------
-    first, second : Tensor
-        [..., classes], distributions.
-    metric : {"kl", "l1", "l2", "js"}
-        ``kl`` is KL(first || second) in nats, with 0 ln 0 = 0, and infinite where only ``second`` is zero; ``l1`` the
-        sum of absolute differences, 0 to 2; ``l2`` the Euclidean distance; ``js`` the mean of the two divergences to
-        the midpoint, at most ln 2 (no square root).
-
-    Returns
-    -------
-    Tensor
-        [...].
+    ``first``, ``second``: [..., classes], distributions.
+    ``metric``: ``kl`` is KL(first || second) in nats, with 0 ln 0 = 0, and infinite where only ``second`` is zero;
+        ``l1`` the sum of absolute differences, 0 to 2; ``l2`` the Euclidean distance; ``js`` the mean of the two
+        divergences to the midpoint, at most ln 2 (no square root).
+    Returns: [...].
     """
     if metric == "l1":
         return (first - second).abs().sum(-1)
@@ -50,17 +42,9 @@ def divergence(first: Tensor, second: Tensor, metric: Discrepancy) -> Tensor:
 def smooth(proportions: Tensor, amount: float = SMOOTHING) -> Tensor:
     """Return (D + amount) / (1 + classes * amount): no zero is left, and equal distributions stay equal.
 
-    Parameters
-    ----------
-    proportions : Tensor
-        [..., classes], distributions.
-    amount : float
-        What every class gets.
-
-    Returns
-    -------
-    Tensor
-        [..., classes].
+    ``proportions``: [..., classes], distributions.
+    ``amount``: What every class gets.
+    Returns: [..., classes].
     """
     return (proportions + amount) / (1 + proportions.shape[-1] * amount)
 
@@ -70,15 +54,8 @@ def proportions(counts: Tensor) -> Tensor:
 
     Single precision would not do: shares of large clients differ by less than its rounding, and ties would not be ties.
 
-    Parameters
-    ----------
-    counts : Tensor
-        [..., classes].
-
-    Returns
-    -------
-    Tensor
-        float64 [..., classes]; all zero for a client without examples.
+    ``counts``: [..., classes].
+    Returns: float64 [..., classes]; all zero for a client without examples.
     """
     counts = counts.double()
     return counts / counts.sum(-1, keepdim=True).clamp(min=1)
@@ -90,19 +67,9 @@ def discrepancies(teachers: Tensor, student: Tensor, metric: Discrepancy) -> Ten
     For the KL divergence, which is infinite where the student lacks a class, both distributions are smoothed; equal
     ones stay at distance 0.
 
-    Parameters
-    ----------
-    teachers : Tensor
-        [k, classes], label counts.
-    student : Tensor
-        [classes], label counts.
-    metric : {"kl", "l1", "l2", "js"}
-        See `divergence`.
-
-    Returns
-    -------
-    Tensor
-        float64 [k], not negative.
+    ``teachers``: [k, classes], label counts.
+    ``student``: [classes], label counts.
+    Returns: float64 [k], not negative.
     """
     first, second = proportions(teachers), proportions(student)
     if metric == "kl":
@@ -117,15 +84,8 @@ def teacher_weights(distances: Tensor) -> tuple[Tensor, Tensor]:
     g_k = d_k / sum_j d_j: far teachers know what the student does not, and lead on the non-target part.
     h_k = (d_k + epsilon)^-1 / sum_j (d_j + epsilon)^-1: near teachers lead on the target part.
 
-    Parameters
-    ----------
-    distances : Tensor
-        [k], d, not negative.
-
-    Returns
-    -------
-    tuple[Tensor, Tensor]
-        (g, h), each [k] and summing to one. If all distances are zero, g is undefined: 1/k.
+    ``distances``: [k], d, not negative.
+    Returns: (g, h), each [k] and summing to one. If all distances are zero, g is undefined: 1/k.
     """
     if not len(distances):
         return distances, distances
@@ -143,21 +103,9 @@ def select_complementary(
     Each step takes the candidate whose proportions, added to those chosen so far and divided by their mass, come
     nearest to the uniform distribution. Distances within 1e-12 of the least are ties, and the earliest candidate wins.
 
-    Parameters
-    ----------
-    candidates : Sequence[str]
-        Their names.
-    proportions : Mapping[str, Tensor]
-        [classes] by name.
-    count : int
-        How many to choose; fewer if there are fewer candidates.
-    metric : {"kl", "l1", "l2", "js"}
-        See `divergence`.
-
-    Returns
-    -------
-    list[str]
-        The chosen names, in the order of choice.
+    ``proportions``: [classes] by name.
+    ``count``: How many to choose; fewer if there are fewer candidates.
+    Returns: The chosen names, in the order of choice.
     """
     chosen: list[str] = []
     remaining = list(candidates)

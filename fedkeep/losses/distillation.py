@@ -149,18 +149,10 @@ class CachedDistillation(Loss):
 
     `from_logits` builds it.
 
-    Attributes
-    ----------
-    teachers : MergedTeachers
-        Of all n examples.
-    tau : float
-        The softmax temperature of the student.
-    factor : float
-        Factor on the mean.
-    dataset_index : int
-        Which of the data sets of `fit` it reads, from 0.
-    log_weights : Tensor or None
-        [n], logarithms of the examples' weights. None weighs all alike.
+    ``tau``: The softmax temperature of the student.
+    ``factor``: Factor on the mean.
+    ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
+    ``log_weights``: [n], logarithms of the examples' weights. None weighs all alike.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("teachers", "log_weights")
@@ -186,19 +178,9 @@ class CachedDistillation(Loss):
     ) -> Loss:
         """Return the distillation from teachers of whom only the logits are at hand.
 
-        Parameters
-        ----------
-        logits : Tensor
-            [k, n, classes], of k teachers on all n examples.
-        labels : Tensor
-            int64 [n].
-        rule, tau, scale, dataset_index, example_weights, teacher_entropy
-            As in `Distillation`.
-
-        Returns
-        -------
-        Loss
-            `ZERO_LOSS` if there is one class only: its probability is 1 in every model.
+        ``logits``: [k, n, classes], of k teachers on all n examples.
+        ``labels``: int64 [n].
+        Returns: `ZERO_LOSS` if there is one class only: its probability is 1 in every model.
         """
         if logits.shape[-1] == 1:
             return ZERO_LOSS
@@ -227,24 +209,14 @@ class SubsetDistillation(Loss):
     ``stop - 1`` and zero elsewhere; q is the student's softmax among all outputs. So a student that has the teacher's
     distribution inside the subset, and probability outside of it, still has a gradient, which lowers the other outputs.
 
-    Attributes
-    ----------
-    teacher : Weights
-        The frozen model; empty once its outputs are cached.
-    start : int
-        The first class that the teacher knows.
-    stop : int
-        One beyond the last class that it knows.
-    weight : float
-        Factor on the loss.
-    tau : float
-        The softmax temperature of teacher and student.
-    scale : {"tau2", "none"}
-        Whether s is tau squared, or 1.
-    dataset_index : int
-        Which of the data sets of `fit` it reads, from 0.
-    probabilities : Tensor or None
-        p on all examples, [n, stop - start]; None before it is cached.
+    ``teacher``: The frozen model; empty once its outputs are cached.
+    ``start``: The first class that the teacher knows.
+    ``stop``: One beyond the last class that it knows.
+    ``weight``: Factor on the loss.
+    ``tau``: The softmax temperature of teacher and student.
+    ``scale``: Whether s is tau squared, or 1.
+    ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
+    ``probabilities``: p on all examples, [n, stop - start]; None before it is cached.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("probabilities",)
@@ -303,31 +275,14 @@ def soft_label_loss(
 
     For learning from predictions whose models are not at hand: predictions were sent, not weights.
 
-    Parameters
-    ----------
-    logits : Tensor
-        [n, classes] on all examples of ``data``, the first column of class ``start``. Probabilities p are passed as
-        tau * ln p.
-    data : Data
-        The data set.
-    tau : float
-        The softmax temperature, of the student too.
-    weight : float
-        Factor on the cross-entropy.
-    start : int
-        The first class.
-    dataset_index : int
-        Which of the data sets of `fit` it reads, from 0.
-    scale : {"tau2", "none"}
-        Whether the loss is multiplied by tau squared.
-    num_outputs : int
-        How many outputs the student has, if its softmax shall run over all of them; 0 if it shall run over those alone
-        that the logits are of.
-
-    Returns
-    -------
-    Loss
-        `ZERO_LOSS` if there is one class only and no other output competes with it.
+    ``logits``: [n, classes] on all examples of ``data``, the first column of class ``start``. Probabilities p are
+        passed as tau * ln p.
+    ``tau``: The softmax temperature, of the student too.
+    ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
+    ``scale``: Whether the loss is multiplied by tau squared.
+    ``num_outputs``: How many outputs the student has, if its softmax shall run over all of them; 0 if it shall run over
+        those alone that the logits are of.
+    Returns: `ZERO_LOSS` if there is one class only and no other output competes with it.
     """
     stop = start + logits.shape[1]
     if num_outputs > logits.shape[1]:
@@ -346,12 +301,8 @@ def soft_label_loss(
 class LogitMatching(Loss):
     """Mean over batch and classes of the squared difference of logits (Li and Wang, 2019, FedMD).
 
-    Attributes
-    ----------
-    logits : Tensor
-        [n, classes], what the student's logits shall become on data set ``dataset_index``.
-    dataset_index : int
-        Which of the data sets of `fit` it reads, from 0.
+    ``logits``: [n, classes], what the student's logits shall become on data set ``dataset_index``.
+    ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("logits",)

@@ -19,17 +19,8 @@ from fedkeep.models import Weights
 def bounding_loss(features: Tensor, anchors: Tensor, slack: float) -> Tensor:
     """Return max(0, MSE - slack) of features and anchors (Tran et al., 2024, LANDER).
 
-    Parameters
-    ----------
-    features, anchors : Tensor
-        [b, width]. The squared error is a mean over the whole batch.
-    slack : float
-        The error that costs nothing.
-
-    Returns
-    -------
-    Tensor
-        A scalar.
+    ``features``, ``anchors``: [b, width]. The squared error is a mean over the whole batch.
+    ``slack``: The error that costs nothing.
     """
     return relu(mse_loss(upcast(features), anchors) - slack)
 
@@ -38,12 +29,8 @@ def bounding_loss(features: Tensor, anchors: Tensor, slack: float) -> Tensor:
 class BoundingLoss(Loss):
     """`bounding_loss` of the first data set's features and the anchors of their classes.
 
-    Attributes
-    ----------
-    anchors : Tensor
-        [classes, width].
-    slack : float
-        The error that costs nothing.
+    ``anchors``: [classes, width].
+    ``slack``: The error that costs nothing.
     """
 
     anchors: Tensor
@@ -59,14 +46,9 @@ class BoundingLoss(Loss):
 class FeatureMSE(Loss):
     """Mean squared error between the student's and a teacher's features, over batch and width.
 
-    Attributes
-    ----------
-    teacher : Weights
-        The frozen model; empty once its features are cached.
-    dataset_index : int
-        Which of the data sets of `fit` it reads, from 0.
-    teacher_features : Tensor or None
-        [n, width], the cached features.
+    ``teacher``: The frozen model; empty once its features are cached.
+    ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
+    ``teacher_features``: [n, width], the cached features.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
@@ -93,12 +75,8 @@ class FeatureDistance(Loss):
 
     As in PASS (Zhu et al., 2021), on the first data set.
 
-    Attributes
-    ----------
-    teacher : Weights
-        The frozen model; empty once its features are cached.
-    teacher_features : Tensor or None
-        [n, width], the cached features.
+    ``teacher``: The frozen model; empty once its features are cached.
+    ``teacher_features``: [n, width], the cached features.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)

@@ -26,20 +26,11 @@ Mask = Literal["gather", "additive", "zero_logit"]
 def target_part(teacher: Tensor, student: Tensor, labels: Tensor, reading: TargetReading) -> Tensor:
     """Compute the target part in some reading, at temperature 1.
 
-    Parameters
-    ----------
-    teacher, student : Tensor
-        [b, classes], logits.
-    labels : Tensor
-        int64 [b].
-    reading : {"binary", "single_term"}
-        ``binary`` is the divergence of (p_y, q_y), TC (Zhao et al., 2022, eq. 5). ``single_term`` is its first term
-        alone, p_y^T ln(p_y^T / p_y^S), which may be negative.
-
-    Returns
-    -------
-    Tensor
-        [b].
+    ``teacher``, ``student``: [b, classes], logits.
+    ``labels``: int64 [b].
+    ``reading``: ``binary`` is the divergence of (p_y, q_y), TC (Zhao et al., 2022, eq. 5). ``single_term`` is its first
+        term alone, p_y^T ln(p_y^T / p_y^S), which may be negative.
+    Returns: [b].
     """
     fixed, trained = log_split(teacher, labels, 1.0), log_split(student, labels, 1.0)
     term = fixed.target.exp() * (fixed.target - trained.target)
@@ -51,20 +42,12 @@ def target_part(teacher: Tensor, student: Tensor, labels: Tensor, reading: Targe
 def nontarget_part(teacher: Tensor, student: Tensor, labels: Tensor, mask: Mask) -> Tensor:
     """Compute the non-target part with the target masked in some way, at temperature 1.
 
-    Parameters
-    ----------
-    teacher, student : Tensor
-        [b, classes], logits.
-    labels : Tensor
-        int64 [b].
-    mask : {"gather", "additive", "zero_logit"}
-        ``gather`` removes the target's logit, which gives NT. ``additive`` subtracts 1,000 from it, as in the code of
-        decoupled distillation; the same in float32. ``zero_logit`` sets it to 0, so that it stays in the softmax.
-
-    Returns
-    -------
-    Tensor
-        [b].
+    ``teacher``, ``student``: [b, classes], logits.
+    ``labels``: int64 [b].
+    ``mask``: ``gather`` removes the target's logit, which gives NT. ``additive`` subtracts 1,000 from it, as in the
+        code of decoupled distillation; the same in float32. ``zero_logit`` sets it to 0, so that it stays in the
+        softmax.
+    Returns: [b].
     """
     if mask == "gather":
         fixed, trained = log_split(teacher, labels, 1.0), log_split(student, labels, 1.0)
@@ -83,19 +66,12 @@ def nontarget_part(teacher: Tensor, student: Tensor, labels: Tensor, mask: Mask)
 class FedADKDVariant(Loss):
     """Mean over the batch of w_target * `target_part` + w_nontarget * `nontarget_part`, with one teacher.
 
-    Attributes
-    ----------
-    teacher : Weights
-        The frozen model.
-    w_target : Tensor
-        [], the factor on the target part. It is a tensor since clients differ in it, and losses that differ only in
-        tensors are trained as one stack and compiled as one graph.
-    w_nontarget : float
-        The factor on the non-target part.
-    target : {"binary", "single_term"}
-        Reading of the target part.
-    mask : {"gather", "additive", "zero_logit"}
-        How the target is kept out of the non-target part.
+    ``teacher``: The frozen model.
+    ``w_target``: [], the factor on the target part. It is a tensor since clients differ in it, and losses that differ
+        only in tensors are trained as one stack and compiled as one graph.
+    ``w_nontarget``: The factor on the non-target part.
+    ``target``: Reading of the target part.
+    ``mask``: How the target is kept out of the non-target part.
     """
 
     teacher: Weights
@@ -114,17 +90,8 @@ class FedADKDVariant(Loss):
     def compute(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss from logits.
 
-        Parameters
-        ----------
-        teacher, student : Tensor
-            [b, classes], logits.
-        labels : Tensor
-            int64 [b].
-
-        Returns
-        -------
-        Tensor
-            A scalar.
+        ``teacher``, ``student``: [b, classes], logits.
+        ``labels``: int64 [b].
         """
         teacher, student = upcast(teacher), upcast(student)
         if student.shape[-1] == 1:  # with one class its probability is 1 in every model
@@ -137,12 +104,8 @@ class FedADKDVariant(Loss):
 class CachedFedADKDVariant(Loss):
     """The same with the teacher's logits on all examples of the first data set.
 
-    Attributes
-    ----------
-    variant : FedADKDVariant
-        The loss; its teacher is empty.
-    logits : Tensor
-        [n, classes].
+    ``variant``: The loss; its teacher is empty.
+    ``logits``: [n, classes].
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("logits",)

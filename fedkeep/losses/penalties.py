@@ -84,15 +84,7 @@ class LinearTerm(Loss):
 
 @dataclass(frozen=True, eq=False)
 class L1Penalty(Loss):
-    """factor * sum_j |w_j| over some parameters.
-
-    Attributes
-    ----------
-    names : tuple[str, ...]
-        The parameters.
-    factor : float
-        The factor.
-    """
+    """factor * sum_j |w_j| over some parameters."""
 
     names: tuple[str, ...]
     factor: float
@@ -108,17 +100,7 @@ def pad_rows(older: Weights, model: Weights) -> dict[str, Tensor]:
     For elastic weight consolidation (Kirkpatrick et al., 2017) of a model whose classifier grows: where the older model
     had no rows, anchor and curvature are 0.
 
-    Parameters
-    ----------
-    older : Weights
-        An anchor, or curvatures by parameter, with at most as many rows.
-    model : Weights
-        With at least the same names.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        Of ``older``'s names.
+    ``model``: With at least the same names.
     """
     return {name: _pad(tensor, len(model[name])) if tensor.ndim else tensor for name, tensor in older.items()}
 
@@ -129,19 +111,7 @@ def merge_fisher(old: Weights, new: Weights, share: float, limit: float = 1e-4) 
 
     As in the code of TARGET (Zhang et al., 2023), where the share is that of old classes among all seen.
 
-    Parameters
-    ----------
-    old, new : Weights
-        Diagonals of the Fisher information by parameter; ``old`` is empty in the first task.
-    share : float
-        Weight of the old information.
-    limit : float
-        Where the new information is cut.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        Of ``new``'s names and shapes.
+    ``old``, ``new``: Diagonals of the Fisher information by parameter; ``old`` is empty in the first task.
     """
     limited = {name: tensor.clamp(max=limit) for name, tensor in new.items()}
     padded = pad_rows(old, limited)
@@ -155,12 +125,7 @@ class PathIntegral:
     -sum_t g_t (w_{t+1} - w_t) over the steps t (Zenke et al., 2017, "Continual learning through synaptic intelligence",
     eq. 3), with g the gradient of the loss without its ``penalty``. It is a step callback of `fit`.
 
-    Parameters
-    ----------
-    start : Weights
-        The parameters before the first step.
-    penalty : QuadraticPenalty or None
-        What is minimised beside the loss.
+    ``penalty``: What is minimised beside the loss.
     """
 
     def __init__(self, start: Weights, penalty: QuadraticPenalty | None = None) -> None:
@@ -182,17 +147,8 @@ class PathIntegral:
     def importance(self, end: Weights, damping: float) -> dict[str, Tensor]:
         """Return gain / ((end - start)^2 + damping) of each parameter, not below zero (eq. 5).
 
-        Parameters
-        ----------
-        end : Weights
-            The model after the last step.
-        damping : float
-            Added to the squared distances.
-
-        Returns
-        -------
-        dict[str, Tensor]
-            By parameter.
+        ``end``: The model after the last step.
+        ``damping``: Added to the squared distances.
         """
         self._move_to({name: end[name] for name in self.start})
         squares = {name: (self.position[name] - self.start[name]).square() + damping for name in self.start}

@@ -27,18 +27,12 @@ MAX_RADIUS = 1e6
 class Prototypes:
     """What stands for classes without their examples.
 
-    Attributes
-    ----------
-    classes : Tensor
-        int64 [k].
-    means : Tensor
-        [k, width], the mean features of each class.
-    num_examples : Tensor
-        int64 [k], over how many examples each mean was taken.
-    radius : float
-        Of the noise around the means. Its square is the mean over classes of their features' variance, itself a mean
-        over the width (trace of the covariance / width, divided by n - 1). Classes with one example do not count, and
-        without any other it is 0.
+    ``classes``: int64 [k].
+    ``means``: [k, width], the mean features of each class.
+    ``num_examples``: int64 [k], over how many examples each mean was taken.
+    ``radius``: Of the noise around the means. Its square is the mean over classes of their features' variance, itself a
+        mean over the width (trace of the covariance / width, divided by n - 1). Classes with one example do not count,
+        and without any other it is 0.
     """
 
     classes: Tensor
@@ -49,18 +43,7 @@ class Prototypes:
     def validate(self, classes: range, width: int, available: int) -> str | None:
         """Return what is wrong with prototypes that a client sent, or None if nothing is.
 
-        Parameters
-        ----------
-        classes : range
-            The classes that they may be of.
-        width : int
-            The number of features.
-        available : int
-            How many examples the client has.
-
-        Returns
-        -------
-        str or None
+        ``available``: How many examples the client has.
         """
         named = self.classes.tolist()
         if self.classes.dim() != 1 or self.classes.dtype != torch.int64 or len(set(named)) < len(named):
@@ -84,17 +67,7 @@ class Prototypes:
     def sample(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw features of random classes, each its class's mean plus radius * N(0, I).
 
-        Parameters
-        ----------
-        count : int
-            How many.
-        rng : torch.Generator
-            On the CPU.
-
-        Returns
-        -------
-        tuple[Tensor, Tensor]
-            Features [count, width] and their classes, int64 [count].
+        Returns: Features [count, width] and their classes, int64 [count].
         """
         rows = torch.randint(len(self.classes), (count,), generator=rng).to(self.classes.device)
         noise = torch.randn(count, self.means.shape[1], generator=rng).to(self.means)
@@ -105,16 +78,8 @@ class Prototypes:
 def prototypes(features: Tensor, labels: Tensor) -> Prototypes:
     """Compute the prototypes of the classes that occur, in order.
 
-    Parameters
-    ----------
-    features : Tensor
-        [n, width].
-    labels : Tensor
-        int64 [n], of at least one example.
-
-    Returns
-    -------
-    Prototypes
+    ``features``: [n, width].
+    ``labels``: int64 [n], of at least one example.
     """
     counts = torch.bincount(labels)
     found = counts.nonzero().flatten()
@@ -127,16 +92,8 @@ def prototypes(features: Tensor, labels: Tensor) -> Prototypes:
 def extend_prototypes(old: Prototypes | None, new: Prototypes | None, fixed: bool) -> Prototypes | None:
     """Return the prototypes of older classes together with those of other, newer ones.
 
-    Parameters
-    ----------
-    old, new : Prototypes or None
-        None stands for no class at all.
-    fixed : bool
-        Whether the first radius that is not 0 stays for all classes, or the newest replaces it.
-
-    Returns
-    -------
-    Prototypes or None
+    ``old``, ``new``: None stands for no class at all.
+    ``fixed``: Whether the first radius that is not 0 stays for all classes, or the newest replaces it.
     """
     if old is None or new is None:
         return old or new
@@ -153,15 +110,7 @@ def pool_prototypes(parts: Sequence[Prototypes]) -> Prototypes | None:
     Each class's mean is that of all its examples, and the squared radius is the mean over these examples. The distance
     of one client's mean from another's is left out: each client measured the variance around its own mean.
 
-    Parameters
-    ----------
-    parts : Sequence[Prototypes]
-        One for each client.
-
-    Returns
-    -------
-    Prototypes or None
-        None without any part.
+    Returns: None without any part.
     """
     if not parts:
         return None
@@ -180,14 +129,9 @@ def pool_prototypes(parts: Sequence[Prototypes]) -> Prototypes | None:
 class PrototypeCrossEntropy(Loss):
     """Cross-entropy of the classifier on given features, its logits divided by ``tau``.
 
-    Attributes
-    ----------
-    features : Tensor
-        [n, width], one row for each example of the first data set, whose batches select what a step sees.
-    labels : Tensor
-        int64 [n], rows of the classifier.
-    tau : float
-        The softmax temperature.
+    ``features``: [n, width], one row for each example of the first data set, whose batches select what a step sees.
+    ``labels``: int64 [n], rows of the classifier.
+    ``tau``: The softmax temperature.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ("features", "labels")
@@ -209,17 +153,9 @@ def herd(features: Tensor, count: int) -> Tensor:
     Each next exemplar is that with which the mean of those chosen comes closest to the mean of all. So the first few of
     a choice are the choice of a few: an older memory is truncated, not chosen anew.
 
-    Parameters
-    ----------
-    features : Tensor
-        [n, width], of all examples of the class. Of equally good ones the first is taken.
-    count : int
-        How many to keep.
-
-    Returns
-    -------
-    Tensor
-        int64 [min(count, n)], row numbers, the most representative first.
+    ``features``: [n, width], of all examples of the class. Of equally good ones the first is taken.
+    ``count``: How many to keep.
+    Returns: int64 [min(count, n)], row numbers, the most representative first.
     """
     rows = normalize(features.double(), dim=1)
     mean, total, chosen = rows.mean(0), rows.new_zeros(rows.shape[1]), list[int]()
@@ -239,17 +175,9 @@ def nearest_mean_scores(features: Tensor, means: Tensor) -> Tensor:
 
     A class without a mean is never the nearest.
 
-    Parameters
-    ----------
-    features : Tensor
-        [n, width].
-    means : Tensor
-        [classes, width], directions of length 1; NaN for a class without examples.
-
-    Returns
-    -------
-    Tensor
-        [n, classes].
+    ``features``: [n, width].
+    ``means``: [classes, width], directions of length 1; NaN for a class without examples.
+    Returns: [n, classes].
     """
     distances = torch.cdist(normalize(features, dim=1), means).square()
     return -distances.nan_to_num(nan=torch.inf)

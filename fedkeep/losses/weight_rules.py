@@ -24,19 +24,9 @@ class WeightRule(ABC):
     def __call__(self, teachers: Tensor, labels: Tensor, tau: float) -> tuple[Tensor, Tensor]:
         """Compute the weights of the two parts.
 
-        Parameters
-        ----------
-        teachers : Tensor
-            [k, n, classes], the teachers' logits, not yet divided by the temperature.
-        labels : Tensor
-            int64 [n].
-        tau : float
-            The softmax temperature.
-
-        Returns
-        -------
-        tuple[Tensor, Tensor]
-            (target, nontarget), both [k, n].
+        ``teachers``: [k, n, classes], the teachers' logits, not yet divided by the temperature.
+        ``labels``: int64 [n].
+        Returns: (target, nontarget), both [k, n].
         """
 
 
@@ -44,10 +34,7 @@ class WeightRule(ABC):
 class PerTeacher(WeightRule):
     """One weight per teacher and part, the same for every example.
 
-    Attributes
-    ----------
-    target, nontarget : Tensor
-        [k], a and b.
+    ``target``, ``nontarget``: [k], a and b.
     """
 
     target: Tensor
@@ -63,10 +50,7 @@ class PerTeacher(WeightRule):
 class FullKL(WeightRule):
     """The full divergence from each teacher, times ``weight`` / k: plain distillation, and the mean over teachers.
 
-    Attributes
-    ----------
-    weight : float
-        Of all teachers together.
+    ``weight``: Of all teachers together.
     """
 
     weight: float
@@ -79,10 +63,7 @@ class FullKL(WeightRule):
 class FullKLByClass(WeightRule):
     """The full divergence, times the weight of the example's label (He et al., 2022, FedCAD).
 
-    Attributes
-    ----------
-    weight : Tensor
-        [classes].
+    ``weight``: [classes].
     """
 
     weight: Tensor
@@ -99,10 +80,7 @@ class FullKLByEntropy(WeightRule):
     EBKD (Kwon et al., 2020). With one teacher, or where all entropies are zero, every teacher counts (k - 1) / k, and 1
     for k = 1.
 
-    Attributes
-    ----------
-    weight : float
-        Of all teachers together.
+    ``weight``: Of all teachers together.
     """
 
     weight: float
@@ -125,10 +103,7 @@ class FullKLByConfidence(WeightRule):
     Teachers that are right about an example count more. CA-MKD (Zhang et al., 2022, eqs. 3 and 4), its part on logits.
     With one teacher its weight is 1.
 
-    Attributes
-    ----------
-    weight : float
-        Of all teachers together.
+    ``weight``: Of all teachers together.
     """
 
     weight: float
@@ -152,17 +127,9 @@ class ExampleWeighting(ABC):
 
         Weights only matter in proportion to those of the same batch, and may be tiny or huge: hence the logarithm.
 
-        Parameters
-        ----------
-        teachers : Tensor
-            [k, n, classes], the teachers' logits.
-        labels : Tensor
-            int64 [n].
-
-        Returns
-        -------
-        Tensor
-            [n].
+        ``teachers``: [k, n, classes], the teachers' logits.
+        ``labels``: int64 [n].
+        Returns: [n].
         """
 
 
@@ -172,12 +139,8 @@ class EntropyAndLabelWeighting(ExampleWeighting):
 
     ASD (Yashwanth et al., 2023, eq. 5).
 
-    Attributes
-    ----------
-    frequency : Tensor
-        [classes], pi, above zero for every label that occurs.
-    beta, beta_entropy : float
-        The exponents.
+    ``frequency``: [classes], pi, above zero for every label that occurs.
+    ``beta``, ``beta_entropy``: The exponents.
     """
 
     frequency: Tensor

@@ -25,17 +25,11 @@ ROTATIONS = 4
 class ClassSubset(Loss):
     """A loss that sees the logits of classes ``start`` to ``stop - 1`` only, and numbers them from 0.
 
-    Attributes
-    ----------
-    term : Loss
-        What is computed on the subset.
-    start : int
-        The first class.
-    stop : int or None
-        One beyond the last class; None stands for the end.
-    any_label : bool
-        Whether examples of other classes take part, which needs a ``stop``. Their label becomes the nearest inside:
-        for terms that do not look at labels, such as the full divergence from a teacher.
+    ``term``: What is computed on the subset.
+    ``start``: The first class.
+    ``stop``: One beyond the last class; None stands for the end.
+    ``any_label``: Whether examples of other classes take part, which needs a ``stop``. Their label becomes the nearest
+        inside: for terms that do not look at labels, such as the full divergence from a teacher.
     """
 
     term: Loss
@@ -116,11 +110,6 @@ class ConcatForward(Loss):
     """A term for which the network sees the images of all data sets in one forward pass.
 
     So batch norm's statistics are of all data sets together. Without batch norm it is the term itself, up to rounding.
-
-    Attributes
-    ----------
-    term : Loss
-        The term.
     """
 
     term: Loss
@@ -171,11 +160,6 @@ class Rotated(Loss):
 
     As in PASS (Zhu et al., 2021). A batch becomes four times as long, and row i of the data rows 4 i to 4 i + 3. Put
     all terms that see images into one `Rotated`: the network then sees each image once.
-
-    Attributes
-    ----------
-    term : Loss
-        The term.
     """
 
     term: Loss
@@ -194,23 +178,10 @@ class Rotated(Loss):
 def rotate(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate images by 0, 90, 180 and 270 degrees.
 
-    Parameters
-    ----------
-    images : Tensor
-        [b, channels, side, side].
-    labels : Tensor
-        int64 [b].
-
-    Returns
-    -------
-    tuple[Tensor, Tensor]
-        [4 b, channels, side, side], the four rotations of each image one after another, and the label 4 y + k of the
-        k-th rotation of class y.
-
-    Raises
-    ------
-    ConfigError
-        For images that are not square.
+    ``images``: [b, channels, side, side].
+    ``labels``: int64 [b].
+    Returns: [4 b, channels, side, side], the four rotations of each image one after another, and the label 4 y + k of
+        the k-th rotation of class y.
     """
     height, width = images.shape[-2:]
     if height != width:

@@ -25,25 +25,11 @@ def dp_sgd_epsilon(steps: Mapping[float, int], noise_multiplier: float, delta: f
 
     Opacus computes it (Mironov et al., 2019, "Rényi differential privacy of the sampled Gaussian mechanism").
 
-    Parameters
-    ----------
-    steps : Mapping[float, int]
-        Number of steps by the probability with which an example was in a batch.
-    noise_multiplier : float
-        Standard deviation of the noise, in units of the norm to which gradients were clipped.
-    delta : float
-        Probability with which the guarantee may fail.
-
-    Returns
-    -------
-    float
-        Epsilon; 0 without steps, infinite without noise and for numbers that no training has, as in the record of a
-        site that lied.
-
-    Raises
-    ------
-    MissingExtra
-        If Opacus is not installed.
+    ``steps``: Number of steps by the probability with which an example was in a batch.
+    ``noise_multiplier``: Standard deviation of the noise, in units of the norm to which gradients were clipped.
+    ``delta``: Probability with which the guarantee may fail.
+    Returns: Epsilon; 0 without steps, infinite without noise and for numbers that no training has, as in the record of
+        a site that lied.
     """
     if not any(steps.values()):
         return 0.0

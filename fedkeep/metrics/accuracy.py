@@ -17,22 +17,8 @@ Floats: TypeAlias = NDArray[np.float64]
 def accuracy(correct: ArrayLike, total: ArrayLike) -> float:
     """Return top-1 accuracy, sum_c correct_c / sum_c total_c; NaN without any example.
 
-    Parameters
-    ----------
-    correct : array_like of int, shape [classes]
-        Examples of each class whose highest logit is their label's.
-    total : array_like of int, shape [classes]
-        Examples of each class.
-
-    Returns
-    -------
-    float
-        From 0 to 1.
-
-    Raises
-    ------
-    ValueError
-        If the two are not such counts of the same classes.
+    ``correct``: Examples of each class whose highest logit is their label's.
+    Returns: From 0 to 1.
     """
     hits, examples = _counts(correct, total)
     return float(hits.sum() / examples.sum()) if examples.any() else float("nan")
@@ -49,13 +35,7 @@ def class_accuracy(correct: ArrayLike, total: ArrayLike) -> Floats:
 
 
 def chance_accuracy(total: ArrayLike) -> float:
-    """Return the accuracy of a model that always predicts the commonest class; NaN without any example.
-
-    Parameters
-    ----------
-    total : array_like of int, shape [classes]
-        Examples of each class.
-    """
+    """Return the accuracy of a model that always predicts the commonest class; NaN without any example."""
     examples = np.asarray(total, dtype=np.float64)
     return float(examples.max() / examples.sum()) if examples.any() else float("nan")
 
@@ -69,12 +49,8 @@ def is_at_chance(correct: ArrayLike, total: ArrayLike) -> bool:
     sqrt(sum_c q (1 - q) / n_c) / C if all classes are guessed alike. With as many examples of each class the two bounds
     are one. A model that guesses is above a bound in 5 % of all test sets.
 
-    Parameters
-    ----------
-    correct : array_like of float, shape [classes]
-        Correct examples of each class, of one evaluation or in the mean over several.
-    total : array_like of int, shape [classes]
-        Examples of each class. Without any, nothing is at chance.
+    ``correct``: Correct examples of each class, of one evaluation or in the mean over several.
+    ``total``: Examples of each class. Without any, nothing is at chance.
     """
     hits, examples = _counts(correct, total)
     if not examples.any():
@@ -104,22 +80,10 @@ def forgetting(history: ArrayLike) -> float:
     FedADKD eq. 1, after FedNTD (Lee et al., 2022), with A the class-wise test accuracies of the global model after
     rounds 1 to T. Taken over local trainings instead of rounds, it is our reading of SFedKD's, with classes as tasks.
 
-    Parameters
-    ----------
-    history : array_like of float, shape [T, C]
-        Class-wise accuracies at T evaluations in their order; NaN where a class has no test example. Classes without a
-        known last or any known earlier accuracy are left out of the mean.
-
-    Returns
-    -------
-    float
-        From -1 to 1, not clamped: below 0, more was learned than lost. With fewer than two evaluations nothing can
+    ``history``: Class-wise accuracies at T evaluations in their order; NaN where a class has no test example. Classes
+        without a known last or any known earlier accuracy are left out of the mean.
+    Returns: From -1 to 1, not clamped: below 0, more was learned than lost. With fewer than two evaluations nothing can
         have been forgotten yet: 0. NaN if no class is known.
-
-    Raises
-    ------
-    ValueError
-        If the history has not two dimensions.
     """
     values = np.asarray(history, dtype=np.float64)
     if values.ndim != 2:

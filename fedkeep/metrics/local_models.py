@@ -14,21 +14,9 @@ from fedkeep.metrics.accuracy import Floats
 def consistency(before: ArrayLike, after: ArrayLike) -> float:
     """Return the cosine of class-wise accuracies before and after a local training, a.b / (|a| |b|) (SFedKD fig. 1b).
 
-    Parameters
-    ----------
-    before, after : array_like of float, shape [classes]
-        Class-wise test accuracies of the models that two clients in a row send on. Classes that are NaN in either (no
-        test example) are left out.
-
-    Returns
-    -------
-    float
-        From 0 to 1; 0 if either is all zero.
-
-    Raises
-    ------
-    ValueError
-        If the two do not hold one number a class, of the same classes.
+    ``before``, ``after``: Class-wise test accuracies of the models that two clients in a row send on. Classes that are
+        NaN in either (no test example) are left out.
+    Returns: From 0 to 1; 0 if either is all zero.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1:
@@ -47,12 +35,8 @@ def drift(own: float, after: float) -> float:
 
     SFedKD figure 1c.
 
-    Parameters
-    ----------
-    own : float
-        Accuracy on the client's training data B_m, without augmentation, of the model w_m that it sends on.
-    after : float
-        Accuracy on the same data of the model w_{m+1} that the next client sends on.
+    ``own``: Accuracy on the client's training data B_m, without augmentation, of the model w_m that it sends on.
+    ``after``: Accuracy on the same data of the model w_{m+1} that the next client sends on.
     """
     return own - after
 
@@ -64,25 +48,9 @@ def kold(proportions: ArrayLike, accuracies: ArrayLike, *, support: bool = False
     distribution a client's training keeps. With ``support``, as FedADKD's words "seen and unseen classes" may be read:
     the plain means over the classes with D_c > 0 and with D_c = 0.
 
-    Parameters
-    ----------
-    proportions : array_like of float, shape [C]
-        D, the client's label distribution; counts do as well.
-    accuracies : array_like of float, shape [C]
-        a, class-wise test accuracies of its model after local training; classes that are NaN (no test example) are left
-        out, and the weights of the others scaled up.
-    support : bool
-        Take the plain means instead.
-
-    Returns
-    -------
-    inside, outside : float
-        NaN where no class counts, as outside the support of a client that has all classes.
-
-    Raises
-    ------
-    ValueError
-        If the two are not one number a class, or the proportions are negative or all zero.
+    ``accuracies``: a, class-wise test accuracies of its model after local training; classes that are NaN (no test
+        example) are left out, and the weights of the others scaled up.
+    Returns: NaN where no class counts, as outside the support of a client that has all classes.
     """
     shares, values = np.asarray(proportions, dtype=np.float64), np.asarray(accuracies, dtype=np.float64)
     if shares.shape != values.shape or shares.ndim != 1 or len(shares) < 2:

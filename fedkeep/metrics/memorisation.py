@@ -16,17 +16,9 @@ NEAR = 0.05
 def nearest_distances(images: Tensor, real: Tensor) -> Tensor:
     """Return the distance of each image to the nearest real one.
 
-    Parameters
-    ----------
-    images : Tensor
-        uint8 [n, channels, height, width].
-    real : Tensor
-        uint8 [m, channels, height, width], m at least 1.
-
-    Returns
-    -------
-    Tensor
-        Root mean squared difference of the pixels, as a share of their range, float32 [n].
+    ``images``: uint8 [n, channels, height, width].
+    ``real``: uint8 [m, channels, height, width], m at least 1.
+    Returns: Root mean squared difference of the pixels, as a share of their range, float32 [n].
     """
     points = real.flatten(1).float() / 255
     distances = [torch.cdist(one.flatten(1).float() / 255, points).amin(1) for one in torch.split(images, MOST)]
@@ -40,17 +32,10 @@ def near_copies(
 
     A generator that has not memorised gives images about as far from the training images as unseen ones are.
 
-    Parameters
-    ----------
-    generated, train, test : Mapping[str, Tensor]
-        ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
-
-    Returns
-    -------
-    dict[str, float] or None
-        ``generated`` and ``test``: the median distance to the nearest training image of the class. ``near_copies``: the
-        share of generated images that are nearer than all but `NEAR` of their class's test images. None if the images
-        have different shapes, or no class has images of all three kinds.
+    ``generated``, ``train``, ``test``: ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
+    Returns: ``generated`` and ``test``: the median distance to the nearest training image of the class.
+        ``near_copies``: the share of generated images that are nearer than all but `NEAR` of their class's test images.
+        None if the images have different shapes, or no class has images of all three kinds.
     """
     if len({data["input"].shape[1:] for data in (generated, train, test)}) > 1:
         return None

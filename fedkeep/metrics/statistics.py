@@ -27,17 +27,11 @@ FEWEST_BLOCKS = 5
 class Interval:
     """A mean with its confidence interval.
 
-    Attributes
-    ----------
-    mean : float
-        NaN without a value.
-    low, high : float
-        The ends of the interval; NaN where there are fewer than two values to estimate it from.
-    n : int
-        How many values, or blocks of values, it rests on.
-    blocks : bool
-        Whether it was estimated within one series (`block_interval`) and not over repetitions (`t_interval`): it then
-        says nothing about other seeds.
+    ``mean``: NaN without a value.
+    ``low``, ``high``: The ends of the interval; NaN where there are fewer than two values to estimate it from.
+    ``n``: How many values, or blocks of values, it rests on.
+    ``blocks``: Whether it was estimated within one series (`block_interval`) and not over repetitions (`t_interval`):
+        it then says nothing about other seeds.
     """
 
     mean: float
@@ -60,34 +54,17 @@ class Interval:
 def window_rounds(rounds: int, window: float = 0.5, turn: int = 1) -> tuple[int, int]:
     """Return the rounds over which a window at the end of a run averages.
 
-    Parameters
-    ----------
-    rounds : int
-        The rounds of the run, or of a task.
-    window : float
-        Which part of them counts if it is below 1, otherwise how many. Parts are rounded down.
-    turn : int
-        How many rounds a method takes for a whole turn, after which it treats the same client in the same way again.
-        The window becomes a whole number of turns, at least one, unless the run is shorter than a turn.
-
-    Returns
-    -------
-    first, last : int
-        Counted from 1, both included.
-
-    Raises
-    ------
-    ValueError
-        If there is no round, no window or no turn.
-
-    Examples
-    --------
     >>> window_rounds(60)
     (31, 60)
     >>> window_rounds(20, turn=5)
     (11, 20)
     >>> window_rounds(100, 40)
     (61, 100)
+
+    ``window``: Which part of them counts if it is below 1, otherwise how many. Parts are rounded down.
+    ``turn``: How many rounds a method takes for a whole turn, after which it treats the same client in the same way
+        again. The window becomes a whole number of turns, at least one, unless the run is shorter than a turn.
+    Returns: Counted from 1, both included.
     """
     if rounds < 1 or turn < 1 or not window > 0:
         raise ValueError(f"A window needs rounds, a share and a turn above 0, not {rounds}, {window} and {turn}.")
@@ -112,24 +89,8 @@ def best(values: ArrayLike) -> float:
 def rounds_to(rounds: ArrayLike, values: ArrayLike, target: float) -> float:
     """Return the first round whose value reaches a target, T(x) (FedCAD table 1); NaN if none does.
 
-    Parameters
-    ----------
-    rounds : array_like of int, shape [T]
-        The evaluated rounds, counted from 1.
-    values : array_like of float, shape [T]
-        Such as accuracies of the global model.
-    target : float
-        On the scale of the values.
-
-    Returns
-    -------
-    float
-        The round.
-
-    Raises
-    ------
-    ValueError
-        If rounds and values are not of one length.
+    ``rounds``: The evaluated rounds, counted from 1.
+    ``values``: Such as accuracies of the global model.
     """
     when, series = _series(rounds), _series(values)
     if len(when) != len(series):
@@ -141,15 +102,8 @@ def rounds_to(rounds: ArrayLike, values: ArrayLike, target: float) -> float:
 def mean_std(values: Iterable[float]) -> tuple[float, float]:
     """Return mean and standard deviation of values, such as one accuracy of each seed.
 
-    Parameters
-    ----------
-    values : iterable of float
-        None of them NaN.
-
-    Returns
-    -------
-    mean, std : float
-        std = sqrt(sum_i (x_i - mean)^2 / (n - 1)): of a sample, NaN below two values. The mean of none is NaN.
+    ``values``: None of them NaN.
+    Returns: std = sqrt(sum_i (x_i - mean)^2 / (n - 1)): of a sample, NaN below two values. The mean of none is NaN.
     """
     series = _series(list(values))
     mean = float(series.mean()) if len(series) else float("nan")
@@ -169,17 +123,9 @@ def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> dict[
 def t_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
     """Return the mean of independent repetitions with Student's t interval: mean ± t_{n-1} std / sqrt(n).
 
-    Parameters
-    ----------
-    values : iterable of float
-        Such as the difference of two methods with each seed; none of them NaN.
-    level : float
-        How often, over many repetitions of the whole experiment, the interval holds the true mean.
-
-    Returns
-    -------
-    Interval
-        Below two values without ends.
+    ``values``: Such as the difference of two methods with each seed; none of them NaN.
+    ``level``: How often, over many repetitions of the whole experiment, the interval holds the true mean.
+    Returns: Below two values without ends.
     """
     series = _series(list(values))
     mean, std = mean_std(series)
@@ -193,22 +139,11 @@ def block_interval(values: ArrayLike, turn: int = 1, shortest: int = 2, level: f
     Evaluations of one run depend on each other, and those of neighbouring rounds most of all. The means of long blocks
     depend on each other less: `t_interval` of these. The interval speaks of this run, with its seed, and of no other.
 
-    Parameters
-    ----------
-    values : array_like of float, shape [T]
-        In order, such as the difference of two methods at each evaluation of a window.
-    turn : int
-        The number of values in a whole turn; a block is a whole number of turns.
-    shortest : int
-        The least number of values in a block: several times as many as a value depends on.
-    level : float
-        As in `t_interval`.
-
-    Returns
-    -------
-    Interval
-        From about `BLOCKS` blocks of equal length, at least ``shortest`` and one turn long. What is left over at the
-        beginning enters the mean and no block. Below `FEWEST_BLOCKS` without ends.
+    ``values``: In order, such as the difference of two methods at each evaluation of a window.
+    ``turn``: The number of values in a whole turn; a block is a whole number of turns.
+    ``shortest``: The least number of values in a block: several times as many as a value depends on.
+    Returns: From about `BLOCKS` blocks of equal length, at least ``shortest`` and one turn long. What is left over at
+        the beginning enters the mean and no block. Below `FEWEST_BLOCKS` without ends.
     """
     series = _series(values)
     size = -(-max(len(series) // BLOCKS, shortest) // turn) * turn

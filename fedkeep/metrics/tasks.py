@@ -18,19 +18,7 @@ from fedkeep.metrics.accuracy import Floats, class_accuracy, mean_of_known
 def task_accuracies(correct: ArrayLike, total: ArrayLike, sizes: Sequence[int]) -> Floats:
     """Return the matrix of accuracies by task from counts by class, float64 [T, T].
 
-    Parameters
-    ----------
-    correct : array_like of int, shape [T, classes]
-        Correct test examples of each class after each task; classes in order of arrival.
-    total : array_like of int, shape [classes]
-        Test examples of each class.
-    sizes : sequence of int
-        The number of classes of each task.
-
-    Raises
-    ------
-    ValueError
-        If these do not belong together.
+    ``correct``: Correct test examples of each class after each task; classes in order of arrival.
     """
     hits, examples = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
     if hits.shape != (len(sizes), sum(sizes)) or examples.shape != (sum(sizes),):
@@ -63,22 +51,10 @@ def forgetting_tasks(matrix: ArrayLike) -> float:
     Chaudhry et al., 2018, "Riemannian walk for incremental learning", with a_{l,j} the accuracy on the test examples of
     task j after learning task l. F_k of an earlier task is that of ``matrix[:k, :k]``.
 
-    Parameters
-    ----------
-    matrix : array_like of float, shape [T, T]
-        Row l after task l, column j for task j. What lies above the diagonal (a task before it is learned) is not read.
-        Tasks whose accuracy is NaN at the end, or at all times before, are left out of the mean.
-
-    Returns
-    -------
-    float
-        From -1 to 1, not clamped: below 0, more was learned than lost. NaN with one task, after which no other was
+    ``matrix``: Row l after task l, column j for task j. What lies above the diagonal (a task before it is learned) is
+        not read. Tasks whose accuracy is NaN at the end, or at all times before, are left out of the mean.
+    Returns: From -1 to 1, not clamped: below 0, more was learned than lost. NaN with one task, after which no other was
         learned.
-
-    Raises
-    ------
-    ValueError
-        If the matrix is not square.
     """
     values = np.asarray(matrix, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] != values.shape[1]:
@@ -103,12 +79,8 @@ def forward_transfer(matrix: ArrayLike, before: ArrayLike) -> float:
     Lopez-Paz & Ranzato, 2017; Avalanche's StreamForwardTransfer. A model that decides among the classes seen so far has
     a_{j-1,j} = 0: the measure is for one that decides among all classes, or among those of task j. NaN with one task.
 
-    Parameters
-    ----------
-    matrix : array_like of float, shape [T, T]
-        With the accuracies right above the diagonal.
-    before : array_like of float, shape [T]
-        b, the accuracies of the initial weights, or of chance.
+    ``matrix``: With the accuracies right above the diagonal.
+    ``before``: b, the accuracies of the initial weights, or of chance.
     """
     values, start = _square(matrix), np.asarray(before, dtype=np.float64)
     if start.shape != (len(values),):

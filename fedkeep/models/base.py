@@ -22,14 +22,7 @@ Shape: TypeAlias = tuple[int, ...]
 class Network(nn.Module):
     """A network of two parts: a body that computes features, and a linear classifier.
 
-    Parameters
-    ----------
-    body : nn.Module
-        Maps inputs, such as images, float32 [b, channels, height, width], to features, [b, width].
-    width : int
-        Number of features.
-    classes : int
-        Number of classes.
+    ``body``: Maps inputs, such as images, float32 [b, channels, height, width], to features, [b, width].
     """
 
     def __init__(self, body: nn.Module, width: int, classes: int) -> None:
@@ -40,15 +33,8 @@ class Network(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Compute the input of the classifier.
 
-        Parameters
-        ----------
-        images : Tensor
-            Images, float32 [b, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Features, [b, width].
+        ``images``: Images, float32 [b, channels, height, width].
+        Returns: Features, [b, width].
         """
         features: Tensor = self.body(images)
         return features
@@ -56,15 +42,8 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits.
 
-        Parameters
-        ----------
-        images : Tensor
-            Images, float32 [b, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Logits, [b, classes].
+        ``images``: Images, float32 [b, channels, height, width].
+        Returns: Logits, [b, classes].
         """
         logits: Tensor = self.classifier(self.features(images))
         return logits
@@ -77,12 +56,7 @@ class Architecture(Options, ABC):
     A subclass with a ``name`` is found by that name, in recipes too. Its parameters must be float32, and its other
     buffers float32 or integers.
 
-    Attributes
-    ----------
-    name : str
-        The name in recipes.
-    reads_token_ids : bool
-        Whether inputs are token ids, of which the option ``vocabulary`` says how many there are.
+    ``reads_token_ids``: Whether inputs are token ids, of which the option ``vocabulary`` says how many there are.
     """
 
     name: ClassVar[str]
@@ -92,45 +66,15 @@ class Architecture(Options, ABC):
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Build a network with PyTorch's default initial weights, which come from its default generator.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            The shape of one input; of an image: channels, height and width.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        nn.Module
-            The network.
-
-        Raises
-        ------
-        ConfigError
-            If inputs have another number of dimensions than the layers need, or images are too small; the message says
-            what is needed.
+        ``shape``: The shape of one input; of an image: channels, height and width.
         """
 
 
 def image_shape(name: str, shape: Shape) -> tuple[int, int, int]:
     """Return the shape of the images that a network of convolutions needs.
 
-    Parameters
-    ----------
-    name : str
-        Name of the architecture, for the error message.
-    shape : Shape
-        The shape of one input.
-
-    Returns
-    -------
-    tuple[int, int, int]
-        Channels, height and width.
-
-    Raises
-    ------
-    ConfigError
-        If inputs are no images.
+    ``name``: Name of the architecture, for the error message.
+    Returns: Channels, height and width.
     """
     if len(shape) != 3:
         raise ConfigError(
@@ -143,15 +87,7 @@ def image_shape(name: str, shape: Shape) -> tuple[int, int, int]:
 def architectures() -> Mapping[str, type[Architecture]]:
     """Find all architectures: those of this package, and any others that have been imported.
 
-    Returns
-    -------
-    Mapping[str, type[Architecture]]
-        The architectures by name, in alphabetical order.
-
-    Raises
-    ------
-    ConfigError
-        If two classes have the same name.
+    Returns: The architectures by name, in alphabetical order.
     """
     package = importlib.import_module("fedkeep.models")
     for module in pkgutil.iter_modules(package.__path__):
@@ -174,20 +110,7 @@ def architectures() -> Mapping[str, type[Architecture]]:
 def get_architecture(name: str) -> type[Architecture]:
     """Return an architecture by name.
 
-    Parameters
-    ----------
-    name : str
-        The name; upper and lower case are the same.
-
-    Returns
-    -------
-    type[Architecture]
-        The architecture.
-
-    Raises
-    ------
-    ConfigError
-        If there is no architecture of this name; the message contains the nearest one.
+    ``name``: The name; upper and lower case are the same.
     """
     known = architectures()
     if name.lower() not in known:

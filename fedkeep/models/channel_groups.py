@@ -39,17 +39,11 @@ _SUMS: tuple[Callable[..., Any], ...] = (operator.add, operator.iadd, torch.add)
 class ChannelLayer:
     """A convolution or a linear layer, and the groups of channels that it reads and writes.
 
-    Attributes
-    ----------
-    name : str
-        Name of the module, with tensors ``name.weight`` [outputs, inputs, ...] and, optionally, ``name.bias``.
-    reads : str or None
-        Group of the input channels, with the name of the first layer that writes it; None for pixels, whose order is
-        fixed. A linear layer that reads flattened maps has several adjacent inputs for each channel.
-    writes : str or None
-        Group of the output channels; None for classes, whose order is fixed.
-    norms : tuple[str, ...]
-        Names of the batch norms between this layer and the next.
+    ``name``: Name of the module, with tensors ``name.weight`` [outputs, inputs, ...] and, optionally, ``name.bias``.
+    ``reads``: Group of the input channels, with the name of the first layer that writes it; None for pixels, whose
+        order is fixed. A linear layer that reads flattened maps has several adjacent inputs for each channel.
+    ``writes``: Group of the output channels; None for classes, whose order is fixed.
+    ``norms``: Names of the batch norms between this layer and the next.
     """
 
     name: str
@@ -61,21 +55,9 @@ class ChannelLayer:
 def channel_groups(network: nn.Module) -> tuple[ChannelLayer, ...]:
     """Find the channel groups of a network.
 
-    Parameters
-    ----------
-    network : nn.Module
-        A network of convolutions, linear layers, batch norms, sums, and operations that treat all channels alike, such
-        as pooling and ReLU.
-
-    Returns
-    -------
-    tuple[ChannelLayer, ...]
-        The layers in the order in which they are computed.
-
-    Raises
-    ------
-    ConfigError
-        If the network contains anything else, or its control flow depends on its inputs.
+    ``network``: A network of convolutions, linear layers, batch norms, sums, and operations that treat all channels
+        alike, such as pooling and ReLU.
+    Returns: The layers in the order in which they are computed.
     """
     try:
         graph = _Tracer().trace(network)

@@ -26,22 +26,7 @@ class LeNet5(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         return convolutional(
             self.name, shape, classes, convolutions=(Convolution(6, 5), Convolution(16, 5)), hidden=(120, 84)
@@ -72,22 +57,7 @@ class CNN4(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         layers = (Convolution(32, 5, padding=2), Convolution(64, 5, padding=2))
         return convolutional(self.name, shape, classes, convolutions=layers, hidden=(512,))
@@ -106,22 +76,7 @@ class CNNLL(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         return convolutional(
             self.name, shape, classes, convolutions=(Convolution(64, 5), Convolution(64, 5)), hidden=(384, 192)
@@ -151,22 +106,7 @@ class MeanCNN(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         channels, height, width = image_shape(self.name, shape)
         smallest = 2 ** (len(self.channels) // self.pool_every)
@@ -201,22 +141,7 @@ class AlexNet8(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         layers = (
             Convolution(64, 3, stride=2, padding=1),
@@ -246,22 +171,7 @@ class AlexNet8USFC(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         layers = (
             Convolution(96, 11, padding=5, pool=(3, 2)),
@@ -293,22 +203,7 @@ class VGG16(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         layers = [
             Convolution(maps, 3, padding=1, pool=(2, 2) if number == count else None, norm=self.batch_norm)

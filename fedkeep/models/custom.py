@@ -36,12 +36,8 @@ _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]
 class Custom(Architecture):
     """A network that a user's function builds; made by `custom` and `from_path`.
 
-    Attributes
-    ----------
-    name : str
-        ``package.module:function``, which says where the function is.
-    factory : Callable[[Shape, int], nn.Module]
-        Called with the shape (channels, height, width) and the number of classes.
+    ``name``: ``package.module:function``, which says where the function is.
+    ``factory``: Called with the shape (channels, height, width) and the number of classes.
     """
 
     name: str  # type: ignore[misc]  # of the instance, not of the class
@@ -57,23 +53,7 @@ class Custom(Architecture):
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Build the network, and try it with a batch of blank images.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        nn.Module
-            The network.
-
-        Raises
-        ------
-        ConfigError
-            If it is not a `torch.nn.Module`, does not return logits [b, classes], has no parameters, has tensors
-            other than float32 and integers, or shares a parameter that is trained with a network built before.
+        ``shape``: Channels, height and width of an image.
         """
         network = self.factory(shape, classes)
         if not isinstance(network, nn.Module):
@@ -136,25 +116,11 @@ def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | N
     Any network can be trained. Methods that read features, and classes that arrive in tasks, need its two parts: it has
     them itself (see `split_classifier`), or it ends in a `torch.nn.Linear` that gives the logits.
 
-    Parameters
-    ----------
-    factory : Callable[[Shape, int], nn.Module] or Callable[[], nn.Module] or nn.Module
-        A function or class, called with the shape of an input, such as (channels, height, width), and the number of
-        classes; one that needs no arguments, and has none with these names, is called without. It is called several
-        times in a run, and must return a new network of the same form each time. A network is copied, and every seed
-        begins with its weights.
-    name : str, optional
-        The name for reports and recipes; by default ``package.module:function``, as `from_path` expects it.
-
-    Returns
-    -------
-    Architecture
-        The architecture.
-
-    Raises
-    ------
-    ConfigError
-        If the function cannot be called like this.
+    ``factory``: A function or class, called with the shape of an input, such as (channels, height, width), and the
+        number of classes; one that needs no arguments, and has none with these names, is called without. It is called
+        several times in a run, and must return a new network of the same form each time. A network is copied, and every
+        seed begins with its weights.
+    ``name``: The name for reports and recipes; by default ``package.module:function``, as `from_path` expects it.
     """
     if isinstance(factory, nn.Module):
         name = name or f"{_name(type(factory))}()"
@@ -207,19 +173,7 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     Its digest depends on the layers, the names and shapes of the tensors, the source code of the user's classes as far
     as Python knows it (not on comments and layout), and the weights of a network that was given as an object.
 
-    Parameters
-    ----------
-    model : Architecture
-        The architecture.
-    shape : tuple[int, ...]
-        Shape of an input.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    dict
-        Shape, number of classes, and the digest; empty for an architecture of FedKeep.
+    Returns: Shape, number of classes, and the digest; empty for an architecture of FedKeep.
     """
     if not isinstance(model, Custom):
         return {}
@@ -246,22 +200,8 @@ def _source(cls: type) -> str:
 def from_path(path: str, allow_code: bool) -> Architecture:
     """Import a function that a recipe names, and return an architecture that builds its network with it.
 
-    Parameters
-    ----------
-    path : str
-        ``package.module:function``; the module is imported as by Python's ``import``.
-    allow_code : bool
-        Whether the recipe's author is trusted, since importing a module runs it.
-
-    Returns
-    -------
-    Architecture
-        The architecture.
-
-    Raises
-    ------
-    ConfigError
-        If code is not allowed, the path is malformed, or it does not lead to a function of shape and classes.
+    ``path``: ``package.module:function``; the module is imported as by Python's ``import``.
+    ``allow_code``: Whether the recipe's author is trusted, since importing a module runs it.
     """
     match = _PATH.fullmatch(path)
     if match is None:
@@ -298,23 +238,8 @@ def split_classifier(network: nn.Module) -> tuple[FeatureFunction, nn.Linear]:
     Every `Network` has them. Any other module has them if it has a method ``features`` and a `torch.nn.Linear` with the
     name ``classifier``. Its author must make sure that ``forward`` is one after the other.
 
-    Parameters
-    ----------
-    network : nn.Module
-        The network.
-
-    Returns
-    -------
-    features : Callable[[Tensor], Tensor]
-        A function from images to features, [b, width]. It raises `ConfigError` if the features do not fit the
+    Returns: A function from images to features, [b, width]. It raises `ConfigError` if the features do not fit the
         classifier.
-    classifier : nn.Linear
-        The classifier.
-
-    Raises
-    ------
-    ConfigError
-        If the network does not have these parts.
     """
     if isinstance(network, Network):
         return network.features, network.classifier
@@ -338,17 +263,7 @@ def split_classifier(network: nn.Module) -> tuple[FeatureFunction, nn.Linear]:
 
 
 class SplitNetwork(nn.Module):
-    """A user's network whose last layer, a `torch.nn.Linear`, stands beside the rest.
-
-    Parameters
-    ----------
-    body : nn.Module
-        The user's network, with `torch.nn.Identity` in the place of that layer.
-    classifier : nn.Linear
-        The layer.
-    classifier_name : str
-        Its name in the user's network.
-    """
+    """A user's network whose last layer, a `torch.nn.Linear`, stands beside the rest."""
 
     def __init__(self, body: nn.Module, classifier: nn.Linear, classifier_name: str) -> None:
         super().__init__()
@@ -357,28 +272,15 @@ class SplitNetwork(nn.Module):
         self.classifier_name = classifier_name
 
     def own_name(self, name: str) -> str:
-        """Return the name of a tensor in the user's network.
-
-        Parameters
-        ----------
-        name : str
-            Its name here.
-        """
+        """Return the name of a tensor in the user's network."""
         part, _, rest = name.partition(".")
         return rest if part == "body" else f"{self.classifier_name}.{rest}"
 
     def features(self, inputs: Tensor) -> Tensor:
         """Compute the input of the classifier.
 
-        Parameters
-        ----------
-        inputs : Tensor
-            Inputs, [b, ...].
-
-        Returns
-        -------
-        Tensor
-            Features, [b, width].
+        ``inputs``: Inputs, [b, ...].
+        Returns: Features, [b, width].
         """
         features: Tensor = self.body(inputs)
         return features
@@ -386,15 +288,8 @@ class SplitNetwork(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the logits.
 
-        Parameters
-        ----------
-        inputs : Tensor
-            Inputs, [b, ...].
-
-        Returns
-        -------
-        Tensor
-            Logits, [b, classes].
+        ``inputs``: Inputs, [b, ...].
+        Returns: Logits, [b, classes].
         """
         logits: Tensor = self.classifier(self.features(inputs))
         return logits

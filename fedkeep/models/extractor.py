@@ -38,14 +38,9 @@ WIDTHS = {"vit": lambda config: config.hidden_size, "resnet": lambda config: con
 class InputSpec:
     """The images that an extractor expects; calling it converts images.
 
-    Attributes
-    ----------
-    side : int
-        Side of the square images, in pixels.
-    mean : tuple[float, ...]
-        Mean of each channel, for pixels from 0 to 1.
-    std : tuple[float, ...]
-        Standard deviation of each channel.
+    ``side``: Side of the square images, in pixels.
+    ``mean``: Mean of each channel, for pixels from 0 to 1.
+    ``std``: Standard deviation of each channel.
     """
 
     side: int
@@ -55,20 +50,8 @@ class InputSpec:
     def __call__(self, images: Tensor) -> Tensor:
         """Resize and normalise images.
 
-        Parameters
-        ----------
-        images : Tensor
-            Images, uint8 [b, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Images, float32 [b, channels, side, side].
-
-        Raises
-        ------
-        ConfigError
-            If the images have another type or number of channels.
+        ``images``: Images, uint8 [b, channels, height, width].
+        Returns: Images, float32 [b, channels, side, side].
         """
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):
             raise ConfigError(
@@ -88,27 +71,13 @@ class Extractor:
 
     It is not a `torch.nn.Module`: its weights are not part of any model, so that they are not trained, sent or saved.
 
-    Parameters
-    ----------
-    network : PreTrainedModel
-        A ViT or ResNet of `transformers` without its classifier.
-    reading : InputSpec
-        The images that it expects.
-    about : str
-        A line about the network and its training data.
-    memory : int
-        Largest size of the cache, in bytes; the most recently used features are kept.
-    learned : tuple[str, ...]
-        Names of the classes on which it was trained; empty if they are not known.
-
-    Attributes
-    ----------
-    kind : str
-        The kind of network, a key of `WIDTHS`.
-    width : int
-        Number of features.
-    read : int
-        Number of images that the network has processed.
+    ``network``: A ViT or ResNet of `transformers` without its classifier.
+    ``about``: A line about the network and its training data.
+    ``memory``: Largest size of the cache, in bytes; the most recently used features are kept.
+    ``learned``: Names of the classes on which it was trained; empty if they are not known.
+    ``kind``: The kind of network, a key of `WIDTHS`.
+    ``width``: Number of features.
+    ``read``: Number of images that the network has processed.
     """
 
     def __init__(
@@ -132,15 +101,8 @@ class Extractor:
     def __call__(self, images: Tensor) -> Tensor:
         """Compute features, or take them from the cache.
 
-        Parameters
-        ----------
-        images : Tensor
-            Images, uint8 [b, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Features, float32 [b, width], on the images' device.
+        ``images``: Images, uint8 [b, channels, height, width].
+        Returns: Features, float32 [b, width], on the images' device.
         """
         key = f"{images.device} {tensor_hash(images)}"
         if key in self._known:
@@ -160,13 +122,7 @@ class Extractor:
         return torch.cat(parts)
 
     def hash(self) -> str:
-        """Return a hash of the bits of all weights.
-
-        Returns
-        -------
-        str
-            Hexadecimal digits.
-        """
+        """Return a hash of the bits of all weights."""
         state = self.network.state_dict()
         each = "".join(f"{name} {tensor_hash(state[name])}\n" for name in sorted(state))
         return hashlib.blake2b(each.encode(), digest_size=16).hexdigest()
@@ -175,17 +131,9 @@ class Extractor:
 def features_of(network: Any, pixels: Tensor) -> Tensor:
     """Compute the features of a network: the first token of a ViT, or a ResNet's mean over pixels.
 
-    Parameters
-    ----------
-    network : PreTrainedModel
-        A ViT or ResNet of `transformers` without its classifier.
-    pixels : Tensor
-        Normalised images, float32 [b, channels, side, side].
-
-    Returns
-    -------
-    Tensor
-        Features, [b, width].
+    ``network``: A ViT or ResNet of `transformers` without its classifier.
+    ``pixels``: Normalised images, float32 [b, channels, side, side].
+    Returns: Features, [b, width].
     """
     outputs = network(pixels)
     is_vit = network.config.model_type == "vit"
@@ -198,25 +146,6 @@ def load_extractor(source: str) -> Extractor:
     """Load an extractor from a local folder, or by its name from the Hugging Face Hub; the two last ones are cached.
 
     Only weights in safetensors are read, and no code is run.
-
-    Parameters
-    ----------
-    source : str
-        The folder or the name.
-
-    Returns
-    -------
-    Extractor
-        The extractor.
-
-    Raises
-    ------
-    RunError
-        If it cannot be read, or its training is not finished.
-    ConfigError
-        If it is neither a ViT nor a ResNet.
-    MissingExtra
-        Without `transformers`.
     """
     library = library_of_extractors()
     folder = Path(source)
@@ -246,30 +175,13 @@ def load_extractor(source: str) -> Extractor:
 
 
 def library_of_extractors() -> Any:
-    """Import `transformers`.
-
-    Returns
-    -------
-    ModuleType
-        The module.
-
-    Raises
-    ------
-    MissingExtra
-        If it is not installed.
-    """
+    """Import `transformers`."""
     return require_optional("transformers", "A pre-trained extractor", "diffusion")
 
 
 @contextmanager
 def quietly(library: Any) -> Iterator[None]:
-    """Turn off the progress bars and warnings of `transformers` within the block.
-
-    Parameters
-    ----------
-    library : ModuleType
-        The module `transformers`.
-    """
+    """Turn off the progress bars and warnings of `transformers` within the block."""
     logging = library.utils.logging
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

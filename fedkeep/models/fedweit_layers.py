@@ -21,17 +21,7 @@ MASK, ADAPTIVE, ATTENTION = "mask.", "adaptive.", "attention."
 def add_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
     """Add a prefix to the names of tensors.
 
-    Parameters
-    ----------
-    prefix : str
-        The prefix.
-    tensors : Weights
-        The tensors by name.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The tensors by longer names.
+    ``tensors``: The tensors by name.
     """
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
@@ -39,17 +29,7 @@ def add_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
 def remove_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
     """Select the tensors whose names have a prefix.
 
-    Parameters
-    ----------
-    prefix : str
-        The prefix.
-    tensors : Weights
-        The tensors by name.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The selected tensors by names without the prefix.
+    ``tensors``: The tensors by name.
     """
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
@@ -57,17 +37,9 @@ def remove_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
 def broadcast_units(numbers: Tensor, layer: Tensor) -> Tensor:
     """Reshape one number for each output unit so that it multiplies a layer's weights.
 
-    Parameters
-    ----------
-    numbers : Tensor
-        The numbers, [units].
-    layer : Tensor
-        The weights, [units, ...].
-
-    Returns
-    -------
-    Tensor
-        The numbers, [units, 1, ...].
+    ``numbers``: The numbers, [units].
+    ``layer``: The weights, [units, ...].
+    Returns: The numbers, [units, 1, ...].
     """
     return numbers.view(-1, *[1] * (layer.ndim - 1))
 
@@ -76,27 +48,13 @@ def broadcast_units(numbers: Tensor, layer: Tensor) -> Tensor:
 class FedWeITParametrization:
     """Computes a network's weights from a model of decomposed layers, as a `Parametrization`.
 
-    Attributes
-    ----------
-    others : Mapping[str, Tensor]
-        The frozen A_j by layer, [j, units, ...]; may be empty.
+    ``others``: The frozen A_j by layer, [j, units, ...]; may be empty.
     """
 
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, model: Weights) -> dict[str, Tensor]:
-        """Compute the weights.
-
-        Parameters
-        ----------
-        model : Weights
-            A model of decomposed layers.
-
-        Returns
-        -------
-        dict[str, Tensor]
-            The network's weights.
-        """
+        """Compute the weights."""
         masks, adaptive, attention = (remove_prefix(prefix, model) for prefix in (MASK, ADAPTIVE, ATTENTION))
         weights = {n: tensor for n, tensor in model.items() if not n.startswith((MASK, ADAPTIVE, ATTENTION))}
         for name, mask in masks.items():
@@ -110,12 +68,8 @@ class FedWeITParametrization:
 class SparseTensors:
     """The largest numbers of several layers.
 
-    Attributes
-    ----------
-    values : Tensor
-        The numbers, float32 [n].
-    places : Tensor
-        Their indices in the concatenation of all flattened layers, int32 [n], in ascending order.
+    ``values``: The numbers, float32 [n].
+    ``places``: Their indices in the concatenation of all flattened layers, int32 [n], in ascending order.
     """
 
     values: Tensor
@@ -124,15 +78,8 @@ class SparseTensors:
     def fault(self, numbers: int) -> str | None:
         """Check the types, shapes and indices.
 
-        Parameters
-        ----------
-        numbers : int
-            Number of elements of all layers.
-
-        Returns
-        -------
-        str or None
-            What is wrong; None if nothing is.
+        ``numbers``: Number of elements of all layers.
+        Returns: What is wrong; None if nothing is.
         """
         if self.values.dtype != torch.float32 or self.places.dtype != torch.int32:
             return f"sparse layers of {self.values.dtype} at {self.places.dtype} instead of float32 at int32"
@@ -148,17 +95,7 @@ class SparseTensors:
 def to_sparse(layers: Weights, limit: float) -> SparseTensors:
     """Keep only the large numbers of layers.
 
-    Parameters
-    ----------
-    layers : Weights
-        The layers.
-    limit : float
-        Numbers with an absolute value above this are kept.
-
-    Returns
-    -------
-    SparseTensors
-        These numbers.
+    ``limit``: Numbers with an absolute value above this are kept.
     """
     numbers = torch.cat([layer.flatten() for layer in layers.values()])
     places = (numbers.abs() > limit).nonzero().flatten()
@@ -168,17 +105,7 @@ def to_sparse(layers: Weights, limit: float) -> SparseTensors:
 def to_dense(few: SparseTensors, like: Weights) -> dict[str, Tensor]:
     """Restore layers, with zeros for the numbers that were not kept.
 
-    Parameters
-    ----------
-    few : SparseTensors
-        The numbers that were kept.
-    like : Weights
-        Layers of the same names, shapes and order.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The layers.
+    ``like``: Layers of the same names, shapes and order.
     """
     sizes = [layer.numel() for layer in like.values()]
     numbers = few.values.new_zeros(sum(sizes)).index_put_((few.places.long(),), few.values)
@@ -189,17 +116,8 @@ def to_dense(few: SparseTensors, like: Weights) -> dict[str, Tensor]:
 def stack_dense(several: Sequence[SparseTensors], like: Weights) -> dict[str, Tensor]:
     """Restore several sparse versions of the same layers and stack them.
 
-    Parameters
-    ----------
-    several : Sequence[SparseTensors]
-        The sparse versions.
-    like : Weights
-        Layers of the same names, shapes and order.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The layers, [number, units, ...]; empty without sparse versions.
+    ``like``: Layers of the same names, shapes and order.
+    Returns: The layers, [number, units, ...]; empty without sparse versions.
     """
     each = [to_dense(few, like) for few in several]
     return {name: torch.stack([one[name] for one in each]) for name in like} if each else {}
@@ -208,17 +126,8 @@ def stack_dense(several: Sequence[SparseTensors], like: Weights) -> dict[str, Te
 def active_units(mask: Tensor, sparsity: float) -> Tensor:
     """Select a layer's active units: all but those with the smallest absolute masks.
 
-    Parameters
-    ----------
-    mask : Tensor
-        The mask, [units].
-    sparsity : float
-        Share of the units that are not active.
-
-    Returns
-    -------
-    Tensor
-        Whether each unit is active, bool [units].
+    ``mask``: The mask, [units].
+    Returns: Whether each unit is active, bool [units].
     """
     size = mask.abs()
     return size >= size.sort().values[int(len(size) * sparsity)]
@@ -227,38 +136,11 @@ def active_units(mask: Tensor, sparsity: float) -> Tensor:
 def active_weights(layers: Weights, masks: Weights, sparsity: float) -> Tensor:
     """Return the weights of the active units.
 
-    Parameters
-    ----------
-    layers : Weights
-        The layers.
-    masks : Weights
-        Their masks.
-    sparsity : float
-        Share of the units that are not active.
-
-    Returns
-    -------
-    Tensor
-        The weights, one layer after another, [n].
+    Returns: The weights, one layer after another, [n].
     """
     return torch.cat([layer[active_units(masks[name], sparsity)].flatten() for name, layer in layers.items()])
 
 
 def num_active_weights(layers: Weights, masks: Weights, sparsity: float) -> int:
-    """Return the number of weights of the active units.
-
-    Parameters
-    ----------
-    layers : Weights
-        The layers.
-    masks : Weights
-        Their masks.
-    sparsity : float
-        Share of the units that are not active.
-
-    Returns
-    -------
-    int
-        The length of `active_weights`.
-    """
+    """Return the number of weights of the active units."""
     return sum(int(active_units(masks[n], sparsity).sum()) * layer[0].numel() for n, layer in layers.items())

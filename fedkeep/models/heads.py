@@ -25,25 +25,10 @@ def expand_rows(model: Weights, rows: int, rng: torch.Generator) -> dict[str, Te
     The weights of a new row are uniform within +-sqrt(3 / width), which is Kaiming's rule for a linear layer, and its
     bias is 0, as in the code of TARGET (Zhang et al., 2023). All other tensors stay the same.
 
-    Parameters
-    ----------
-    model : Weights
-        A model with ``classifier.weight`` [old rows, width] and, optionally, ``classifier.bias`` [old rows].
-    rows : int
-        Number of rows afterwards; at least the old number.
-    rng : torch.Generator
-        A generator on the CPU that is derived from a name (see `fedkeep._utils.seeds`), so that everyone gets the same
-        rows.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The model.
-
-    Raises
-    ------
-    ConfigError
-        If the model has no such classifier, or has more rows already.
+    ``model``: A model with ``classifier.weight`` [old rows, width] and, optionally, ``classifier.bias`` [old rows].
+    ``rows``: Number of rows afterwards; at least the old number.
+    ``rng``: A generator on the CPU that is derived from a name (see `fedkeep._utils.seeds`), so that everyone gets the
+        same rows.
     """
     old = _head(model)
     num_new, width = rows - len(old), old.shape[1]
@@ -62,20 +47,6 @@ def add_views(model: Weights, rows: int, rng: torch.Generator) -> dict[str, Tens
     """Replace each row of a model's classifier by several rows: the row itself, then new rows as from `expand_rows`.
 
     So row number c * rows is the old row c.
-
-    Parameters
-    ----------
-    model : Weights
-        A model with one row for each class.
-    rows : int
-        Number of rows for each class afterwards.
-    rng : torch.Generator
-        As for `expand_rows`.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The model.
     """
     classes = len(_head(model))
     expanded = expand_rows(model, classes * rows, rng)
@@ -88,17 +59,9 @@ def add_views(model: Weights, rows: int, rng: torch.Generator) -> dict[str, Tens
 def expand_like(model: Weights, longer: Weights) -> Weights:
     """Add the rows to a model's classifier that another model has beyond them.
 
-    Parameters
-    ----------
-    model : Weights
-        The model; it may be of any form if there is nothing to add.
-    longer : Weights
-        A model of the same architecture, whose first rows belong to the same classes.
-
-    Returns
-    -------
-    Weights
-        The model with more rows; ``model`` itself if there are none to add.
+    ``model``: The model; it may be of any form if there is nothing to add.
+    ``longer``: A model of the same architecture, whose first rows belong to the same classes.
+    Returns: The model with more rows; ``model`` itself if there are none to add.
     """
     if WEIGHT not in model or len(model[WEIGHT]) >= len(longer[WEIGHT]):
         return model
@@ -112,22 +75,7 @@ def expand_like(model: Weights, longer: Weights) -> Weights:
 def truncate(model: Weights, rows: int) -> dict[str, Tensor]:
     """Keep only the first rows of a model's classifier.
 
-    Parameters
-    ----------
-    model : Weights
-        The model.
-    rows : int
-        Number of rows to keep.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        A view of the model, which shares its memory.
-
-    Raises
-    ------
-    ConfigError
-        If the model has no linear classifier, or fewer rows.
+    Returns: A view of the model, which shares its memory.
     """
     available = len(_head(model))
     if not 0 < rows <= available:
@@ -138,12 +86,7 @@ def truncate(model: Weights, rows: int) -> dict[str, Tensor]:
 def resize_classifier(network: nn.Module, model: Weights) -> None:
     """Give a network's classifier as many rows as a model has; their values are arbitrary.
 
-    Parameters
-    ----------
-    network : nn.Module
-        The network, which is changed; one without a linear layer named ``classifier`` is left as it is.
-    model : Weights
-        The model.
+    ``network``: The network, which is changed; one without a linear layer named ``classifier`` is left as it is.
     """
     head = getattr(network, "classifier", None)
     if not isinstance(head, nn.Linear) or WEIGHT not in model or head.out_features == len(model[WEIGHT]):
@@ -157,20 +100,7 @@ def resize_classifier(network: nn.Module, model: Weights) -> None:
 def classifier_tensors(model: Weights) -> dict[str, Tensor]:
     """Return the tensors of a model's classifier.
 
-    Parameters
-    ----------
-    model : Weights
-        The model.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The same tensors by name.
-
-    Raises
-    ------
-    ConfigError
-        If the model has no linear classifier.
+    Returns: The same tensors by name.
     """
     _head(model)
     return {name: model[name] for name in (WEIGHT, BIAS) if name in model}

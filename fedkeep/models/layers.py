@@ -27,15 +27,8 @@ class MaxPool2(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Pool images.
 
-        Parameters
-        ----------
-        images : Tensor
-            Maps, [..., height, width].
-
-        Returns
-        -------
-        Tensor
-            Maps, [..., height // 2, width // 2].
+        ``images``: Maps, [..., height, width].
+        Returns: Maps, [..., height // 2, width // 2].
         """
         if images.is_cuda or torch.is_grad_enabled() or not images.is_contiguous():
             return max_pool2d(images, 2)
@@ -48,20 +41,12 @@ class MaxPool2(nn.Module):
 class Convolution:
     """A square convolution with ReLU, and the max-pooling after it.
 
-    Attributes
-    ----------
-    maps : int
-        Number of output channels.
-    kernel : int
-        Side of the kernel, in pixels.
-    stride : int
-        Stride, in pixels.
-    padding : int
-        Padding, in pixels.
-    pool : tuple[int, int] or None
-        Window and stride of the max-pooling, in pixels; None for no pooling.
-    norm : bool
-        Whether batch norm follows the convolution.
+    ``maps``: Number of output channels.
+    ``kernel``: Side of the kernel, in pixels.
+    ``stride``: Stride, in pixels.
+    ``padding``: Padding, in pixels.
+    ``pool``: Window and stride of the max-pooling, in pixels; None for no pooling.
+    ``norm``: Whether batch norm follows the convolution.
     """
 
     maps: int
@@ -74,15 +59,8 @@ class Convolution:
     def shrink(self, side: int) -> int:
         """Return the side of the output.
 
-        Parameters
-        ----------
-        side : int
-            Side of the input, in pixels.
-
-        Returns
-        -------
-        int
-            Side of the output, in pixels; 0 if nothing is left.
+        ``side``: Side of the input, in pixels.
+        Returns: Side of the output, in pixels; 0 if nothing is left.
         """
         if side < 1:
             return 0  # padding alone gives no output
@@ -102,32 +80,10 @@ def convolutional(
 ) -> Network:
     """Build a network of convolutions, hidden layers with ReLU, and a classifier, sized for the images.
 
-    Parameters
-    ----------
-    name : str
-        Name of the architecture, for the error message.
-    shape : tuple[int, int, int]
-        Channels, height and width of an image.
-    classes : int
-        Number of classes.
-    convolutions : Sequence[Convolution]
-        The convolutions.
-    hidden : Sequence[int]
-        Units of each fully connected layer before the classifier; at least one layer.
-    dropout : float
-        Probability of dropping an input, or an output, of a hidden layer.
-    dropped : {"inputs", "outputs"}
-        Which of them is dropped.
-
-    Returns
-    -------
-    Network
-        The network.
-
-    Raises
-    ------
-    ConfigError
-        If the images are too small; the message contains the smallest side that works.
+    ``name``: Name of the architecture, for the error message.
+    ``shape``: Channels, height and width of an image.
+    ``hidden``: Units of each fully connected layer before the classifier; at least one layer.
+    ``dropout``: Probability of dropping an input, or an output, of a hidden layer.
     """
     channels, height, width = image_shape(name, shape)
     rows, columns = (flattened_side(convolutions, side) for side in (height, width))
@@ -151,20 +107,7 @@ def convolutional(
 
 
 def convolutional_body(channels: int, convolutions: Sequence[Convolution]) -> nn.Sequential:
-    """Build the convolutions of a network, with their norms, poolings and ReLUs.
-
-    Parameters
-    ----------
-    channels : int
-        Number of image channels.
-    convolutions : Sequence[Convolution]
-        The convolutions.
-
-    Returns
-    -------
-    nn.Sequential
-        The layers.
-    """
+    """Build the convolutions of a network, with their norms, poolings and ReLUs."""
     body, before = nn.Sequential(), channels
     for number, layer in enumerate(convolutions, start=1):
         body.add_module(f"conv{number}", nn.Conv2d(before, layer.maps, layer.kernel, layer.stride, layer.padding))
@@ -181,17 +124,8 @@ def convolutional_body(channels: int, convolutions: Sequence[Convolution]) -> nn
 def flattened_side(convolutions: Sequence[Convolution], side: int) -> int:
     """Return the side of the last feature map.
 
-    Parameters
-    ----------
-    convolutions : Sequence[Convolution]
-        The convolutions.
-    side : int
-        Side of the image, in pixels.
-
-    Returns
-    -------
-    int
-        Side of the map, in pixels; 0 if nothing is left.
+    ``side``: Side of the image, in pixels.
+    Returns: Side of the map, in pixels; 0 if nothing is left.
     """
     for layer in convolutions:
         side = layer.shrink(side)

@@ -27,17 +27,7 @@ class MLP(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
+        ``shape``: Channels, height and width of an image.
         """
         widths = [prod(shape), *self.hidden]
         body = nn.Sequential()

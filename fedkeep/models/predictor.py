@@ -18,14 +18,10 @@ from fedkeep.models.weights import Weights, load_weights
 class Predictor(nn.Module):
     """A network with the normalisation of its inputs: maps stored examples to scores.
 
-    Parameters
-    ----------
-    network : nn.Module
-        Maps normalised inputs, float32 [b, ...], to logits, [b, classes * rows_per_class].
-    mean, std : Sequence[float]
-        Mean and standard deviation of each channel, for pixels scaled to 0..1; not used for other inputs.
-    rows_per_class : int
-        Adjacent classifier rows for each class, of which the first is its score.
+    ``network``: Maps normalised inputs, float32 [b, ...], to logits, [b, classes * rows_per_class].
+    ``mean``, ``std``: Mean and standard deviation of each channel, for pixels scaled to 0..1; not used for other
+        inputs.
+    ``rows_per_class``: Adjacent classifier rows for each class, of which the first is its score.
     """
 
     mean: Tensor
@@ -43,15 +39,8 @@ class Predictor(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the scores.
 
-        Parameters
-        ----------
-        inputs : Tensor
-            uint8 pixels [b, channels, height, width]; token ids and numbers go to the network as they are.
-
-        Returns
-        -------
-        Tensor
-            Scores (logits), float32 [b, classes].
+        ``inputs``: uint8 pixels [b, channels, height, width]; token ids and numbers go to the network as they are.
+        Returns: Scores (logits), float32 [b, classes].
         """
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(torch.float32).div(255).sub(self.mean).div(self.std)
@@ -71,33 +60,10 @@ def build_predictor(
 ) -> Predictor:
     """Build a network, fill it with trained weights, and give it the normalisation of its inputs.
 
-    Parameters
-    ----------
-    architecture : Architecture
-        The network's architecture.
-    weights : Weights
-        The trained weights, or those that were exported; their classifier may have grown since the network was first
-        built.
-    shape : tuple[int, int, int]
-        Shape of an input without the batch: channels, height and width.
-    classes : int
-        Number of classes with which the network is first built: all classes, or those of the first task.
-    mean, std : Sequence[float]
-        Normalisation (see `Predictor`).
-    rows_per_class : int
-        Classifier rows for each class.
-
-    Returns
-    -------
-    Predictor
-        The network in evaluation mode.
-
-    Raises
-    ------
-    ConfigError
-        If the network computes its features with a frozen extractor, which is not part of the weights.
-    ValueRefused
-        If the weights do not fit the network.
+    ``weights``: The trained weights, or those that were exported; their classifier may have grown since the network was
+        first built.
+    ``shape``: Shape of an input without the batch: channels, height and width.
+    ``classes``: Number of classes with which the network is first built: all classes, or those of the first task.
     """
     with torch.random.fork_rng(devices=[]):  # the initial weights, which are replaced
         network = architecture.build(shape, classes)
@@ -115,17 +81,7 @@ def build_predictor(
 def exported(network: nn.Module, weights: Weights) -> Weights:
     """Return weights by the names that they have in a user's own network, as its ``load_state_dict`` takes them.
 
-    Parameters
-    ----------
-    network : nn.Module
-        The network that was trained, which may be the user's network in two parts.
-    weights : Weights
-        Its weights.
-
-    Returns
-    -------
-    Weights
-        The same tensors.
+    ``network``: The network that was trained, which may be the user's network in two parts.
     """
     if not isinstance(network, SplitNetwork):
         return weights

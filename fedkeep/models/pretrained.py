@@ -16,12 +16,7 @@ from fedkeep.options import option
 class FrozenNetwork(Network):
     """A classifier on the features of a frozen extractor; its state dict contains only the classifier.
 
-    Parameters
-    ----------
-    extractor : Extractor
-        Computes the features; several networks may share it.
-    classes : int
-        Number of classes.
+    ``extractor``: Computes the features; several networks may share it.
     """
 
     def __init__(self, extractor: Extractor, classes: int) -> None:
@@ -31,20 +26,8 @@ class FrozenNetwork(Network):
     def features(self, images: Tensor) -> Tensor:
         """Compute the input of the classifier.
 
-        Parameters
-        ----------
-        images : Tensor
-            Images, uint8 [b, channels, height, width], or features, [b, width], which are returned unchanged.
-
-        Returns
-        -------
-        Tensor
-            Features, [b, width].
-
-        Raises
-        ------
-        ConfigError
-            For images of another type, such as normalised ones.
+        ``images``: Images, uint8 [b, channels, height, width], or features, [b, width], which are returned unchanged.
+        Returns: Features, [b, width].
         """
         return images if images.ndim == 2 else self.extractor(images)
 
@@ -69,17 +52,8 @@ class Pretrained(Architecture):
     def build(self, shape: Shape, classes: int) -> FrozenNetwork:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        FrozenNetwork
-            The network (see `load_extractor` for what may be raised).
+        ``shape``: Channels, height and width of an image.
+        Returns: The network (see `load_extractor` for what may be raised).
         """
         image_shape(self.name, shape)
         return FrozenNetwork(load_extractor(self.source), classes)
@@ -95,27 +69,14 @@ class Pretrained(Architecture):
         return load_extractor(self.source).learned
 
     def hash(self) -> str:
-        """Return the hash of the extractor's weights.
-
-        Returns
-        -------
-        str
-            Hexadecimal digits.
-        """
+        """Return the hash of the extractor's weights."""
         return load_extractor(self.source).hash()
 
     def located(self, root: Path | None) -> Self:
         """Look for the extractor's folder below another folder.
 
-        Parameters
-        ----------
-        root : Path or None
-            The other folder.
-
-        Returns
-        -------
-        Pretrained
-            With the folder below ``root`` if it exists there and not in the working directory; otherwise unchanged.
+        Returns: With the folder below ``root`` if it exists there and not in the working directory; otherwise
+            unchanged.
         """
         folder = None if root is None else root / self.source
         if folder is None or Path(self.source).is_dir() or not folder.is_dir():

@@ -26,18 +26,11 @@ SMALLEST = 8  # pixels: three stages halve the side, and from less the last conv
 class Residual(nn.Module):
     """A residual block: relu(branch(x) + shortcut(x)).
 
-    Parameters
-    ----------
-    maps : Sequence[int]
-        Channels of the input, then of each convolution's output.
-    kernels : Sequence[int]
-        Kernel side of each convolution, in pixels; paddings keep the size where the stride is 1.
-    strides : Sequence[int]
-        Stride of each convolution, in pixels.
-    norm : {"batch", "group"}
-        What follows every convolution.
-    pads : bool
-        Whether the shortcut of a block that changes the shape is a `PaddedShortcut` instead of a 1x1 convolution.
+    ``maps``: Channels of the input, then of each convolution's output.
+    ``kernels``: Kernel side of each convolution, in pixels; paddings keep the size where the stride is 1.
+    ``strides``: Stride of each convolution, in pixels.
+    ``norm``: What follows every convolution.
+    ``pads``: Whether the shortcut of a block that changes the shape is a `PaddedShortcut` instead of a 1x1 convolution.
     """
 
     def __init__(
@@ -60,15 +53,8 @@ class Residual(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Apply the block.
 
-        Parameters
-        ----------
-        images : Tensor
-            Maps, [b, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Maps, [b, maps, height / stride, width / stride], with sides rounded up.
+        ``images``: Maps, [b, channels, height, width].
+        Returns: Maps, [b, maps, height / stride, width / stride], with sides rounded up.
         """
         outputs: Tensor = self.relu(self.branch(images) + self.shortcut(images))
         return outputs
@@ -77,12 +63,8 @@ class Residual(nn.Module):
 class PaddedShortcut(nn.Module):
     """A shortcut without weights: every ``stride``-th pixel, and zeros for additional maps.
 
-    Parameters
-    ----------
-    maps : int
-        Number of output channels.
-    stride : int
-        Stride, in pixels.
+    ``maps``: Number of output channels.
+    ``stride``: Stride, in pixels.
     """
 
     def __init__(self, maps: int, stride: int) -> None:
@@ -92,15 +74,8 @@ class PaddedShortcut(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Apply the shortcut.
 
-        Parameters
-        ----------
-        images : Tensor
-            Maps, [b, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Maps, [b, maps, height / stride, width / stride], with sides rounded up.
+        ``images``: Maps, [b, channels, height, width].
+        Returns: Maps, [b, maps, height / stride, width / stride], with sides rounded up.
         """
         images = images[..., :: self.stride, :: self.stride]
         return pad(images, (0, 0, 0, 0, 0, self.maps - images.shape[-3]))
@@ -121,14 +96,7 @@ class ResNet(Architecture):
     norm (Wu & He, 2018), which FedGKD uses, has no such statistics. Here it has the 32 groups of its authors for any
     number of maps; FedGKD's code fixes the number of maps in a group instead.
 
-    Attributes
-    ----------
-    maps : tuple[int, ...]
-        Number of maps of each stage.
-    blocks : tuple[int, ...]
-        Number of blocks of each stage.
-    bottleneck : bool
-        Whether a block is 1x1, 3x3, 1x1 with four times the maps at its end, instead of 3x3, 3x3.
+    ``bottleneck``: Whether a block is 1x1, 3x3, 1x1 with four times the maps at its end, instead of 3x3, 3x3.
     """
 
     maps: ClassVar[tuple[int, ...]] = MAPS
@@ -140,22 +108,7 @@ class ResNet(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If the images are too small.
+        ``shape``: Channels, height and width of an image.
         """
         channels, height, width = image_shape(self.name, shape)
         if min(height, width) < SMALLEST:
@@ -257,21 +210,10 @@ class ResNet32(ResNet):
 def convolution(before: int, after: int, kernel: int, stride: int) -> nn.Conv2d:
     """Build a convolution without bias, since a norm follows; it keeps the size if the stride is 1.
 
-    Parameters
-    ----------
-    before : int
-        Number of input channels.
-    after : int
-        Number of output channels.
-    kernel : int
-        Side of the kernel, in pixels.
-    stride : int
-        Stride, in pixels.
-
-    Returns
-    -------
-    nn.Conv2d
-        The convolution.
+    ``before``: Number of input channels.
+    ``after``: Number of output channels.
+    ``kernel``: Side of the kernel, in pixels.
+    ``stride``: Stride, in pixels.
     """
     return nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
 
@@ -279,38 +221,13 @@ def convolution(before: int, after: int, kernel: int, stride: int) -> nn.Conv2d:
 def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Sequential:
     """Build a shortcut with weights: a 1x1 convolution and its norm.
 
-    Parameters
-    ----------
-    before : int
-        Number of input channels.
-    after : int
-        Number of output channels.
-    stride : int
-        Stride, in pixels.
-    norm : {"batch", "group"}
-        The norm.
-
-    Returns
-    -------
-    nn.Sequential
-        The shortcut.
+    ``before``: Number of input channels.
+    ``after``: Number of output channels.
+    ``stride``: Stride, in pixels.
     """
     return nn.Sequential(OrderedDict(conv=convolution(before, after, 1, stride), norm=normalisation(after, norm)))
 
 
 def normalisation(maps: int, norm: Norm) -> nn.Module:
-    """Build a norm.
-
-    Parameters
-    ----------
-    maps : int
-        Number of channels.
-    norm : {"batch", "group"}
-        Batch norm, or group norm of 32 groups.
-
-    Returns
-    -------
-    nn.Module
-        The norm.
-    """
+    """Build a norm."""
     return nn.BatchNorm2d(maps) if norm == "batch" else nn.GroupNorm(GROUPS, maps)

@@ -25,62 +25,26 @@ OnStep = Callable[[int, float], None]
 class ResumableTraining(Protocol):
     """A training that can be saved and restored between two steps.
 
-    Attributes
-    ----------
-    losses : list[float]
-        The losses of the steps so far.
+    ``losses``: The losses of the steps so far.
     """
 
     losses: list[float]
 
     def step(self) -> float:
-        """Take one step.
-
-        Returns
-        -------
-        float
-            Its loss.
-        """
+        """Take one step."""
 
     def save(self, path: Path) -> None:
-        """Save everything that the next step depends on.
-
-        Parameters
-        ----------
-        path : Path
-            The file.
-        """
+        """Save everything that the next step depends on."""
 
     def restore(self, path: Path) -> None:
-        """Restore what `save` has saved.
-
-        Parameters
-        ----------
-        path : Path
-            The file.
-        """
+        """Restore what `save` has saved."""
 
 
 def train_resumably(run: ResumableTraining, steps: int, path: Path, every: float, on_step: OnStep | None) -> None:
     """Take the remaining steps of a training, from its file if there is one.
 
-    Parameters
-    ----------
-    run : ResumableTraining
-        The training.
-    steps : int
-        Number of steps in all.
-    path : Path
-        The file.
-    every : float
-        Seconds between two saves.
-    on_step : OnStep, optional
-        Called after every step.
-
-    Raises
-    ------
-    RunError
-        If the loss is not finite any more.
+    ``every``: Seconds between two saves.
+    ``on_step``: Called after every step.
     """
     if path.is_file():
         run.restore(path)
@@ -97,18 +61,7 @@ def train_resumably(run: ResumableTraining, steps: int, path: Path, every: float
 
 
 def check_finite(weights: Weights) -> None:
-    """Check that trained weights are finite, which they may not be after the last step although its loss was.
-
-    Parameters
-    ----------
-    weights : Weights
-        The weights.
-
-    Raises
-    ------
-    RunError
-        If a weight is not finite.
-    """
+    """Check that trained weights are finite, which they may not be after the last step although its loss was."""
     invalid = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
     if invalid is not None:
         raise _diverged(f"{invalid} has numbers that are not finite")
@@ -127,18 +80,8 @@ def save_training(
 ) -> None:
     """Save everything that the next step depends on, atomically.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    identity : Mapping[str, object]
-        What distinguishes this training from others, as JSON can represent it.
-    models : Mapping[str, Weights]
-        Models by a name without dots.
-    optimiser : torch.optim.Optimizer
-        The optimizer.
-    losses : list[float]
-        The losses of the steps so far.
+    ``identity``: What distinguishes this training from others, as JSON can represent it.
+    ``models``: Models by a name without dots.
     """
     tensors = {f"{kind}.{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
     for index, moments in optimiser.state_dict()["state"].items():
@@ -153,26 +96,8 @@ def restore_training(
 ) -> tuple[dict[str, dict[str, Tensor]], list[float]]:
     """Restore a training's optimizer, and return its models and losses.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    identity : Mapping[str, object]
-        As for `save_training`.
-    optimiser : torch.optim.Optimizer
-        The optimizer, whose state is replaced.
-
-    Returns
-    -------
-    models : dict[str, dict[str, Tensor]]
-        The models by name.
-    losses : list[float]
-        The losses of the steps so far.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be read, or belongs to another training.
+    ``optimiser``: The optimizer, whose state is replaced.
+    Returns: The models by name.
     """
     try:
         with safe_open(path, framework="pt") as opened:

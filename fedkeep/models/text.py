@@ -15,15 +15,7 @@ from fedkeep.options import option
 
 
 class MeanOfEmbeddings(nn.Module):
-    """The mean of the vectors of a text's tokens, without those that fill it up.
-
-    Parameters
-    ----------
-    vocabulary : int
-        Number of token ids; 0 fills a text up.
-    width : int
-        Length of a vector.
-    """
+    """The mean of the vectors of a text's tokens, without those that fill it up."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -32,15 +24,8 @@ class MeanOfEmbeddings(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the means.
 
-        Parameters
-        ----------
-        tokens : Tensor
-            Token ids, int64 [b, length].
-
-        Returns
-        -------
-        Tensor
-            float32 [b, width]; zeros for a text without tokens.
+        ``tokens``: Token ids, int64 [b, length].
+        Returns: float32 [b, width]; zeros for a text without tokens.
         """
         vectors = _vectors(self.embedding, tokens)
         count = (tokens != 0).sum(-1, keepdim=True).clamp(min=1)
@@ -50,18 +35,8 @@ class MeanOfEmbeddings(nn.Module):
 class ConvolutionOfEmbeddings(nn.Module):
     """Convolutions over the vectors of a text's tokens, and the maximum of each map over the text.
 
-    Parameters
-    ----------
-    vocabulary : int
-        Number of token ids; 0 fills a text up.
-    width : int
-        Length of a vector.
-    channels : int
-        Output channels of each convolution.
-    windows : tuple[int, ...]
-        Number of tokens that each convolution sees.
-    dropout : float
-        Probability of dropping a feature in training.
+    ``vocabulary``: Number of token ids; 0 fills a text up.
+    ``dropout``: Probability of dropping a feature in training.
     """
 
     def __init__(self, vocabulary: int, width: int, channels: int, windows: tuple[int, ...], dropout: float) -> None:
@@ -73,15 +48,8 @@ class ConvolutionOfEmbeddings(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the features.
 
-        Parameters
-        ----------
-        tokens : Tensor
-            Token ids, int64 [b, length].
-
-        Returns
-        -------
-        Tensor
-            float32 [b, channels * number of windows].
+        ``tokens``: Token ids, int64 [b, length].
+        Returns: float32 [b, channels * number of windows].
         """
         vectors = _vectors(self.embedding, tokens).transpose(-1, -2)
         maxima = [layer(vectors).relu().amax(-1) for layer in self.convolutions]
@@ -120,22 +88,7 @@ class EmbeddingBag(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, ...]
-            The number of token ids of a text.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If inputs are no rows of token ids.
+        ``shape``: The number of token ids of a text.
         """
         _text_length(self.name, shape)
         body = nn.Sequential()
@@ -171,22 +124,7 @@ class TextCNN(Architecture):
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
 
-        Parameters
-        ----------
-        shape : tuple[int, ...]
-            The number of token ids of a text.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Network
-            The network (see `Architecture.build`).
-
-        Raises
-        ------
-        ConfigError
-            If inputs are no rows of token ids, or texts are shorter than a convolution.
+        ``shape``: The number of token ids of a text.
         """
         length = _text_length(self.name, shape)
         if length < max(self.windows):

@@ -27,20 +27,7 @@ CHUNK_BYTES = 2**22
 def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
     """Copy a module's whole state dict, detached, on the module's device.
 
-    Parameters
-    ----------
-    module : nn.Module
-        The module.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The copies by name, in contiguous layout.
-
-    Raises
-    ------
-    ConfigError
-        If the state dict contains something that is not a tensor.
+    Returns: The copies by name, in contiguous layout.
     """
     weights = {}
     for name, tensor in module.state_dict().items():
@@ -56,20 +43,7 @@ def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy weights into a module, from any device.
-
-    Parameters
-    ----------
-    module : nn.Module
-        The module.
-    weights : Weights
-        The weights.
-
-    Raises
-    ------
-    ValueRefused
-        If names, shapes or types differ; nothing is copied then.
-    """
+    """Copy weights into a module, from any device."""
     state = module.state_dict()
     _require_same_form(weights, state, f"these weights do not fit {type(module).__name__}")
     for name, tensor in state.items():
@@ -77,20 +51,7 @@ def load_weights(module: nn.Module, weights: Weights) -> None:
 
 
 def check_weights(value: object, what: str) -> None:
-    """Check that something is a model.
-
-    Parameters
-    ----------
-    value : object
-        What is given as a model.
-    what : str
-        What it is, at the beginning of the message.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a mapping from names to tensors.
-    """
+    """Check that something is a model."""
     found = "None" if value is None else f"a {type(value).__name__}"
     if isinstance(value, Mapping):
         others = {type(item).__name__ for item in form_of(value).values() if not isinstance(item, Tensor)}
@@ -108,17 +69,7 @@ def find_mismatch(given: Weights, expected: Weights) -> str | None:
 
     The order of names and the device do not matter.
 
-    Parameters
-    ----------
-    given : Weights
-        The model to describe.
-    expected : Weights
-        The model to compare with.
-
-    Returns
-    -------
-    str or None
-        The first difference; None if there is none.
+    Returns: The first difference; None if there is none.
     """
     given, expected = form_of(given), form_of(expected)
     if given.keys() != expected.keys():
@@ -139,22 +90,7 @@ def find_mismatch(given: Weights, expected: Weights) -> str | None:
 def add(a: Weights, b: Weights, scale: float = 1.0) -> dict[str, Tensor]:
     """Compute ``a + scale * b``.
 
-    Parameters
-    ----------
-    a, b : Weights
-        Models of the same form.
-    scale : float
-        The factor of ``b``.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The sum.
-
-    Raises
-    ------
-    ValueRefused
-        If the models differ in names, shapes or types.
+    ``a``, ``b``: Models of the same form.
     """
     _require_same_form(b, a, "cannot add the second model to the first")
     names = _floating(a)
@@ -165,20 +101,7 @@ def add(a: Weights, b: Weights, scale: float = 1.0) -> dict[str, Tensor]:
 def subtract(a: Weights, b: Weights) -> dict[str, Tensor]:
     """Compute ``a - b``.
 
-    Parameters
-    ----------
-    a, b : Weights
-        Models of the same form.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The difference.
-
-    Raises
-    ------
-    ValueRefused
-        If the models differ in names, shapes or types.
+    ``a``, ``b``: Models of the same form.
     """
     _require_same_form(b, a, "cannot subtract the second model from the first")
     names = _floating(a)
@@ -187,38 +110,14 @@ def subtract(a: Weights, b: Weights) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def scale(a: Weights, factor: float) -> dict[str, Tensor]:
-    """Compute ``factor * a``.
-
-    Parameters
-    ----------
-    a : Weights
-        The model.
-    factor : float
-        The factor.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The product.
-    """
+    """Compute ``factor * a``."""
     names = _floating(a)
     return _result(a, torch._foreach_mul([a[n] for n in names], factor) if names else ())
 
 
 @torch.no_grad()
 def joint_norm(tensors: Iterable[Tensor]) -> float:
-    """Compute the Euclidean norm of all tensors together.
-
-    Parameters
-    ----------
-    tensors : Iterable[Tensor]
-        Tensors of any shapes.
-
-    Returns
-    -------
-    float
-        The norm; 0 without any tensor.
-    """
+    """Compute the Euclidean norm of all tensors together."""
     return _join(torch._foreach_norm(found) if (found := list(tensors)) else [])
 
 
@@ -226,17 +125,7 @@ def joint_norm(tensors: Iterable[Tensor]) -> float:
 def distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
     """Compute the Euclidean norm of ``a - b``, some tensors at a time: no third model is in memory.
 
-    Parameters
-    ----------
-    a, b : Weights
-        Models of the same form.
-    names : Sequence[str]
-        The tensors that count.
-
-    Returns
-    -------
-    float
-        The norm; 0 without any name.
+    Returns: The norm; 0 without any name.
     """
     norms: list[Tensor] = []
     for some in _in_parts(a, names):
@@ -252,24 +141,8 @@ def mean(models: Iterable[Weights], weights: Sequence[float] | None = None) -> d
     that model, and of models that are made or read one after another only two are in memory. Models of weight 0 are
     left out, except that integer buffers are always those of the first model.
 
-    Parameters
-    ----------
-    models : Iterable[Weights]
-        At least one model, all of the same form.
-    weights : Sequence[float], optional
-        The weight of each model: finite, not negative, and not all 0. By default all are equal.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        The mean.
-
-    Raises
-    ------
-    ValueRefused
-        If a model's form differs from that of the first.
-    ValueError
-        If there are no models, or the weights are invalid.
+    ``models``: At least one model, all of the same form.
+    ``weights``: The weight of each model: finite, not negative, and not all 0. By default all are equal.
     """
     shares = None if weights is None else _shares(weights)
     running = RunningMean()
@@ -285,10 +158,7 @@ def mean(models: Iterable[Weights], weights: Sequence[float] | None = None) -> d
 class RunningMean:
     """The mean of models that come one after another, of which none is kept.
 
-    Attributes
-    ----------
-    number : int
-        How many models were added.
+    ``number``: How many models were added.
     """
 
     def __init__(self) -> None:
@@ -303,17 +173,7 @@ class RunningMean:
     def add(self, model: Weights, weight: float = 1.0) -> None:
         """Add a model.
 
-        Parameters
-        ----------
-        model : Weights
-            The model, of the form of the first.
-        weight : float
-            Its weight. One of weight 0 is left out, except that integer buffers are always those of the first.
-
-        Raises
-        ------
-        ValueRefused
-            If the model's form differs from that of the first.
+        ``weight``: Its weight. One of weight 0 is left out, except that integer buffers are always those of the first.
         """
         self.number += 1
         if self.number == 1:
@@ -339,28 +199,14 @@ class RunningMean:
     def value(self) -> dict[str, Tensor]:
         """Return the mean so far; it changes with the next model.
 
-        Returns
-        -------
-        dict[str, Tensor]
-            The mean; empty without models.
+        Returns: The mean; empty without models.
         """
         means = dict(zip(self._names, self._running or (), strict=True))
         return {name: means[name] if name in means else self._kept[name] for name in self._first}
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """Return a hash of a tensor's type, shape and bits.
-
-    Parameters
-    ----------
-    tensor : Tensor
-        The tensor.
-
-    Returns
-    -------
-    str
-        32 hexadecimal digits.
-    """
+    """Return a hash of a tensor's type, shape and bits."""
     plain = tensor.detach().cpu().contiguous()
     hashed = hashlib.blake2b(f"{plain.dtype} {list(plain.shape)} ".encode(), digest_size=16)
     hashed.update(plain.reshape(-1).view(torch.uint8).numpy().data)
@@ -370,15 +216,7 @@ def tensor_hash(tensor: Tensor) -> str:
 def parameter_count(module: nn.Module) -> int:
     """Return the number of a module's parameters.
 
-    Parameters
-    ----------
-    module : nn.Module
-        The module.
-
-    Returns
-    -------
-    int
-        The number, with frozen parameters, without buffers; shared parameters count once.
+    Returns: The number, with frozen parameters, without buffers; shared parameters count once.
     """
     return sum(parameter.numel() for parameter in module.parameters())
 

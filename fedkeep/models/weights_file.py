@@ -27,12 +27,8 @@ class WeightsFile:
     The system removes it when the process ends, however it ends. The space of a model that nothing refers to any more
     is used again, and the file is emptied when it holds none. One thread may use it.
 
-    Attributes
-    ----------
-    largest : int
-        The largest size of the file so far, in bytes.
-    trimmer : MemoryTrimmer
-        Gives the memory back of models that were put into the file, and of tensors that were read.
+    ``largest``: The largest size of the file so far, in bytes.
+    ``trimmer``: Gives the memory back of models that were put into the file, and of tensors that were read.
     """
 
     def __init__(self) -> None:
@@ -45,15 +41,7 @@ class WeightsFile:
     def check_room(self, needed: int) -> None:
         """Check that the disk has room for models that are not there yet.
 
-        Parameters
-        ----------
-        needed : int
-            Their size in bytes; 0 or less if none will come.
-
-        Raises
-        ------
-        RunError
-            If it has not.
+        ``needed``: Their size in bytes; 0 or less if none will come.
         """
         unused = sum(length * len(positions) for length, positions in self._free.items())
         if needed > unused and (free := shutil.disk_usage(tempfile.gettempdir()).free + unused) < needed:
@@ -65,20 +53,7 @@ class WeightsFile:
     def put(self, weights: Mapping[str, Tensor]) -> StoredWeights:
         """Write a model to the file.
 
-        Parameters
-        ----------
-        weights : Mapping[str, Tensor]
-            The model.
-
-        Returns
-        -------
-        StoredWeights
-            The same model. Its tensors are read from the file each time that they are asked for.
-
-        Raises
-        ------
-        RunError
-            If the disk is full.
+        Returns: The same model. Its tensors are read from the file each time that they are asked for.
         """
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         length = sum(tensor.nbytes for tensor in plain.values())
@@ -111,24 +86,7 @@ class WeightsFile:
     def read(self, position: int, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Read a tensor.
 
-        Parameters
-        ----------
-        position : int
-            Where it begins, in bytes.
-        shape : tuple[int, ...]
-            Its shape.
-        dtype : torch.dtype
-            Its type.
-
-        Returns
-        -------
-        Tensor
-            A new tensor on the CPU.
-
-        Raises
-        ------
-        RunError
-            If the file is shorter.
+        ``position``: Where it begins, in bytes.
         """
         tensor = torch.empty(shape, dtype=dtype)
         self.trimmer.dropped(tensor.nbytes)  # as many were read before, and most of them are gone
@@ -150,12 +108,7 @@ class WeightsFile:
 class StoredWeights(Mapping[str, Tensor]):
     """A model in a `WeightsFile`.
 
-    Parameters
-    ----------
-    file : WeightsFile
-        The file.
-    places : Mapping[str, tuple[Tensor, int, torch.device]]
-        For each tensor one of its form on the device ``meta``, its position in the file, and its device.
+    ``places``: For each tensor one of its form on the device ``meta``, its position in the file, and its device.
     """
 
     def __init__(self, file: WeightsFile, places: Mapping[str, tuple[Tensor, int, torch.device]]) -> None:
@@ -180,17 +133,8 @@ class StoredWeights(Mapping[str, Tensor]):
     def part(self, name: str, start: int, stop: int) -> Tensor:
         """Read some elements of a tensor.
 
-        Parameters
-        ----------
-        name : str
-            The tensor.
-        start, stop : int
-            The elements from ``start`` up to ``stop``, as the flattened tensor has them.
-
-        Returns
-        -------
-        Tensor
-            [stop - start].
+        ``start``, ``stop``: The elements from ``start`` up to ``stop``, as the flattened tensor has them.
+        Returns: [stop - start].
         """
         form, position, device = self._places[name]
         size = prod(form.shape)
@@ -199,37 +143,15 @@ class StoredWeights(Mapping[str, Tensor]):
 
 
 def form_of(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return tensors that have the shapes and types of a model's, without reading them from a file.
-
-    Parameters
-    ----------
-    weights : Mapping[str, Tensor]
-        The model.
-
-    Returns
-    -------
-    Mapping[str, Tensor]
-        The model itself if it is in memory.
-    """
+    """Return tensors that have the shapes and types of a model's, without reading them from a file."""
     return weights.form if isinstance(weights, StoredWeights) else weights
 
 
 def part_of(weights: Mapping[str, Tensor], name: str, start: int, stop: int) -> Tensor:
     """Return some elements of a model's tensor; of a stored one no others are read.
 
-    Parameters
-    ----------
-    weights : Mapping[str, Tensor]
-        The model.
-    name : str
-        The tensor.
-    start, stop : int
-        The elements from ``start`` up to ``stop``, as the flattened tensor has them.
-
-    Returns
-    -------
-    Tensor
-        [stop - start].
+    ``start``, ``stop``: The elements from ``start`` up to ``stop``, as the flattened tensor has them.
+    Returns: [stop - start].
     """
     if isinstance(weights, StoredWeights):
         return weights.part(name, start, stop)

@@ -33,20 +33,8 @@ _PART = 1 << 20
 def open_run(path: Path) -> Traversable:
     """Return the root of a run's files.
 
-    Parameters
-    ----------
-    path : Path
-        A run folder, an archive of one, or a folder in an archive.
-
-    Returns
-    -------
-    Traversable
-        The folder itself, on disk or in the archive. What does not exist is returned as it is given.
-
-    Raises
-    ------
-    RunError
-        If the file is no archive, or one that no run wrote: too large, or with names that lead out of it.
+    ``path``: A run folder, an archive of one, or a folder in an archive.
+    Returns: The folder itself, on disk or in the archive. What does not exist is returned as it is given.
     """
     file = None if path.is_dir() else next((place for place in (path, *path.parents) if place.is_file()), None)
     if file is None:
@@ -65,13 +53,7 @@ def open_run(path: Path) -> Traversable:
 
 
 def read_bytes(path: Traversable) -> bytes:
-    """Return what a file of a run holds; of an archive never more than it said when it was opened.
-
-    Raises
-    ------
-    RunError
-        If it is in a damaged archive.
-    """
+    """Return what a file of a run holds; of an archive never more than it said when it was opened."""
     try:
         with path.open("rb") as file:
             # `read()` would unpack all that is there before it cuts it to the size that was checked.
@@ -83,24 +65,10 @@ def read_bytes(path: Traversable) -> bytes:
 def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, bytes] | None = None) -> Path:
     """Write the records of run folders into one file; the same records give the same bytes.
 
-    Parameters
-    ----------
-    runs : mapping of str to Path
-        Run folders by their names in the archive; an empty name makes it an archive of this run only.
-    target : Path
-        The file. In one that exists runs of the same names are replaced, unless files would be lost; others stay.
-    further : mapping of str to bytes, optional
-        More files by name.
-
-    Returns
-    -------
-    Path
-        The target.
-
-    Raises
-    ------
-    RunError
-        If one is no run folder, or the target holds files of it that it has not.
+    ``runs``: Run folders by their names in the archive; an empty name makes it an archive of this run only.
+    ``target``: The file. In one that exists runs of the same names are replaced, unless files would be lost; others
+        stay.
+    ``further``: More files by name.
     """
     held, files = _files_of(target), dict(further or {})
     for name, run in runs.items():

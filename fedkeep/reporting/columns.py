@@ -18,21 +18,13 @@ LOGGED = "log."
 class Metric:
     """A column of a table.
 
-    Attributes
-    ----------
-    name : str
-        The property of a trial that gives the value.
-    title : str
-        What the column is called; `heading` adds the rounds that it covers.
-    unit : str
-        ``"%"`` for a fraction that is shown in percent, ``"s"`` or ``"bytes"``.
-    better : int
-        1 where a higher value is better, -1 where a lower one is, 0 where methods are not ranked by it.
-    series : str
-        The property of a trial that gives the values by round whose mean over the window it is; empty for other
+    ``name``: The property of a trial that gives the value.
+    ``title``: What the column is called; `heading` adds the rounds that it covers.
+    ``unit``: ``"%"`` for a fraction that is shown in percent, ``"s"`` or ``"bytes"``.
+    ``better``: 1 where a higher value is better, -1 where a lower one is, 0 where methods are not ranked by it.
+    ``series``: The property of a trial that gives the values by round whose mean over the window it is; empty for other
         metrics.
-    windowed : bool
-        Whether it covers the window without being the mean of such a series.
+    ``windowed``: Whether it covers the window without being the mean of such a series.
     """
 
     name: str

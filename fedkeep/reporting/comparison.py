@@ -28,16 +28,9 @@ MEASURED = ("window_mean", "forgetting")
 class MethodResult:
     """One method in one column of a table.
 
-    Attributes
-    ----------
-    label : str
-        The method's label.
-    paper : Spread or None
-        The accuracy that the paper printed, in percent.
-    row : Row or None
-        What we have of it.
-    metric : str
-        The metric by which ours is compared.
+    ``paper``: The accuracy that the paper printed, in percent.
+    ``row``: What we have of it.
+    ``metric``: The metric by which ours is compared.
     """
 
     label: str
@@ -251,20 +244,7 @@ class Reproduction:
 def read_reproduction(folder: Path) -> Reproduction:
     """Read a reproduction: its columns are run folders beside each other, on disk or in an archive.
 
-    Parameters
-    ----------
-    folder : Path
-        What ``fedkeep reproduce`` wrote, or ``fedkeep archive`` of it.
-
-    Returns
-    -------
-    Reproduction
-        With the columns in the paper's order.
-
-    Raises
-    ------
-    RunError
-        If there is no column in it, one is damaged, or nothing says which table it is.
+    ``folder``: What ``fedkeep reproduce`` wrote, or ``fedkeep archive`` of it.
     """
     columns = [ColumnResult(path.name, read_run(path)) for path in runs_in(folder)]
     if not columns:

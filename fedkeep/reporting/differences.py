@@ -23,18 +23,10 @@ EXPLANATION = (
 class Difference:
     """What a method gained on the reference, on the seeds that both have.
 
-    Attributes
-    ----------
-    label, reference : str
-        Of the two methods.
-    seeds : tuple of int
-        The seeds that both have.
-    values : tuple of float
-        The difference with each of these seeds.
-    interval : Interval
-        Their mean with its confidence interval.
-    reason : str
-        Why there are no values; empty where there are, and without a seed that both have.
+    ``label``, ``reference``: Of the two methods.
+    ``values``: The difference with each of these seeds.
+    ``interval``: Their mean with its confidence interval.
+    ``reason``: Why there are no values; empty where there are, and without a seed that both have.
     """
 
     label: str
@@ -50,18 +42,9 @@ def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
 
     Pairing takes out what the seeds have in common (partition, initial weights, cohorts), so fewer seeds tell more.
 
-    Parameters
-    ----------
-    row, reference : Row
-        Trials that differ in what was measured are not compared: there is then no seed.
-    metric : str or Metric
-        What is compared.
-
-    Returns
-    -------
-    Difference
-        With an interval over seeds, or, of one seed, over blocks of the window's evaluations if the metric is their
-        mean.
+    ``row``, ``reference``: Trials that differ in what was measured are not compared: there is then no seed.
+    Returns: With an interval over seeds, or, of one seed, over blocks of the window's evaluations if the metric is
+        their mean.
     """
     metric = metric_of(metric)
     ours, theirs = ({trial.seed: trial for trial in side.trials} for side in (row, reference))
@@ -108,13 +91,7 @@ def difference_or_reason(row: Row, reference: Row, metric: str | Metric) -> Diff
 
 
 def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "window_mean") -> list[Difference]:
-    """Return each other finished method's difference to the reference, as `difference_or_reason` has it.
-
-    Raises
-    ------
-    RunError
-        If no finished row is labelled `reference`, or `metric` is unknown.
-    """
+    """Return each other finished method's difference to the reference, as `difference_or_reason` has it."""
     metric = metric_of(metric)
     table = {row.label: row for row in rows if row.finished}
     named = {label.lower(): label for label in table}
@@ -133,10 +110,7 @@ def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:
     A method that has not learned is no other one: it forgets nothing, and costs nobody a lead. Nor is one of whose
     window rounds were rolled back.
 
-    Returns
-    -------
-    set of int
-        Empty where there is no such row, or nothing to rank: the best mean alone does not lead.
+    Returns: Empty where there is no such row, or nothing to rank: the best mean alone does not lead.
     """
     metric = metric_of(metric)
     known = {i: row for i, row in enumerate(rows) if row.finished and not row.trouble}

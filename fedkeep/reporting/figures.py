@@ -51,12 +51,8 @@ DIRECT_LABELS = 8  # more lines than this get a legend instead of a label each
 class LineStyle:
     """How a method, or an average of its models, looks in every figure and table.
 
-    Attributes
-    ----------
-    index : int
-        Of the method, which gives the colour.
-    average : int
-        Which of its models: the last one, the mean of the round, or the moving average. It gives the dashes.
+    ``index``: Of the method, which gives the colour.
+    ``average``: Which of its models: the last one, the mean of the round, or the moving average. It gives the dashes.
     """
 
     index: int
@@ -127,18 +123,12 @@ def curves(
 
     An unfinished trial is a thin line of its own that ends in a cross and enters no mean.
 
-    Parameters
-    ----------
-    trials : sequence of TrialResult
-        Trials of any number of labels and seeds; those of one label are taken as comparable.
-    metric : str
-        ``"accuracy"``, ``"forgetting"``, ``"balanced"`` or ``"loss"``.
-    line_styles : mapping of str to LineStyle, optional
-        The styles by label, where several figures show different trials; from `styles`.
-    window : int, optional
-        How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title names it.
-    width : float
-        In inches, by default that of a column of a paper. Letters keep their size.
+    ``trials``: Trials of any number of labels and seeds; those of one label are taken as comparable.
+    ``metric``: ``"accuracy"``, ``"forgetting"``, ``"balanced"`` or ``"loss"``.
+    ``line_styles``: The styles by label, where several figures show different trials; from `styles`.
+    ``window``: How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title
+        names it.
+    ``width``: In inches, by default that of a column of a paper. Letters keep their size.
     """
     if metric not in HISTORIES:
         raise RunError(f"There are no curves of {metric!r}; known: {', '.join(HISTORIES)}.")

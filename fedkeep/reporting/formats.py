@@ -23,16 +23,10 @@ INTERVALS = (
 class TextTable:
     """A table as text, before it is Markdown or LaTeX.
 
-    Attributes
-    ----------
-    heads : list of str
-        The titles of the columns; the first column is a label.
-    lines : list of list of str
-        The cells.
-    note : str
-        What the numbers are.
-    bold : set of (int, int)
-        The cells, as (line, column), that lead their columns.
+    ``heads``: The titles of the columns; the first column is a label.
+    ``lines``: The cells.
+    ``note``: What the numbers are.
+    ``bold``: The cells, as (line, column), that lead their columns.
     """
 
     heads: list[str]
@@ -63,11 +57,6 @@ def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None
     """Return each finished method's differences to one of them; None if there is only one.
 
     By default it is the first that can be compared.
-
-    Raises
-    ------
-    RunError
-        If no finished method has that label.
     """
     reference = against or _reference(rows)
     if not reference:

@@ -24,19 +24,7 @@ FONT_SIZE = 10.0
 def image_grid(real: Sequence[Tensor], generated: Sequence[Tensor], label_names: Sequence[str], title: str) -> Figure:
     """Draw a row a class: real images left, generated ones right.
 
-    Parameters
-    ----------
-    real, generated : sequence of Tensor
-        For each class, uint8 [count, channels, height, width]; counts may differ, even be 0.
-    label_names : sequence of str
-        Of the classes.
-    title : str
-        Above the picture.
-
-    Returns
-    -------
-    Figure
-        The picture.
+    ``real``, ``generated``: For each class, uint8 [count, channels, height, width]; counts may differ, even be 0.
     """
     sides = [_canvas(images) for images in (real, generated)]
     height = sides[0].shape[0]

@@ -96,17 +96,9 @@ class LearningMetrics(Record):
 def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> list[str]:
     """Say which methods have not learned, or lost local trainings that were not finite, and what to change.
 
-    Parameters
-    ----------
-    trials : sequence of LearningMetrics
-        Finished or not; one that is in its first quarter is left out, as any may still be at chance there.
-    settings : mapping of str to Any
-        The recipe; its learning rate and its clipping are named.
-
-    Returns
-    -------
-    list of str
-        A sentence or two for each kind of trouble.
+    ``trials``: Finished or not; one that is in its first quarter is left out, as any may still be at chance there.
+    ``settings``: The recipe; its learning rate and its clipping are named.
+    Returns: A sentence or two for each kind of trouble.
     """
     begun = [trial for trial in trials if 4 * trial.rounds_done >= trial.rounds_planned]
     stuck = [trial for trial in begun if not trial.learned]

@@ -26,22 +26,8 @@ def write_all(path: str | Path, out: str | Path | None = None) -> Run:
 
     An unfinished run gets them too, with its unfinished trials marked; calling it again replaces them.
 
-    Parameters
-    ----------
-    path : str or Path
-        A run folder, an archive of one, or a folder in an archive.
-    out : str or Path, optional
-        The folder to write into: by default the run folder, and `default_out` of an archive.
-
-    Returns
-    -------
-    Run
-        The run that was read.
-
-    Raises
-    ------
-    RunError
-        If there is no run at `path`, or it is damaged.
+    ``path``: A run folder, an archive of one, or a folder in an archive.
+    ``out``: The folder to write into: by default the run folder, and `default_out` of an archive.
     """
     run = read_run(path)
     rows = summary(run)

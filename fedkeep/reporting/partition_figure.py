@@ -19,25 +19,6 @@ def partition_figure(counts: npt.NDArray[Any], label_names: Sequence[str], title
     Clients lie along x, classes along y; the colour is the number of examples on a logarithmic scale, white for none.
     The colour map keeps its order in grey and for colour-blind readers. Of more than 1,000 clients, 1,000 evenly spaced
     ones are shown, and the axis says so.
-
-    Parameters
-    ----------
-    counts : array_like of int, shape [clients, classes]
-        Examples of each class that each client holds.
-    label_names : sequence of str
-        One name a class.
-    title : str
-        Text above the picture.
-
-    Returns
-    -------
-    str
-        An ``<svg>`` element.
-
-    Raises
-    ------
-    ValueError
-        If ``counts`` is not [clients, classes] with one name a class.
     """
     counts = np.asarray(counts)
     if counts.ndim != 2 or counts.shape[1] != len(label_names):

@@ -31,36 +31,21 @@ class Record:
 
     Accuracies and forgetting are fractions; a value that was never measured is NaN.
 
-    Attributes
-    ----------
-    label : str
-        The name of the method in tables.
-    algorithm : str
-        The name under which the method is registered.
-    options : mapping of str to Any
-        The method's options.
-    seed : int
-        The trial's seed.
-    sequential : bool
-        Whether the clients of a round trained one after another.
-    rounds, timings : list of dict
-        One entry a round, as in rounds.jsonl and timings.jsonl.
-    partition : mapping of str to Any
-        As in partition.json.
-    info : mapping of str to Any
-        As in trial.json.
-    finished : bool
-        Whether the trial came to its end.
-    path : Path or None
-        The trial's folder, or its place in an archive.
-    window : float
-        The rounds at the end over which tables average, as `fedkeep.metrics.window_rounds` takes it.
-    turn : int
-        The rounds in a whole turn of the methods that this one is compared with; 1 where none takes turns.
-    memory : float
-        The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other models.
-    confusions : tuple of tuple of int
-        As in confusion.json, a row for each true class; empty of other models than the first, and of old records.
+    ``label``: The name of the method in tables.
+    ``algorithm``: The name under which the method is registered.
+    ``seed``: The trial's seed.
+    ``sequential``: Whether the clients of a round trained one after another.
+    ``rounds``, ``timings``: One entry a round, as in rounds.jsonl and timings.jsonl.
+    ``partition``: As in partition.json.
+    ``info``: As in trial.json.
+    ``finished``: Whether the trial came to its end.
+    ``path``: The trial's folder, or its place in an archive.
+    ``window``: The rounds at the end over which tables average, as `fedkeep.metrics.window_rounds` takes it.
+    ``turn``: The rounds in a whole turn of the methods that this one is compared with; 1 where none takes turns.
+    ``memory``: The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other
+        models.
+    ``confusions``: As in confusion.json, a row for each true class; empty of other models than the first, and of old
+        records.
     """
 
     label: str

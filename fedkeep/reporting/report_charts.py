@@ -31,22 +31,13 @@ UNKNOWN = (128, 128, 128, 56)  # of what was not measured
 class Series:
     """One line of a chart.
 
-    Attributes
-    ----------
-    label : str
-        Of the method, by which the legend hides it.
-    name : str
-        The label with what is to be said of it.
-    style : LineStyle
-        Its colour and dashes.
-    line : str
-        An SVG path through the smoothed values.
-    raw : str
-        The same through the values as they were measured; empty if nothing is smoothed.
-    band : str
-        A path around all seeds; empty of one seed.
-    finished : bool
-        An unfinished seed is drawn as a thin line that ends in a cross.
+    ``label``: Of the method, by which the legend hides it.
+    ``name``: The label with what is to be said of it.
+    ``style``: Its colour and dashes.
+    ``line``: An SVG path through the smoothed values.
+    ``raw``: The same through the values as they were measured; empty if nothing is smoothed.
+    ``band``: A path around all seeds; empty of one seed.
+    ``finished``: An unfinished seed is drawn as a thin line that ends in a cross.
     """
 
     label: str
@@ -62,20 +53,11 @@ class Series:
 class Chart:
     """A line chart.
 
-    Attributes
-    ----------
-    name : str
-        An identifier on the page.
-    title : str
-        Its heading.
-    alt : str
-        What it shows, for those who do not see it.
-    x, y : tuple of float
-        The ends of the axes.
-    x_ticks, y_ticks : list of (float, str)
-        Where labels stand, in percent of the axis, and their text.
-    series : list of Series
-        The lines.
+    ``name``: An identifier on the page.
+    ``title``: Its heading.
+    ``alt``: What it shows, for those who do not see it.
+    ``x``, ``y``: The ends of the axes.
+    ``x_ticks``, ``y_ticks``: Where labels stand, in percent of the axis, and their text.
     """
 
     name: str
@@ -93,18 +75,9 @@ def line_chart(
 ) -> Chart:
     """Return a chart of one metric over rounds: the mean over the seeds of each row, and a band around all seeds.
 
-    Parameters
-    ----------
-    rows : sequence of Row
-        What it shows; unfinished ones too.
-    line_styles : mapping of str to LineStyle
-        The style of each label.
-    metric : str
-        As of `fedkeep.reporting.figures.curves`.
-    title : str
-        Its heading.
-    window : int
-        How many evaluations a running mean takes in.
+    ``rows``: What it shows; unfinished ones too.
+    ``metric``: As of `fedkeep.reporting.figures.curves`.
+    ``window``: How many evaluations a running mean takes in.
     """
     found = [(row, *history(row.trials, metric, window), history(row.trials, metric)[1]) for row in rows]
     found = [(row, rounds, smooth, raw) for row, rounds, smooth, raw in found if len(rounds)]
@@ -175,20 +148,12 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
 class Heatmap:
     """Values in rows and columns, as a picture of one pixel each.
 
-    Attributes
-    ----------
-    title : str
-        What stands above it.
-    alt : str
-        What it shows, for those who do not see it.
-    png : str
-        The picture, in base64: of each pixel the opacity is the value.
-    rows : list of str
-        The names of the rows, from above.
-    columns : list of str
-        The names of the columns, or of the first of those that were averaged.
-    what : dict of str to str
-        For the script: ``rows`` and ``columns`` (what they are called), ``unit``, and ``top``, the value of full
+    ``title``: What stands above it.
+    ``alt``: What it shows, for those who do not see it.
+    ``png``: The picture, in base64: of each pixel the opacity is the value.
+    ``rows``: The names of the rows, from above.
+    ``columns``: The names of the columns, or of the first of those that were averaged.
+    ``what``: For the script: ``rows`` and ``columns`` (what they are called), ``unit``, and ``top``, the value of full
         opacity; ``log`` if values grow with the exponential of the opacity.
     """
 

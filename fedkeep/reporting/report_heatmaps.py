@@ -124,10 +124,8 @@ def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
     It is the mean over the window (unfinished: of the last evaluation) of the class-wise test accuracies, weighted by
     the client's label distribution; nothing more is measured for it.
 
-    Returns
-    -------
-    dict
-        ``lines`` of a ``row``, the ``texts`` of its columns, and its ``box``: the quantiles 0, 0.1, 0.5, 0.9 and 1.
+    Returns: ``lines`` of a ``row``, the ``texts`` of its columns, and its ``box``: the quantiles 0, 0.1, 0.5, 0.9 and
+        1.
     """
     lines: list[dict[str, Any]] = []
     for row in rows:

@@ -21,11 +21,8 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
     Of parallel methods, whose clients began with one model, with the first seed; empty where no such model was
     evaluated.
 
-    Returns
-    -------
-    dict
-        ``round``; ``names`` of the classes; ``clients``, each with its name ``client``, its ``examples`` of each class
-        and ``lines`` of a ``label`` and ``values``; ``more``, how many clients are not shown.
+    Returns: ``round``; ``names`` of the classes; ``clients``, each with its name ``client``, its ``examples`` of each
+        class and ``lines`` of a ``label`` and ``values``; ``more``, how many clients are not shown.
     """
     trials = _comparable([trial for row in rows for trial in row.trials])
     rounds = [{model["round"] for model in trial.local_models} for trial in trials]

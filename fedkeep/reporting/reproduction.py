@@ -159,24 +159,7 @@ def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) ->
 def read_notes(root: Path, names: Iterable[str], page: Path) -> dict[str, str]:
     """Return what a person wrote about reproductions: the sections of ``notes.md`` beside them.
 
-    Parameters
-    ----------
-    root : Path
-        The folder of the reproductions.
-    names : iterable of str
-        Their names, which are the headings of sections.
-    page : Path
-        The folder of the page that quotes the notes; relative links are written anew for it.
-
-    Returns
-    -------
-    dict of str to str
-        Texts by the names of reproductions.
-
-    Raises
-    ------
-    ConfigError
-        If a section is about no reproduction.
+    ``page``: The folder of the page that quotes the notes; relative links are written anew for it.
     """
     path, known = root / NOTES, list(names)
     _, *sections = re.split(r"^## ", f"\n{path.read_text(encoding='utf-8')}" if path.is_file() else "", flags=re.M)

@@ -75,21 +75,7 @@ def read_run(path: str | Path) -> Run:
 
     Trials come in the order in which the recipe names their methods, then by seed.
 
-    Parameters
-    ----------
-    path : str or Path
-        A run folder, an archive of one, or a folder in an archive of several (see `fedkeep.reporting.archive`).
-
-    Returns
-    -------
-    Run
-        The run with all of its trials.
-
-    Raises
-    ------
-    RunError
-        If there is no run at `path` (with the runs nearby), or one of its files is damaged: other than its digest says,
-        or beyond a cut last line.
+    ``path``: A run folder, an archive of one, or a folder in an archive of several (see `fedkeep.reporting.archive`).
     """
     path = Path(path)
     root = open_run(path)
@@ -118,15 +104,7 @@ def read_run(path: str | Path) -> Run:
 def has_digests(root: Traversable) -> bool:
     """Return whether a run has digests, which older versions did not write.
 
-    Parameters
-    ----------
-    root : Traversable
-        The run folder, on disk or in an archive.
-
-    Returns
-    -------
-    bool
-        True if it has.
+    ``root``: The run folder, on disk or in an archive.
     """
     return is_sealed(read_bytes(root / "run.json"))
 
@@ -134,15 +112,8 @@ def has_digests(root: Traversable) -> bool:
 def trial_folders(root: Traversable) -> list[Traversable]:
     """Return the folders of the trials that were begun.
 
-    Parameters
-    ----------
-    root : Traversable
-        The run folder, on disk or in an archive.
-
-    Returns
-    -------
-    list[Traversable]
-        The folders, by name.
+    ``root``: The run folder, on disk or in an archive.
+    Returns: The folders, by name.
     """
     held = root / TRIALS
     folders = sorted(held.iterdir(), key=lambda folder: folder.name) if held.is_dir() else []
@@ -152,22 +123,8 @@ def trial_folders(root: Traversable) -> list[Traversable]:
 def check_records(trial: Traversable, sealed: bool) -> bool:
     """Check what a report of a trial is made of, and return whether the trial is finished.
 
-    Parameters
-    ----------
-    trial : Traversable
-        The trial's folder, on disk or in an archive.
-    sealed : bool
-        Whether the run has digests. Without them, a trial is finished if its files exist.
-
-    Returns
-    -------
-    bool
-        True for a finished trial.
-
-    Raises
-    ------
-    RunError
-        If a file is damaged.
+    ``trial``: The trial's folder, on disk or in an archive.
+    ``sealed``: Whether the run has digests. Without them, a trial is finished if its files exist.
     """
     finished, found = (trial / MANIFEST).is_file(), []
     if finished:
@@ -365,15 +322,8 @@ def _not_a_run(path: Path) -> str:
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder or an archive, by name.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder, on disk or in an archive.
-
-    Returns
-    -------
-    list[Path]
-        Run folders, archives of one run, and the runs in archives of several; an archive that cannot be read as it is.
+    Returns: Run folders, archives of one run, and the runs in archives of several; an archive that cannot be read as it
+        is.
     """
     root = open_run(folder)
     found: list[Path] = []

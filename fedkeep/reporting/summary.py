@@ -134,10 +134,7 @@ def summary(runs: Run | Iterable[Run]) -> list[Row]:
     the identical result counts once. Where settings differ, the label says in what; where only results differ, it names
     the run.
 
-    Parameters
-    ----------
-    runs : Run or iterable of Run
-        One run or several, in the order in which their methods are to appear.
+    ``runs``: One run or several, in the order in which their methods are to appear.
     """
     runs = [runs] if isinstance(runs, Run) else list(runs)
     # Windows are of whole turns where one method takes turns, in whichever run it is.

@@ -137,15 +137,8 @@ def _notes(row: Row) -> list[str]:
 def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -> Table:
     """Return the table for a terminal, to be given to a `rich.console.Console`; nothing is printed here.
 
-    Parameters
-    ----------
-    rows : sequence of Row
-        What it shows.
-    title : str, optional
-        Text above it.
-    width : int
-        The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are left out,
-        which the report has.
+    ``width``: The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are
+        left out, which the report has.
     """
     from rich import box
     from rich.markup import escape

@@ -22,14 +22,9 @@ Status = Literal["finished", "unfinished", "no digests", "damaged"]
 class Verification:
     """What was found of one trial, or of the run's own files.
 
-    Attributes
-    ----------
-    name : str
-        The trial's folder; ``run`` for the run's own files.
-    status : {"finished", "unfinished", "no digests", "damaged"}
-        What the trial is. Older versions wrote no digests; such files were read, and could be.
-    details : tuple[str, ...]
-        What was checked, or a sentence for each damaged file.
+    ``name``: The trial's folder; ``run`` for the run's own files.
+    ``status``: What the trial is. Older versions wrote no digests; such files were read, and could be.
+    ``details``: What was checked, or a sentence for each damaged file.
     """
 
     name: str
@@ -40,20 +35,8 @@ class Verification:
 def verify_run(path: str | Path) -> list[Verification]:
     """Check every file of a run against its digest, models and checkpoints included.
 
-    Parameters
-    ----------
-    path : str or Path
-        A run folder, an archive of one, or a folder in an archive.
-
-    Returns
-    -------
-    list[Verification]
-        First the run's own files, then its trials by name.
-
-    Raises
-    ------
-    RunError
-        If there is no run at `path`.
+    ``path``: A run folder, an archive of one, or a folder in an archive.
+    Returns: First the run's own files, then its trials by name.
     """
     root = open_run(Path(path))
     if not (root / "run.json").is_file():

@@ -66,17 +66,7 @@ class Attack(Options):
     def attackers(self, clients: Collection[str], seed: int) -> frozenset[str]:
         """Draw the malicious clients.
 
-        Parameters
-        ----------
-        clients : Collection[str]
-            All clients.
-        seed : int
-            The trial's seed.
-
-        Returns
-        -------
-        frozenset[str]
-            Their ids; none without an attack.
+        Returns: Their ids; none without an attack.
         """
         if self.kind == "none":
             return frozenset()
@@ -87,15 +77,7 @@ class Attack(Options):
 
 @dataclass(frozen=True, eq=False)
 class PoisonedFederation(Federation):
-    """A federation some of whose clients train on false examples.
-
-    Parameters
-    ----------
-    kind : str
-        The attack.
-    attackers : Collection[str]
-        Ids of the malicious clients.
-    """
+    """A federation some of whose clients train on false examples."""
 
     kind: AttackKind = "none"
     attackers: Collection[str] = field(default_factory=frozenset)
@@ -113,43 +95,12 @@ class PoisonedFederation(Federation):
 
 
 def first_new_class(federation: Federation) -> int:
-    """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained.
-
-    Parameters
-    ----------
-    federation : Federation
-        The federation.
-
-    Returns
-    -------
-    int
-        0 without tasks.
-    """
+    """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained."""
     return (0, *federation.cumulative_classes)[-2]
 
 
 def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
-    """Return a federation whose malicious clients train on false examples, if the attack is one on examples.
-
-    Parameters
-    ----------
-    federation : Federation
-        The honest federation.
-    attack : Attack
-        The attack.
-    seed : int
-        The trial's seed.
-
-    Returns
-    -------
-    Federation
-        The federation itself for other attacks.
-
-    Raises
-    ------
-    ConfigError
-        If the examples are not on this machine.
-    """
+    """Return a federation whose malicious clients train on false examples, if the attack is one on examples."""
     if attack.kind not in ON_EXAMPLES:
         return federation
     if type(federation) is not Federation:  # what a server or a site knows of real sites
@@ -164,15 +115,7 @@ def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
 def add_trigger(images: Tensor) -> Tensor:
     """Return images with a bright square in the last corner.
 
-    Parameters
-    ----------
-    images : Tensor
-        [n, channels, height, width], uint8.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape.
+    ``images``: [n, channels, height, width], uint8.
     """
     changed = images.clone()
     changed[..., -TRIGGER:, -TRIGGER:] = images.max() if images.numel() else 0
@@ -186,19 +129,8 @@ def _like(chosen: Tensor, images: Tensor) -> Tensor:
 def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Tensor], target: int) -> float:
     """Return the share of test images of other classes that a model takes for the target once they have the trigger.
 
-    Parameters
-    ----------
-    predict : Callable[[Tensor], Tensor]
-        Maps images to scores, [n, classes].
-    test : Mapping[str, Tensor]
-        The test images and labels.
-    target : int
-        The class that the backdoor teaches.
-
-    Returns
-    -------
-    float
-        The share.
+    ``predict``: Maps images to scores, [n, classes].
+    ``target``: The class that the backdoor teaches.
     """
     others = test["input"][test["label"] != target]
     return float((predict(add_trigger(others)).argmax(-1) == target).float().mean())
@@ -207,19 +139,7 @@ def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Ten
 class Attacker:
     """Changes what malicious clients answer.
 
-    Parameters
-    ----------
-    attack : Attack
-        The attack.
-    clients : Collection[str]
-        All clients.
-    seed : int
-        The trial's seed.
-
-    Attributes
-    ----------
-    first_models : dict[str, Weights]
-        The first model of each attacker that replays, by client; checkpoints keep them.
+    ``first_models``: The first model of each attacker that replays, by client; checkpoints keep them.
     """
 
     def __init__(self, attack: Attack, clients: Collection[str], seed: int) -> None:
@@ -231,21 +151,7 @@ class Attacker:
     def tamper(self, request: StepRequest, result: StepResult, number: int, rows: int) -> StepResult | ClientFailure:
         """Return what a malicious client sends instead of the result of its step.
 
-        Parameters
-        ----------
-        request : StepRequest
-            What it was asked.
-        result : StepResult
-            What an honest client would send.
-        number : int
-            The round, counted over the whole run.
-        rows : int
-            Rows of the classifier.
-
-        Returns
-        -------
-        StepResult or ClientFailure
-            The result itself for honest clients.
+        ``number``: The round, counted over the whole run.
         """
         if request.client not in self.clients:
             return result

@@ -57,19 +57,10 @@ def choose_stack_size(
     This measures one epoch of the first cohort's largest clients, with cross-entropy. The choice depends on the machine
     and on chance, so it must be saved with the run.
 
-    Parameters
-    ----------
-    state : SimulationState
-        The simulation, before its first round.
-    workers : int
-        Number of processes that will share the cohort; with fewer groups than that, some would be idle.
-    alone, together : Measure
-        Measure one training, the mean of some after another, and the training of clients as one stack.
-
-    Returns
-    -------
-    int
-        The number of clients in a stack; 1 if stacks gain little.
+    ``workers``: Number of processes that will share the cohort; with fewer groups than that, some would be idle.
+    ``alone``, ``together``: Measure one training, the mean of some after another, and the training of clients as one
+        stack.
+    Returns: The number of clients in a stack; 1 if stacks gain little.
     """
     run_settings, federation = state.run_settings, state.federation
     if state.algorithm.sequential or state.client_factories or not state.context.runner.stackable:
@@ -105,19 +96,9 @@ def choose_compiled_steps(
     measurement with cross-entropy finds compiled steps 1.2 times as fast as the best without them. That measurement
     compiles once. As with stacks, the choice must be saved with the run.
 
-    Parameters
-    ----------
-    state : SimulationState
-        The simulation, before its first round. Its ``stack`` is chosen already.
-    workers : int
-        Number of processes that will share the cohort.
-    alone, together : Measure
-        As for `choose_stack_size`.
-
-    Returns
-    -------
-    int
-        The number of steps in a graph; 0 if compiling gains little.
+    ``state``: The simulation, before its first round. Its ``stack`` is chosen already.
+    ``workers``: Number of processes that will share the cohort.
+    Returns: The number of steps in a graph; 0 if compiling gains little.
     """
     federation, training = state.federation, state.training
     if state.client_factories or training.optimizer != "sgd" or state.privacy.noise_multiplier:

@@ -51,13 +51,7 @@ class Callback:
 
 
 class OnRoundEnd(Callback):
-    """Calls a function after every round.
-
-    Parameters
-    ----------
-    function : Callable[[SimulationState, RoundResult], object]
-        The function.
-    """
+    """Calls a function after every round."""
 
     def __init__(self, function: Callable[[SimulationState, RoundResult], object]) -> None:
         self.function = function

@@ -29,23 +29,9 @@ def noised_mean(
     each, losses are 0, and tensors of integers, such as batch norm's number of batches, are as they were sent: noise
     covers none of these.
 
-    Parameters
-    ----------
-    fits : Mapping[str, Fit]
-        Replies by client; at least one.
-    sent : Mapping[str, Weights]
-        The models that the clients were sent.
-    privacy : Privacy
-        Noise and clipping.
-    noise : Callable
-        Returns the noise for a mean, given all that determines it.
-    keep : Callable[[Fit], Fit]
-        Puts a new reply away, so that not all must be in memory.
-
-    Returns
-    -------
-    dict[str, Fit]
-        The replies as the method sees them.
+    ``fits``: Replies by client; at least one.
+    ``noise``: Returns the noise for a mean, given all that determines it.
+    ``keep``: Puts a new reply away, so that not all must be in memory.
     """
     first = form_of(next(iter(fits.values())).model)
     names = [name for name, form in first.items() if form.is_floating_point()]

@@ -43,24 +43,14 @@ CheckRecords = Callable[[Mapping[str, Digest]], None]
 class Manifest:
     """What one checkpoint consists of.
 
-    Attributes
-    ----------
-    round : int
-        The number of finished rounds.
-    files : Mapping[str, Digest]
-        The digests of the checkpoint's files, by name.
-    server, model : str
-        The files of the server's state and of its model.
-    averages : str or None
-        The file of the averages that are evaluated, if there are any.
-    clients : Mapping[str, str]
-        The file of each client that has a state.
-    records : Mapping[str, Digest]
-        The digests of the record files at that round.
-    replies : Mapping[str, object]
-        What is known of the clients' replies (see `fedkeep.simulation.defense.ReplyHistory`).
-    replayed : str or None
-        The file of the models that attackers send again and again, if there are any.
+    ``round``: The number of finished rounds.
+    ``files``: The digests of the checkpoint's files, by name.
+    ``server``, ``model``: The files of the server's state and of its model.
+    ``averages``: The file of the averages that are evaluated, if there are any.
+    ``clients``: The file of each client that has a state.
+    ``records``: The digests of the record files at that round.
+    ``replies``: What is known of the clients' replies (see `fedkeep.simulation.defense.ReplyHistory`).
+    ``replayed``: The file of the models that attackers send again and again, if there are any.
     """
 
     round: int
@@ -82,15 +72,8 @@ class Manifest:
 def manifests(folder: Traversable) -> list[str]:
     """Return the names of the manifests in a checkpoint folder.
 
-    Parameters
-    ----------
-    folder : Traversable
-        The folder, which need not exist.
-
-    Returns
-    -------
-    list[str]
-        The names, the latest round's first.
+    ``folder``: The folder, which need not exist.
+    Returns: The names, the latest round's first.
     """
     found = {
         int(match[1]): file.name
@@ -101,25 +84,7 @@ def manifests(folder: Traversable) -> list[str]:
 
 
 def load_manifest(path: Traversable) -> Manifest:
-    """Read the manifest of a checkpoint.
-
-    Parameters
-    ----------
-    path : Traversable
-        The manifest's file.
-
-    Returns
-    -------
-    Manifest
-        The manifest.
-
-    Raises
-    ------
-    DamagedFile
-        If it is damaged.
-    RunError
-        If another version of FedKeep has written it.
-    """
+    """Read the manifest of a checkpoint."""
     files, entries = read_manifest(path)
     if entries.get("format") != FORMAT:
         raise RunError(f"{path} was written by another version of FedKeep (format {entries.get('format')}).")
@@ -143,14 +108,9 @@ def load_manifest(path: Traversable) -> Manifest:
 class Checkpoint:
     """The checkpoint folder of one run.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    share : float
-        The largest share of the run's time that saving may take, unless a minute of rounds could be lost (see `due`).
-    cost : float
-        Seconds that the last save took.
+    ``share``: The largest share of the run's time that saving may take, unless a minute of rounds could be lost (see
+        `due`).
+    ``cost``: Seconds that the last save took.
     """
 
     folder: Path
@@ -160,24 +120,13 @@ class Checkpoint:
     _kept: list[Manifest] = field(default_factory=list)  # the last one last
 
     def due(self) -> bool:
-        """Tell whether it is time to save: within the share of the run's time, or if a minute of rounds could be lost.
-
-        Returns
-        -------
-        bool
-            True if it is.
-        """
+        """Tell whether it is time to save: within the share of the run's time, or if a minute of rounds could be lost."""
         return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, MAX_LOSS_SECONDS))
 
     def save(self, state: SimulationState, records: Mapping[str, Digest]) -> None:
         """Save a simulation between two rounds.
 
-        Parameters
-        ----------
-        state : SimulationState
-            The simulation.
-        records : Mapping[str, Digest]
-            Digests of the record files, which are saved with it.
+        ``records``: Digests of the record files, which are saved with it.
         """
         began = time.perf_counter()
         last = self._kept[-1] if self._kept else None
@@ -229,22 +178,9 @@ class Checkpoint:
     ) -> Mapping[str, Digest]:
         """Restore a simulation from the last checkpoint that is whole, if there is one.
 
-        Parameters
-        ----------
-        state : SimulationState
-            The simulation, before its first round.
-        check_records : Callable[[Mapping[str, Digest]], None]
-            Checks the record files against their digests at a checkpoint.
-
-        Returns
-        -------
-        Mapping[str, Digest]
-            The digests of the record files; empty without a checkpoint.
-
-        Raises
-        ------
-        RunError
-            If there are checkpoints and none is whole, or they belong to another method or model.
+        ``state``: The simulation, before its first round.
+        ``check_records``: Checks the record files against their digests at a checkpoint.
+        Returns: The digests of the record files; empty without a checkpoint.
         """
         damages: list[str] = []
         names = manifests(self.folder)

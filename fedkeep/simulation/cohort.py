@@ -14,15 +14,7 @@ from fedkeep.simulation.rounds import LOST, RoundState, Step
 
 
 class RoundClient(RemoteClient):
-    """One client of a round, as a method sees it.
-
-    Parameters
-    ----------
-    round : RoundState
-        The round.
-    client : str
-        The client's id.
-    """
+    """One client of a round, as a method sees it."""
 
     def __init__(self, round: RoundState, client: str) -> None:
         self.round = round
@@ -44,12 +36,7 @@ class RoundClient(RemoteClient):
 class RoundCohort(Cohort):
     """Clients of a round, as a method sees them.
 
-    Parameters
-    ----------
-    round : RoundState
-        The round.
-    clients : Sequence[str]
-        Their ids, in order.
+    ``clients``: Their ids, in order.
     """
 
     def __init__(self, round: RoundState, clients: Sequence[str]) -> None:

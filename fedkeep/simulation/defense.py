@@ -106,32 +106,19 @@ class Defense(Options):
 class ReplyHistory:
     """What is kept of earlier replies, from round to round and in checkpoints.
 
-    Attributes
-    ----------
-    refused : dict[str, float]
-        Number of rounds in which a reply was refused, less `FORGIVEN` for each in which one was accepted, by client.
-    backoffs : dict[str, int]
-        Number of rounds for which a client is not drawn, after a reply that the loss check refused.
-    norms : list[float]
-        Norms of the last accepted updates.
-    similarities : list[float]
-        Least cosine similarities of the last accepted updates' models with those that were sent.
-    models : dict[str, list[list[str]]]
-        By client, fingerprints of the models that it was sent and of those that it returned.
-    label_counts : dict[str, list[float]]
-        By client, its examples of each class in this task, as it once told; only if losses are checked.
-    loss_falls, logit_excesses, losses : list[float]
-        Of the last measured models, see `fedkeep.simulation.loss_check`.
-    explained : dict[str, int]
-        By client, the number of its trainings in this task that a re-run explained, see there.
-    refused_rounds : int
-        Number of rounds in a row in which all replies were refused.
-    best : float
-        The highest accuracy of an evaluation in this task.
-    best_round : int
-        The round of it; 0 before the first evaluation.
-    collapsed : int
-        Number of evaluations in a row at chance.
+    ``refused``: Number of rounds in which a reply was refused, less `FORGIVEN` for each in which one was accepted, by
+        client.
+    ``backoffs``: Number of rounds for which a client is not drawn, after a reply that the loss check refused.
+    ``norms``: Norms of the last accepted updates.
+    ``similarities``: Least cosine similarities of the last accepted updates' models with those that were sent.
+    ``models``: By client, fingerprints of the models that it was sent and of those that it returned.
+    ``label_counts``: By client, its examples of each class in this task, as it once told; only if losses are checked.
+    ``loss_falls``, ``logit_excesses``, ``losses``: Of the last measured models, see `fedkeep.simulation.loss_check`.
+    ``explained``: By client, the number of its trainings in this task that a re-run explained, see there.
+    ``refused_rounds``: Number of rounds in a row in which all replies were refused.
+    ``best``: The highest accuracy of an evaluation in this task.
+    ``best_round``: The round of it; 0 before the first evaluation.
+    ``collapsed``: Number of evaluations in a row at chance.
     """
 
     refused: dict[str, float] = field(default_factory=dict)
@@ -173,24 +160,11 @@ class ReplyHistory:
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
 
-        Parameters
-        ----------
-        answered : Iterable[str]
-            Clients of whom a reply was accepted.
-        refused : Collection[str]
-            Clients of whom a reply was refused.
-        updates : Mapping[str, Sequence[NormAndFingerprints]]
-            By client, the norm of each accepted update, and fingerprints of the models sent and returned.
-        label_counts : Mapping[str, list[float]]
-            Label counts that clients told, by client.
-        loss_falls, logit_excesses, losses : Sequence[float]
-            Of measured models.
-        similarities : Sequence[float]
-            Of accepted updates.
-        explained : Mapping[str, int], optional
-            By client, the number of its trainings that a re-run explained, after this round.
-        backoffs : Mapping[str, int], optional
-            By client whose reply the loss check refused, for how many rounds it is not drawn the first time.
+        ``answered``: Clients of whom a reply was accepted.
+        ``updates``: By client, the norm of each accepted update, and fingerprints of the models sent and returned.
+        ``label_counts``: Label counts that clients told, by client.
+        ``explained``: By client, the number of its trainings that a re-run explained, after this round.
+        ``backoffs``: By client whose reply the loss check refused, for how many rounds it is not drawn the first time.
         """
         useful = set(answered) - set(refused)
         self.refused_rounds = self.refused_rounds + 1 if refused and not useful else 0
@@ -218,14 +192,9 @@ class ReplyHistory:
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
 
-        Parameters
-        ----------
-        accuracy : float
-            Share of correct predictions.
-        chance : float
-            That of a model which predicts at random.
-        round : int
-            The round, counted over the whole run.
+        ``accuracy``: Share of correct predictions.
+        ``chance``: That of a model which predicts at random.
+        ``round``: The round, counted over the whole run.
         """
         at_chance = accuracy <= chance + AT_CHANCE * (1 - chance)
         was_far_above = self.best >= chance + FAR_ABOVE * (1 - chance)
@@ -246,17 +215,8 @@ class ReplyHistory:
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.
 
-        Parameters
-        ----------
-        defense : Defense
-            After how many rounds a run stops.
-        finished : int
-            Number of finished rounds.
-
-        Returns
-        -------
-        str or None
-            Why the run stops, and the round to go back to; None if it goes on.
+        ``defense``: After how many rounds a run stops.
+        Returns: Why the run stops, and the round to go back to; None if it goes on.
         """
         if 0 < defense.refused_rounds <= self.refused_rounds:
             good = finished - self.refused_rounds

@@ -20,19 +20,10 @@ average of the ``round`` models.
 def distinct_models(chosen: Sequence[EvaluationModel], algorithm: Algorithm[Any, Any]) -> tuple[EvaluationModel, ...]:
     """Return the evaluation models of a method, each model once.
 
-    Parameters
-    ----------
-    chosen : Sequence[EvaluationModel]
-        Those that the recipe names (``run.evaluation_models``).
-    algorithm : Algorithm
-        The method. The global model of a parallel one is the mean of its round already, so that ``round`` is left out
-        where ``last`` is chosen too. Of one that says itself which model counts (`Algorithm.sets_eval_model`) only
-        ``last`` is left.
-
-    Returns
-    -------
-    tuple[EvaluationModel, ...]
-        The models, in the recipe's order.
+    ``chosen``: Those that the recipe names (``run.evaluation_models``).
+    ``algorithm``: The method. The global model of a parallel one is the mean of its round already, so that ``round`` is
+        left out where ``last`` is chosen too. Of one that says itself which model counts (`Algorithm.sets_eval_model`)
+        only ``last`` is left.
     """
     if algorithm.sets_eval_model:
         return ("last",)

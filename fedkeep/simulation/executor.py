@@ -30,10 +30,7 @@ Future: TypeAlias = Any
 class Executor(ABC):
     """Takes requests for client steps and returns their results.
 
-    Attributes
-    ----------
-    prefetch : int
-        Number of requests that the executor can work on before anyone waits for them.
+    ``prefetch``: Number of requests that the executor can work on before anyone waits for them.
     """
 
     prefetch: int = 0
@@ -41,28 +38,12 @@ class Executor(ABC):
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
         """Prepare for a round, before any client is asked.
 
-        Parameters
-        ----------
-        round : int
-            The round, counted over the whole run.
-        cohort : Sequence[str]
-            The ids of its clients.
+        ``round``: The round, counted over the whole run.
         """
 
     @abstractmethod
     def submit(self, *requests: StepRequest) -> list[Future]:
-        """Take requests, which may be trained as one stacked model (see `fedkeep.training.vmap_training`).
-
-        Parameters
-        ----------
-        *requests : StepRequest
-            At least one request.
-
-        Returns
-        -------
-        list[Future]
-            A future for each request.
-        """
+        """Take requests, which may be trained as one stacked model (see `fedkeep.training.vmap_training`)."""
 
     @abstractmethod
     def wait(self, future: Future) -> StepResult | ClientFailure:
@@ -71,15 +52,7 @@ class Executor(ABC):
         In processes of this machine an exception in a step is a bug: it is raised, with a note that says where it
         happened.
 
-        Parameters
-        ----------
-        future : Future
-            From `submit`.
-
-        Returns
-        -------
-        StepResult or ClientFailure
-            The result, or the reason why there is none.
+        Returns: The result, or the reason why there is none.
         """
 
     def as_completed(self, futures: Sequence[Future]) -> Iterator[int]:
@@ -88,15 +61,7 @@ class Executor(ABC):
         So no result has to be kept while another one is waited for. An executor that does not know which is finished
         yields them in order, and `wait` waits.
 
-        Parameters
-        ----------
-        futures : Sequence[Future]
-            From `submit`, in the order in which they were submitted.
-
-        Yields
-        ------
-        int
-            The positions.
+        ``futures``: From `submit`, in the order in which they were submitted.
         """
         return iter(range(len(futures)))
 
@@ -105,19 +70,11 @@ class Executor(ABC):
 
         In processes of one machine there is nobody to hide them from, so that they need no masks.
 
-        Parameters
-        ----------
-        updates : Mapping[str, Weights]
-            By client, its last reply's `UPDATE`, int64; at least two. They are empty where they stay at the clients.
-        examples : Mapping[str, int]
-            By client, its number of examples. A client without any has an update of zeros, which hides nobody.
-        least : int
-            With fewer updates in the sum the round is rolled back, so that there shall be none.
-
-        Returns
-        -------
-        UpdateSum
-            The sum.
+        ``updates``: By client, its last reply's `UPDATE`, int64; at least two. They are empty where they stay at the
+            clients.
+        ``examples``: By client, its number of examples. A client without any has an update of zeros, which hides
+            nobody.
+        ``least``: With fewer updates in the sum the round is rolled back, so that there shall be none.
         """
         first, *others = updates
         total = updates[first][UPDATE].clone()
@@ -150,16 +107,8 @@ class SerialExecutor(Executor):
     Then all of these local trainings are carried out together, and each greenlet continues with its result. So a step
     needs no knowledge of the others.
 
-    Parameters
-    ----------
-    context : ClientContext
-        The context with the server's network.
-    federation : Federation
-        The clients' data.
-    new_state : Callable[[], object]
-        Makes the state of a client that has none yet.
-    own_contexts : Mapping[str, ClientContext]
-        Contexts of the clients whose architecture differs from the server's, by client id.
+    ``new_state``: Makes the state of a client that has none yet.
+    ``own_contexts``: Contexts of the clients whose architecture differs from the server's, by client id.
     """
 
     def __init__(

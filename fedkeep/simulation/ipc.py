@@ -22,19 +22,8 @@ PIECE = 2**20
 def send(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) -> None:
     """Send a structure and its tensors.
 
-    Parameters
-    ----------
-    connection : Connection
-        The connection.
-    structure : object
-        A structure as from `fedkeep.interface.codec.to_structure`.
-    tensors : Mapping[str, Tensor]
-        Its tensors by name.
-
-    Raises
-    ------
-    OSError
-        If the other process is gone.
+    ``structure``: A structure as from `fedkeep.interface.codec.to_structure`.
+    ``tensors``: Its tensors by name.
     """
     # Everything is prepared before anything is sent: an error in between would leave half a message on the connection.
     head, *parts = pack(structure, tensors)
@@ -47,22 +36,7 @@ def send(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) 
 def receive(connection: Connection) -> tuple[Any, dict[str, Tensor]]:
     """Receive what `send` has sent.
 
-    Parameters
-    ----------
-    connection : Connection
-        The connection.
-
-    Returns
-    -------
-    structure : object
-        The structure.
-    tensors : dict[str, Tensor]
-        Its tensors by name, on the CPU.
-
-    Raises
-    ------
-    EOFError, OSError
-        If the other process is gone.
+    Returns: Its tensors by name, on the CPU.
     """
     structure, tensors = _empty(connection.recv_bytes())
     for tensor in tensors.values():
@@ -75,17 +49,10 @@ def receive(connection: Connection) -> tuple[Any, dict[str, Tensor]]:
 def pack(structure: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
     """Return a structure and its tensors as bytes.
 
-    Parameters
-    ----------
-    structure : object
-        A structure as from `fedkeep.interface.codec.to_structure`.
-    tensors : Mapping[str, Tensor]
-        Its tensors by name.
-
-    Returns
-    -------
-    list[bytes | ndarray]
-        The structure and the tensors' forms as JSON, then the memory of each tensor that is not empty, uint8 [bytes].
+    ``structure``: A structure as from `fedkeep.interface.codec.to_structure`.
+    ``tensors``: Its tensors by name.
+    Returns: The structure and the tensors' forms as JSON, then the memory of each tensor that is not empty, uint8
+        [bytes].
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = [[name, str(tensor.dtype).removeprefix("torch."), tensor.shape] for name, tensor in plain.items()]
@@ -96,17 +63,8 @@ def pack(structure: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
 def unpack(parts: Sequence[Any]) -> tuple[Any, dict[str, Tensor]]:
     """Return what `pack` has packed.
 
-    Parameters
-    ----------
-    parts : Sequence[bytes | ndarray]
-        What it returned; the arrays may be read-only.
-
-    Returns
-    -------
-    structure : object
-        The structure.
-    tensors : dict[str, Tensor]
-        Its tensors by name, on the CPU, in memory of their own.
+    ``parts``: What it returned; the arrays may be read-only.
+    Returns: Its tensors by name, on the CPU, in memory of their own.
     """
     structure, tensors = _empty(parts[0])
     for tensor, content in zip((t for t in tensors.values() if t.numel()), parts[1:], strict=True):

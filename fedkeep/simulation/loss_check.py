@@ -73,18 +73,12 @@ enough for the limits of norms, 55 to 190."""
 class LogitRise:
     """How a class's logit rose with a training, and where it stands afterwards.
 
-    Attributes
-    ----------
-    label : int
-        The class, of those that the client holds, with the largest excess.
-    other : int
-        The class, of those that the client lacks, on whose images the excess is largest.
-    excess : float
-        By how much more its logit rose on images of another class, which the client lacks, than on its own: the largest
-        difference.
-    margin : float
-        By how much larger this logit is afterwards on images of the class than on those of this other one, as a share
-        of how much larger it is than on those of the median class that the client lacks.
+    ``label``: The class, of those that the client holds, with the largest excess.
+    ``other``: The class, of those that the client lacks, on whose images the excess is largest.
+    ``excess``: By how much more its logit rose on images of another class, which the client lacks, than on its own: the
+        largest difference.
+    ``margin``: By how much larger this logit is afterwards on images of the class than on those of this other one, as a
+        share of how much larger it is than on those of the median class that the client lacks.
     """
 
     label: int
@@ -99,17 +93,9 @@ def logit_rise(before: ClassScores, after: ClassScores, counts: Tensor) -> Logit
     Who trains on true images of a class raises its logit on these, even while the model forgets the classes that the
     client lacks. Who trains on other images under its label raises it on them.
 
-    Parameters
-    ----------
-    before, after : ClassScores
-        Of the model that the client was sent, and of the one that it returned.
-    counts : Tensor
-        The client's label counts, [classes].
-
-    Returns
-    -------
-    LogitRise or None
-        None if the client holds or lacks no class, if it holds few examples, or if the model before was ruined.
+    ``before``, ``after``: Of the model that the client was sent, and of the one that it returned.
+    ``counts``: The client's label counts, [classes].
+    Returns: None if the client holds or lacks no class, if it holds few examples, or if the model before was ruined.
     """
     if before.loss.nanmean() > MOST_LOSS * log(len(counts)):
         return None
@@ -141,24 +127,12 @@ def standardised_residual(
     a class that it has just learned badly. The server's own images of the client's classes, trained on in the same way,
     show which. What false labels taught, they do not show.
 
-    Parameters
-    ----------
-    label : int
-        The class, one that the client holds.
-    before, after : ClassScores
-        Of the model that the client was sent, and of the one that it returned.
-    rerun : ClassScores
-        Of the model that the server's re-run returned.
-    counts : Tensor
-        The client's label counts, [classes].
-
-    Returns
-    -------
-    float
-        The rise on images of another class, less the one that is expected there, in standard deviations of the rises on
-        images of all further classes that the client lacks. Expected is what a straight line through these says, from
-        the re-run's rises to the client's; a line that falls counts as level. The largest over the other classes with
-        an excess that the re-run does not show; half of it for one with a large margin.
+    ``before``, ``after``: Of the model that the client was sent, and of the one that it returned.
+    ``counts``: The client's label counts, [classes].
+    Returns: The rise on images of another class, less the one that is expected there, in standard deviations of the
+        rises on images of all further classes that the client lacks. Expected is what a straight line through these
+        says, from the re-run's rises to the client's; a line that falls counts as level. The largest over the other
+        classes with an excess that the re-run does not show; half of it for one with a large margin.
     """
     usable = before.mean_logits.isfinite().all(1) & _held_and_lacking(counts)[1].to(before.mean_logits.device)
     lacking = list[int](usable.nonzero().flatten().tolist())
@@ -186,20 +160,11 @@ def false_label_likeness(
 ) -> float:
     """Return how far a training is on the way from one on true labels to one on false labels.
 
-    Parameters
-    ----------
-    rise : LogitRise
-        How the client's logit rose.
-    before, after : ClassScores
-        Of the model that the client was sent, and of the one that it returned.
-    rerun, flipped : ClassScores
-        Of the models that the server's re-runs returned: with its own images of the client's classes; and with images
-        of `rise.other` in the place of those of `rise.label`, under the label of the latter.
-
-    Returns
-    -------
-    float
-        0 where the excess is that of the first re-run, 1 where it is that of the second; 0 too if the two hardly
+    ``rise``: How the client's logit rose.
+    ``before``, ``after``: Of the model that the client was sent, and of the one that it returned.
+    ``rerun``, ``flipped``: Of the models that the server's re-runs returned: with its own images of the client's
+        classes; and with images of `rise.other` in the place of those of `rise.label`, under the label of the latter.
+    Returns: 0 where the excess is that of the first re-run, 1 where it is that of the second; 0 too if the two hardly
         differ, so that nothing can be told.
     """
     found, true, false = (
@@ -226,17 +191,9 @@ def fall_of_loss(before: ClassScores, after: ClassScores, counts: Tensor) -> flo
     Honest training teaches a model what it does not know. Random weights, or a classifier with exchanged classes, leave
     such a model as it was: the loss does not rise either.
 
-    Parameters
-    ----------
-    before, after : ClassScores
-        Of the model that the client was sent, and of the one that it returned.
-    counts : Tensor
-        The client's label counts, [classes].
-
-    Returns
-    -------
-    float or None
-        The share; None if the loss was less than half that of a guess, so that little was left to learn.
+    ``before``, ``after``: Of the model that the client was sent, and of the one that it returned.
+    ``counts``: The client's label counts, [classes].
+    Returns: The share; None if the loss was less than half that of a guess, so that little was left to learn.
     """
     losses = [mean_of_labels(scores.loss, counts) for scores in (before, after)]
     known, new = (0.0 if loss is None else loss for loss in losses)
@@ -246,15 +203,7 @@ def fall_of_loss(before: ClassScores, after: ClassScores, counts: Tensor) -> flo
 def smallest_fall(known: Sequence[float]) -> float:
     """Return the smallest fall of the loss that is accepted: a tenth of the median of the last models'.
 
-    Parameters
-    ----------
-    known : Sequence[float]
-        Falls of the loss with the last models, this one's too.
-
-    Returns
-    -------
-    float
-        The limit; minus infinity as long as few are known.
+    Returns: The limit; minus infinity as long as few are known.
     """
     last = known[-HISTORY_LENGTH:]
     return median(last) / 10 if len(last) >= FEWEST_KNOWN else -inf
@@ -266,17 +215,8 @@ def deviation(rise: LogitRise, known: Sequence[float]) -> float:
     What is usual follows the last models, honest and other ones, since the excess of honest clients depends on the
     network: one that forgets a class wholly takes its images for the client's classes.
 
-    Parameters
-    ----------
-    rise : LogitRise
-        The model's.
-    known : Sequence[float]
-        Excesses of the last models, this one's too.
-
-    Returns
-    -------
-    float
-        The deviation, half of it with a large margin; 0 as long as few are known, and 0 at most if the excess is small.
+    Returns: The deviation, half of it with a large margin; 0 as long as few are known, and 0 at most if the excess is
+        small.
     """
     if len(known) < FEWEST_KNOWN:
         return 0.0
@@ -292,18 +232,6 @@ def suspected_deviation(explained: int, limit: float) -> float:
 
     Some honest clients stand out every time: those whose classes look like others. So it is the larger, the more of a
     client's trainings a re-run has explained.
-
-    Parameters
-    ----------
-    explained : int
-        Number of the client's trainings that a re-run explained, in this task.
-    limit : float
-        The deviation at which a training is refused if it cannot be re-run.
-
-    Returns
-    -------
-    float
-        The deviation; the limit at most.
     """
     return min(SUSPECTED + CALMER * explained, 1.0) * limit
 
@@ -313,16 +241,6 @@ def largest_loss(known: Sequence[float]) -> float:
 
     Clients forget the classes that they lack, so that this loss may rise. But however much they forget, an update that
     was multiplied leaves far more: it teaches its client's classes, and ruins the model for all others.
-
-    Parameters
-    ----------
-    known : Sequence[float]
-        Of the last accepted models.
-
-    Returns
-    -------
-    float
-        The limit.
     """
     last = known[-HISTORY_LENGTH:]
     return max(FREE_LOSS, LOSS_FACTOR * median(last)) if len(last) >= FEWEST_KNOWN else FIRST_LOSS
@@ -331,19 +249,8 @@ def largest_loss(known: Sequence[float]) -> float:
 def choose_checkers(client: str, cohort: Sequence[str], counts: Mapping[str, Tensor]) -> list[str]:
     """Choose the clients that measure another one's model on their examples.
 
-    Parameters
-    ----------
-    client : str
-        Whose model is measured.
-    cohort : Sequence[str]
-        The clients of the round, in order.
-    counts : Mapping[str, Tensor]
-        Label counts by client, of those that can be asked.
-
-    Returns
-    -------
-    list[str]
-        The next clients in the order of the cohort, of those that hold some of its classes; at most `CHECKERS`.
+    ``counts``: Label counts by client, of those that can be asked.
+    Returns: The next clients in the order of the cohort, of those that hold some of its classes; at most `CHECKERS`.
     """
     start = cohort.index(client) if client in cohort else 0
     following = [name for name in (*cohort[start + 1 :], *cohort[:start]) if name != client and name in counts]

@@ -53,16 +53,10 @@ docs/robustness.md)."""
 class ReturnedModel:
     """A model that a client returned.
 
-    Attributes
-    ----------
-    request : StepRequest
-        What the client was asked.
-    reply : Fit
-        Its reply.
-    state_before : object
-        Its state before, or `fedkeep.simulation.rounds.LOST` if it had none.
-    update : UpdateSummary or None
-        How far the model moved, if replies are compared.
+    ``request``: What the client was asked.
+    ``reply``: Its reply.
+    ``state_before``: Its state before, or `fedkeep.simulation.rounds.LOST` if it had none.
+    ``update``: How far the model moved, if replies are compared.
     """
 
     request: StepRequest
@@ -75,16 +69,9 @@ class ReturnedModel:
 class MeasuredModel:
     """A returned model, and how it answers the server's images.
 
-    Attributes
-    ----------
-    returned : ReturnedModel
-        The model.
-    asked : Sequence[StepRequest]
-        What its client was asked since its last training, in order.
-    before, after : ClassScores
-        Of the model that the client was sent, and of the one that it returned.
-    counts : Tensor
-        The client's label counts, [classes].
+    ``asked``: What its client was asked since its last training, in order.
+    ``before``, ``after``: Of the model that the client was sent, and of the one that it returned.
+    ``counts``: The client's label counts, [classes].
     """
 
     returned: ReturnedModel
@@ -121,21 +108,12 @@ class CheckedRound(Protocol):
 class LossChecker:
     """Lets the server, or other clients, measure the models of a round, and refuses those that cannot be right.
 
-    Parameters
-    ----------
-    round : CheckedRound
-        The round.
-
-    Attributes
-    ----------
-    label_counts : dict[str, list[float]]
-        Label counts that clients told in this round.
-    loss_falls, logit_excesses, losses : list[float]
-        Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
-    explained : dict[str, int]
-        Number of trainings in this task that a re-run explained, of the clients of whom it explained one in this round.
-    refused : set[str]
-        Clients whose models were refused.
+    ``label_counts``: Label counts that clients told in this round.
+    ``loss_falls``, ``logit_excesses``, ``losses``: Of the models of this round whose losses did not rise (see
+        `fedkeep.simulation.loss_check`).
+    ``explained``: Number of trainings in this task that a re-run explained, of the clients of whom it explained one in
+        this round.
+    ``refused``: Clients whose models were refused.
     """
 
     def __init__(self, round: CheckedRound) -> None:
@@ -151,10 +129,7 @@ class LossChecker:
     def check(self, arrived: Sequence[ReturnedModel]) -> None:
         """Refuse models that their clients' own examples cannot have made, if the recipe lets somebody measure it.
 
-        Parameters
-        ----------
-        arrived : Sequence[ReturnedModel]
-            Models that were asked for together.
+        ``arrived``: Models that were asked for together.
         """
         round, defense, check = self.round, self.round.state.defense, self.round.state.server.check
         clients = [one.request.client for one in arrived if one.request.client not in round.lost]
@@ -197,13 +172,7 @@ class LossChecker:
         return False
 
     def compare_learning(self, measured: Sequence[MeasuredModel]) -> None:
-        """Refuse models that learned less, or more from images of other classes, than the last models did.
-
-        Parameters
-        ----------
-        measured : Sequence[MeasuredModel]
-            The models.
-        """
+        """Refuse models that learned less, or more from images of other classes, than the last models did."""
         history, limit = self.round.state.history, self.round.state.defense.logit_deviations
         self.loss_falls += [one.fall for one in measured if one.fall is not None]
         self.logit_excesses += [one.rise.excess for one in measured if one.rise is not None]
@@ -245,13 +214,7 @@ class LossChecker:
         self.round.refuse(one, fault)
 
     def asked(self, request: StepRequest) -> None:
-        """Remember what a client was asked, and answered, so that the server can do the same on its own images.
-
-        Parameters
-        ----------
-        request : StepRequest
-            What it was asked.
-        """
+        """Remember what a client was asked, and answered, so that the server can do the same on its own images."""
         defense = self.round.state.defense
         if defense.loss_check == "server" and defense.logit_deviations:
             self._asked.setdefault(request.client, []).append(request)
@@ -259,18 +222,9 @@ class LossChecker:
     def rerun(self, requests: Sequence[StepRequest], data: Data) -> Weights | None:
         """Carry out a client's steps on the server's own images.
 
-        Parameters
-        ----------
-        requests : Sequence[StepRequest]
-            What the client was asked since its last training, in order.
-        data : Data
-            The images, in the place of the client's.
-
-        Returns
-        -------
-        Weights or None
-            The model that the last step trained; None if the steps cannot be carried out without what the client alone
-            has.
+        ``requests``: What the client was asked since its last training, in order.
+        Returns: The model that the last step trained; None if the steps cannot be carried out without what the client
+            alone has.
         """
         state, reply = self.round.state, None
         context = replace(state.context_of(requests[-1].client), timer=Timer())  # no client has trained
@@ -291,10 +245,7 @@ class LossChecker:
     def _false_label_likeness(self, one: MeasuredModel, rise: LogitRise) -> float | None:
         """Return how far a training is on the way to one on false labels, by re-runs (see `false_label_likeness`).
 
-        Returns
-        -------
-        float or None
-            0 if a re-run with true labels explains it; None if there can be no re-run.
+        Returns: 0 if a re-run with true labels explains it; None if there can be no re-run.
         """
         if (check := self.round.state.server.check) is None:
             return None

@@ -29,24 +29,13 @@ TOO_LARGE = "fits the model that it was sent"
 class StepRequest:
     """What the server asks of a client: a client step, with its arguments.
 
-    Attributes
-    ----------
-    client : str
-        The client's id.
-    step : Callable
-        A bound client step of the method.
-    args : tuple
-        Positional arguments from the server.
-    kwargs : dict[str, object]
-        Keyword arguments from the server.
-    task : int
-        The task of the stream, counted from 1.
-    round : int
-        The round of this task, counted from 1.
-    state : object
-        The client's state; None for a client that has none yet.
-    uses : dict[str, int]
-        Number of times that each purpose has used randomness in this round.
+    ``step``: A bound client step of the method.
+    ``args``: Positional arguments from the server.
+    ``kwargs``: Keyword arguments from the server.
+    ``task``: The task of the stream, counted from 1.
+    ``round``: The round of this task, counted from 1.
+    ``state``: The client's state; None for a client that has none yet.
+    ``uses``: Number of times that each purpose has used randomness in this round.
     """
 
     client: str
@@ -68,14 +57,9 @@ class StepRequest:
 class StepResult:
     """The result of a client step.
 
-    Attributes
-    ----------
-    reply : object
-        What the step returned.
-    state : object
-        The client's state afterwards.
-    uses : dict[str, int]
-        The updated `StepRequest.uses`.
+    ``reply``: What the step returned.
+    ``state``: The client's state afterwards.
+    ``uses``: The updated `StepRequest.uses`.
     """
 
     reply: Any
@@ -87,12 +71,7 @@ class StepResult:
 class ClientFailure:
     """Why a step has no result. The client is lost for the round, and its state stays as it was before.
 
-    Attributes
-    ----------
-    reason : str
-        The reason.
-    refused : bool
-        Whether the client answered, and its reply was refused.
+    ``refused``: Whether the client answered, and its reply was refused.
     """
 
     reason: str
@@ -103,12 +82,9 @@ class ClientFailure:
 class UpdateSum:
     """The sum of several clients' updates, of which the server sees no single one.
 
-    Attributes
-    ----------
-    total : Tensor
-        The sum modulo 2^64, int64 [numbers] (see `fedkeep.aggregation.fixed_point`); empty if all clients are lost.
-    lost : dict[str, str]
-        The clients whose update is not in it, and the reasons.
+    ``total``: The sum modulo 2^64, int64 [numbers] (see `fedkeep.aggregation.fixed_point`); empty if all clients are
+        lost.
+    ``lost``: The clients whose update is not in it, and the reasons.
     """
 
     total: Tensor
@@ -118,17 +94,8 @@ class UpdateSum:
 def encode_request(request: StepRequest, name: Callable[[Tensor], str]) -> dict[str, Any]:
     """Encode a request.
 
-    Parameters
-    ----------
-    request : StepRequest
-        The request.
-    name : Callable[[Tensor], str]
-        Returns the name that stands for a tensor.
-
-    Returns
-    -------
-    dict[str, object]
-        The request as JSON can represent it, with names in place of tensors.
+    ``name``: Returns the name that stands for a tensor.
+    Returns: The request as JSON can represent it, with names in place of tensors.
     """
     return {
         "client": request.client,
@@ -152,28 +119,8 @@ def decode_request(
 ) -> StepRequest:
     """Decode a request that `encode_request` has encoded, and check it against the annotations of its step.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    encoded : Mapping[str, object]
-        The encoded request.
-    tensors : Mapping[str, Tensor]
-        The tensors by name.
-    client_state_type : type
-        The dataclass of client states.
-    builtin : bool
-        Whether the steps that check losses are allowed too, which the method itself does not have.
-
-    Returns
-    -------
-    StepRequest
-        The request.
-
-    Raises
-    ------
-    ValueRefused
-        If the step is not a client step, or an argument does not match its annotation.
+    ``tensors``: The tensors by name.
+    ``builtin``: Whether the steps that check losses are allowed too, which the method itself does not have.
     """
     name = str(encoded["step"])
     step: Any = getattr(algorithm, name, None)
@@ -198,17 +145,7 @@ def decode_request(
 def results_type(steps: Sequence[Callable[..., Any]], client_state_type: type[Any]) -> Any:
     """Return the type of the results of several steps, against which a worker's answer is checked.
 
-    Parameters
-    ----------
-    steps : Sequence[Callable]
-        The steps.
-    client_state_type : type
-        The dataclass of client states.
-
-    Returns
-    -------
-    type
-        A tuple of three: (reply, state, uses) of each step, seconds of training, and seconds of teachers.
+    Returns: A tuple of three: (reply, state, uses) of each step, seconds of training, and seconds of teachers.
     """
     replies = (annotations_of(unwrap_step(step))["return"] for step in steps)
     results = tuple(tuple.__class_getitem__((reply, client_state_type, dict[str, int])) for reply in replies)
@@ -218,17 +155,7 @@ def results_type(steps: Sequence[Callable[..., Any]], client_state_type: type[An
 def sent_model(request: StepRequest, form: Weights) -> Weights | None:
     """Return the model that a client was sent to train. Server and site must find the same one.
 
-    Parameters
-    ----------
-    request : StepRequest
-        What the client was asked.
-    form : Weights
-        A model of the form of the client's network.
-
-    Returns
-    -------
-    Weights or None
-        The first argument with the names and the shapes of that form; None if there is none.
+    Returns: The first argument with the names and the shapes of that form; None if there is none.
     """
     for argument in (*request.args, *request.kwargs.values()):
         if (

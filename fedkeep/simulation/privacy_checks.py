@@ -20,19 +20,8 @@ from fedkeep.simulation.run_settings import RunSettings
 def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Defense) -> None:
     """Refuse a method whose clients send something else than private models and label counts.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    privacy : Privacy
-        What is asked for. With exact models nothing is refused.
-    defense : Defense
-        Who measures losses, which tells about the clients that do.
-
-    Raises
-    ------
-    ConfigError
-        If epsilon would not cover all that leaves a client.
+    ``privacy``: What is asked for. With exact models nothing is refused.
+    ``defense``: Who measures losses, which tells about the clients that do.
     """
     if not privacy.noise_multiplier:
         return
@@ -79,25 +68,9 @@ def check_secure(
 ) -> None:
     """Refuse secure aggregation where the server must see more than the mean of the clients' models.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    privacy : Privacy
-        What is asked for.
-    defense : Defense
-        Which replies are looked at one by one.
-    run_settings : RunSettings
-        What is evaluated, and how many clients a round has.
-    own_networks : Collection[str]
-        Clients with another architecture than the server's.
-    clients : int
-        How many clients there are. A site knows itself alone, and has cohorts of one.
-
-    Raises
-    ------
-    ConfigError
-        If it is asked for, and something needs the models of single clients.
+    ``defense``: Which replies are looked at one by one.
+    ``run_settings``: What is evaluated, and how many clients a round has.
+    ``clients``: How many clients there are. A site knows itself alone, and has cohorts of one.
     """
     if not privacy.secure_aggregation:
         return
@@ -136,20 +109,7 @@ def check_secure(
 def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Defense) -> None:
     """Refuse central differential privacy for a method whose server sees something else than means of models.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    privacy : Privacy
-        What is asked for.
-    defense : Defense
-        What clients' models are compared by.
-
-    Raises
-    ------
-    ConfigError
-        If the method passes models on without averaging them, its clients send something else too, or the mean is none
-        that moves by twice `max_update_norm` over the number of clients at most when one client is another one.
+    ``defense``: What clients' models are compared by.
     """
     if not privacy.client_noise_multiplier:
         return

@@ -61,12 +61,7 @@ W = TypeVar("W", bound=StepWorker)
 class WorkerExecutor(Executor, Generic[W]):
     """Carries out steps in workers, wherever they are.
 
-    Parameters
-    ----------
-    workers : Sequence[StepWorker]
-        The workers. Each answers requests with `StepHandler` for a simulation with the same settings.
-    state : SimulationState
-        The simulation.
+    ``workers``: The workers. Each answers requests with `StepHandler` for a simulation with the same settings.
     """
 
     def __init__(self, workers: Sequence[W], state: SimulationState) -> None:
@@ -141,10 +136,7 @@ class WorkerExecutor(Executor, Generic[W]):
     def _messages(self) -> Iterator[tuple[RequestGroup, str, Any, dict[str, Tensor]]]:
         """Wait until a busy worker has sent a message, for a second at most, and take what has arrived.
 
-        Yields
-        ------
-        tuple
-            The group, which is under way no more, and the status, content and tensors of its result.
+        Yields: The group, which is under way no more, and the status, content and tensors of its result.
         """
 
     def _dispatch(self) -> None:
@@ -223,10 +215,7 @@ class ProcessExecutor(WorkerExecutor[Worker]):
 class StepHandler:
     """The worker's side: carries out client steps and returns their results.
 
-    Parameters
-    ----------
-    state : SimulationState
-        A simulation with the same settings as the parent's.
+    ``state``: A simulation with the same settings as the parent's.
     """
 
     def __init__(self, state: SimulationState) -> None:
@@ -251,16 +240,5 @@ class StepHandler:
 
 
 def step_handlers(state: SimulationState) -> dict[str, Handler]:
-    """Return the handlers of a worker that only carries out client steps.
-
-    Parameters
-    ----------
-    state : SimulationState
-        The worker's simulation.
-
-    Returns
-    -------
-    dict[str, Handler]
-        The handlers by kind of request.
-    """
+    """Return the handlers of a worker that only carries out client steps."""
     return {STEPS: StepHandler(state)}

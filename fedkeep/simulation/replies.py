@@ -46,16 +46,12 @@ FINGERPRINT_VALUES = 64
 class UpdateSummary:
     """How far a client's training moved the model that it was sent, without the models themselves.
 
-    Attributes
-    ----------
-    parameter_change, buffer_change : float
-        Norms of the difference between the model that was returned and the one that was sent.
-    parameter_norm, buffer_norm : float
-        Norms of the model that was sent.
-    similarity : float
-        The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without such tensors.
-    sent_fingerprint, returned_fingerprint : str
-        Hashes of a few values of the two models, by which they are recognised.
+    ``parameter_change``, ``buffer_change``: Norms of the difference between the model that was returned and the one
+        that was sent.
+    ``similarity``: The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without
+        such tensors.
+    ``sent_fingerprint``, ``returned_fingerprint``: Hashes of a few values of the two models, by which they are
+        recognised.
     """
 
     parameter_change: float
@@ -70,19 +66,8 @@ class UpdateSummary:
 def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
     """Check a reply alone: no NaN or infinity, in range, plausible, of the model's form, and valid for the method.
 
-    Parameters
-    ----------
-    state : SimulationState
-        The simulation.
-    request : StepRequest
-        What the client was asked.
-    reply : object
-        Its reply.
-
-    Returns
-    -------
-    str or None
-        Why the reply is refused, after "answered with"; None if it is valid.
+    ``request``: What the client was asked.
+    Returns: Why the reply is refused, after "answered with"; None if it is valid.
     """
     try:
         return _find_fault(state, request, reply)
@@ -115,19 +100,8 @@ def find_spending_fault(
 ) -> str | None:
     """Check what a client says that a step spent of its privacy; it is in the record even if its reply is refused.
 
-    Parameters
-    ----------
-    state : SimulationState
-        The simulation.
-    client : str
-        Its id.
-    before, after : Mapping[str, int]
-        Its uses of randomness in the round, before the step and after it.
-
-    Returns
-    -------
-    str or None
-        Why the reply is refused, after "answered with"; None if it can be true.
+    ``before``, ``after``: Its uses of randomness in the round, before the step and after it.
+    Returns: Why the reply is refused, after "answered with"; None if it can be true.
     """
     return find_implausible_spending(before, after, state.privacy, _most_steps(state, _trainable(state, client)))
 
@@ -178,19 +152,7 @@ def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
 def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> UpdateSummary:
     """Measure how far a client's training moved a model.
 
-    Parameters
-    ----------
-    sent : Weights
-        The model that it was sent.
-    reply : Fit
-        Its reply.
-    parameters : Sequence[str]
-        Names of the trained tensors.
-
-    Returns
-    -------
-    UpdateSummary
-        The norms and fingerprints.
+    ``parameters``: Names of the trained tensors.
     """
     trained = [name for name in parameters if sent[name].is_floating_point()]
     buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
@@ -211,18 +173,7 @@ def _least_similarity(sent: Weights, returned: Weights, names: Sequence[str]) ->
 
 
 def fingerprint(model: Weights) -> str:
-    """Return a short hash of values from every tensor: equal for equal models, and hardly ever for two trainings.
-
-    Parameters
-    ----------
-    model : Weights
-        The model.
-
-    Returns
-    -------
-    str
-        16 hexadecimal digits.
-    """
+    """Return a short hash of values from every tensor: equal for equal models, and hardly ever for two trainings."""
     values = [tensor.detach().reshape(-1) for _, tensor in sorted(model.items()) if tensor.is_floating_point()]
     sampled = [one[:: max(1, one.numel() // FINGERPRINT_VALUES)][:FINGERPRINT_VALUES].double() for one in values]
     joined = torch.cat(sampled).cpu() if sampled else torch.zeros(0)
@@ -232,17 +183,8 @@ def fingerprint(model: Weights) -> str:
 def find_replay(update: UpdateSummary, known: Iterable[Sequence[str]]) -> str | None:
     """Tell whether a client returned a model that it had returned before, when it was sent another one.
 
-    Parameters
-    ----------
-    update : UpdateSummary
-        The update.
-    known : Iterable[Sequence[str]]
-        Fingerprints of the models that the client was sent and returned before.
-
-    Returns
-    -------
-    str or None
-        The reason; None for a new model. A client that changes nothing, or is sent the same again, replays nothing.
+    Returns: The reason; None for a new model. A client that changes nothing, or is sent the same again, replays
+        nothing.
     """
     if update.sent_fingerprint == update.returned_fingerprint:
         return None
@@ -255,17 +197,7 @@ def find_replay(update: UpdateSummary, known: Iterable[Sequence[str]]) -> str | 
 def find_too_large(update: UpdateSummary, defense: Defense) -> str | None:
     """Tell whether an update is too large for the model that it changes.
 
-    Parameters
-    ----------
-    update : UpdateSummary
-        The update.
-    defense : Defense
-        The limit, ``model_norm``.
-
-    Returns
-    -------
-    str or None
-        The reason; None if it is not, or without a limit.
+    Returns: The reason; None if it is not, or without a limit.
     """
     parts = (
         ("an update", update.parameter_change, defense.model_norm * max(update.parameter_norm, 1.0)),
@@ -289,17 +221,8 @@ def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] 
     0.11 for one client of 1,000 examples among clients of 30 after 20 epochs with a strong weight decay. Where the
     others' models keep nothing either, as in layers that begin at zero, no client is refused.
 
-    Parameters
-    ----------
-    updates : Mapping[str, UpdateSummary]
-        By client.
-    known : Sequence[float]
-        Similarities of earlier updates, which are the reference if there are too few updates.
-
-    Returns
-    -------
-    dict[str, str]
-        The reasons, by client.
+    ``known``: Similarities of earlier updates, which are the reference if there are too few updates.
+    Returns: The reasons, by client.
     """
     similarities = [update.similarity for update in updates.values()]
     similarities = similarities if len(similarities) >= MIN_FOR_MEDIAN else [*known, *similarities]
@@ -324,19 +247,8 @@ def find_outliers(
     have nothing left to learn, one with new classes may move thousands of times as far, and is honest. Beyond that an
     update is too large as long as too few others are known to compare it with: the first hop of a sequence is one.
 
-    Parameters
-    ----------
-    updates : Mapping[str, UpdateSummary]
-        By client.
-    defense : Defense
-        The limit, ``update_norm``.
-    known : Sequence[float]
-        Norms of earlier updates, which are the reference if there are too few updates.
-
-    Returns
-    -------
-    dict[str, str]
-        The reasons, by client, of those that are too large.
+    ``known``: Norms of earlier updates, which are the reference if there are too few updates.
+    Returns: The reasons, by client, of those that are too large.
     """
     found: dict[str, str] = {}
     limit = defense.update_norm

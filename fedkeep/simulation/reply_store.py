@@ -18,17 +18,7 @@ IN_MEMORY = 64 * 2**20
 
 
 def is_weights(node: Any) -> bool:
-    """Tell whether a node of a reply is a model, or as many tensors by name.
-
-    Parameters
-    ----------
-    node : object
-        The node.
-
-    Returns
-    -------
-    bool
-    """
+    """Tell whether a node of a reply is a model, or as many tensors by name."""
     if isinstance(node, StoredWeights):
         return True
     return (
@@ -41,14 +31,9 @@ def is_weights(node: Any) -> bool:
 class ReplyStore:
     """Keeps the replies to one question until all have arrived.
 
-    Parameters
-    ----------
-    file : WeightsFile
-        Where models lie that find no room in memory.
-    expected : int, optional
-        How many replies there will be, all of about the size of the first; 0 if that is not known.
-    in_memory : int, optional
-        Bytes of replies that stay in memory; default: `IN_MEMORY`.
+    ``file``: Where models lie that find no room in memory.
+    ``expected``: How many replies there will be, all of about the size of the first; 0 if that is not known.
+    ``in_memory``: Bytes of replies that stay in memory; default: `IN_MEMORY`.
     """
 
     def __init__(self, file: WeightsFile, expected: int = 0, in_memory: int | None = None) -> None:
@@ -60,23 +45,9 @@ class ReplyStore:
     def keep(self, reply: T, size: int | None = None) -> T:
         """Return a reply as it can wait.
 
-        Parameters
-        ----------
-        reply : T
-            The reply.
-        size : int, optional
-            Its size in bytes, if that is known.
-
-        Returns
-        -------
-        T
-            The reply itself as long as there is room in memory. Afterwards one with the same values, whose models, and
-            other tensors by name, are `StoredWeights`.
-
-        Raises
-        ------
-        RunError
-            If the disk has no room for it, or for those that are expected: then with the first one.
+        ``size``: Its size in bytes, if that is known.
+        Returns: The reply itself as long as there is room in memory. Afterwards one with the same values, whose models,
+            and other tensors by name, are `StoredWeights`.
         """
         size = num_bytes(reply) if size is None else size
         if self._expected:
@@ -100,14 +71,6 @@ class ReplyStore:
 def load(weights: Weights) -> Weights:
     """Return a model in memory.
 
-    Parameters
-    ----------
-    weights : Weights
-        The model.
-
-    Returns
-    -------
-    Weights
-        The model itself, unless it is a stored one.
+    Returns: The model itself, unless it is a stored one.
     """
     return dict(weights) if isinstance(weights, StoredWeights) else weights

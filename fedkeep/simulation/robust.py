@@ -50,24 +50,12 @@ def robust_replies(
     may move much farther than a training; norm clipping shortens the change of these by itself, and each further field
     of the replies.
 
-    Parameters
-    ----------
-    replies : Mapping[str, object]
-        By client, as they were asked for together. Replies without a model stay as they are.
-    sent : Mapping[str, Weights]
-        The models that the clients were sent.
-    defense : Defense
-        The rule, and the share of malicious clients that is assumed.
-    keep : Callable[[Fit], Fit]
-        Puts a new reply away, so that not all must be in memory.
-    parameters : Collection[str], optional
-        Names of the models' parameters; all others are buffers. Default: there are no buffers.
-
-    Returns
-    -------
-    dict[str, object]
-        The replies as the method sees them. Clients that Krum does not choose are missing, and with all rules but norm
-        clipping those that took no step: a majority of them would decide that the model stays as it is.
+    ``replies``: By client, as they were asked for together. Replies without a model stay as they are.
+    ``defense``: The rule, and the share of malicious clients that is assumed.
+    ``keep``: Puts a new reply away, so that not all must be in memory.
+    ``parameters``: Names of the models' parameters; all others are buffers. Default: there are no buffers.
+    Returns: The replies as the method sees them. Clients that Krum does not choose are missing, and with all rules but
+        norm clipping those that took no step: a majority of them would decide that the model stays as it is.
     """
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
     trained = {client: fit for client, fit in fits.items() if fit.num_steps}
@@ -89,19 +77,9 @@ def robust_replies(
 def reason_less_robust(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> str | None:
     """Say why replies are less robust than the recipe asks.
 
-    Parameters
-    ----------
-    replies : Mapping[str, object]
-        By client, as for `robust_replies`.
-    sent : Mapping[str, Weights]
-        The models that the clients were sent.
-    defense : Defense
-        The rule, and the share of malicious clients that is assumed.
-
-    Returns
-    -------
-    str or None
-        The reason; None if the rule is applied as asked, or there is no model that it could be applied to.
+    ``sent``: The models that the clients were sent.
+    ``defense``: The rule, and the share of malicious clients that is assumed.
+    Returns: The reason; None if the rule is applied as asked, or there is no model that it could be applied to.
     """
     rule = defense.robust_aggregation
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}

@@ -62,77 +62,38 @@ class TooFewClients(BaseException):  # not an Exception: a method that catches t
 class RoundState:
     """Asks the clients of one round and keeps its records.
 
-    Parameters
-    ----------
-    state : SimulationState
-        What the round starts from. Its client states are replaced only when the round is over.
-    number : int
-        The round, counted over the whole run.
-    cohort : list[str]
-        Ids of the round's clients, in order.
-
-    Attributes
-    ----------
-    task : int
-        The current task, counted from 1.
-    round : int
-        The round of this task, counted from 1.
-    lost : dict[str, str]
-        Lost clients, and the reasons.
-    refused : dict[str, str]
-        Those of the lost clients whose reply was refused, and the reasons.
-    updates : dict[str, list[UpdateSummary]]
-        Accepted updates of models, by client.
-    answered : set[str]
-        Clients of whom a reply was accepted.
-    left_out : list[str]
-        Clients whose models robust aggregation did not choose.
-    less_robust : list[str]
-        Why robust aggregation was not applied as the recipe asks.
-    sent : dict[str, Weights]
-        The models that were sent to the clients that were asked last, by client.
-    trained : dict[str, ReturnedModel]
-        With secure aggregation: the last trainings of the clients that were asked last, by client.
-    loss_checker : LossChecker
-        Checks the losses of this round's models, if the recipe lets somebody measure them.
-    lost_between_rounds : dict[str, str]
-        Clients that were lost at the beginning or the end of the task only.
-    requires_min_clients : bool
-        Whether the round is rolled back if fewer than ``run.min_clients`` clients reply.
-    client_states : dict[str, object]
-        New states of the round's clients.
-    uses : dict[str, dict[str, int]]
-        Number of uses of randomness in this round, by client and purpose.
-    spent : dict[str, dict[str, int]]
-        What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
-    num_noised_means : int
-        How many noised means of models were made.
-    sample_rate : float
-        The largest probability with which a client was asked for one of these means.
-    waiting : dict[str, list[StepRequest]]
-        Requests that have not been submitted yet, by client.
-    under_way : dict[str, tuple[StepRequest, Future | ClientFailure]]
-        Requests that have been submitted, by client.
-    checked : dict[str, _Checked]
-        Results that arrived and are not accepted yet, since those of earlier clients have not arrived.
-    down, up : int
-        Bytes sent to clients, and bytes of their replies.
-    fits : list[tuple[str, Fit]]
-        Results of local training, in the order of arrival, without models.
-    mean : RunningMean
-        Of the models that clients returned, if it is evaluated.
-    local_models : list[dict[str, object]]
-        Evaluations of the clients' models.
-    evaluation_seconds : float
-        Seconds of these evaluations.
-    waiting_seconds : float
-        Seconds in which the server waited for clients.
-    client_seconds : float
-        Seconds of training and teachers within these.
-    step_seconds : dict[str, float]
-        Seconds of waiting for each client step, by name.
-    replies : dict[str, int]
-        Number of times that each client step was waited for, by name.
+    ``state``: What the round starts from. Its client states are replaced only when the round is over.
+    ``number``: The round, counted over the whole run.
+    ``task``: The current task, counted from 1.
+    ``round``: The round of this task, counted from 1.
+    ``lost``: Lost clients, and the reasons.
+    ``refused``: Those of the lost clients whose reply was refused, and the reasons.
+    ``updates``: Accepted updates of models, by client.
+    ``answered``: Clients of whom a reply was accepted.
+    ``left_out``: Clients whose models robust aggregation did not choose.
+    ``less_robust``: Why robust aggregation was not applied as the recipe asks.
+    ``sent``: The models that were sent to the clients that were asked last, by client.
+    ``trained``: With secure aggregation: the last trainings of the clients that were asked last, by client.
+    ``loss_checker``: Checks the losses of this round's models, if the recipe lets somebody measure them.
+    ``lost_between_rounds``: Clients that were lost at the beginning or the end of the task only.
+    ``requires_min_clients``: Whether the round is rolled back if fewer than ``run.min_clients`` clients reply.
+    ``client_states``: New states of the round's clients.
+    ``uses``: Number of uses of randomness in this round, by client and purpose.
+    ``spent``: What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
+    ``num_noised_means``: How many noised means of models were made.
+    ``sample_rate``: The largest probability with which a client was asked for one of these means.
+    ``waiting``: Requests that have not been submitted yet, by client.
+    ``under_way``: Requests that have been submitted, by client.
+    ``checked``: Results that arrived and are not accepted yet, since those of earlier clients have not arrived.
+    ``down``, ``up``: Bytes sent to clients, and bytes of their replies.
+    ``fits``: Results of local training, in the order of arrival, without models.
+    ``mean``: Of the models that clients returned, if it is evaluated.
+    ``local_models``: Evaluations of the clients' models.
+    ``evaluation_seconds``: Seconds of these evaluations.
+    ``waiting_seconds``: Seconds in which the server waited for clients.
+    ``client_seconds``: Seconds of training and teachers within these.
+    ``step_seconds``: Seconds of waiting for each client step, by name.
+    ``replies``: Number of times that each client step was waited for, by name.
     """
 
     def __init__(self, state: SimulationState, number: int, cohort: list[str]) -> None:
@@ -173,11 +134,6 @@ class RoundState:
         """Queue requests without waiting for them.
 
         Each is carried out before its client's next one; the result does not depend on when.
-
-        Parameters
-        ----------
-        requests : Sequence[StepRequest]
-            The requests.
         """
         with self._timed():
             self._queue(requests)
@@ -186,15 +142,7 @@ class RoundState:
     def queue(self, requests: Sequence[StepRequest]) -> list[str]:
         """Queue requests for which `collect` is called next.
 
-        Parameters
-        ----------
-        requests : Sequence[StepRequest]
-            The requests.
-
-        Returns
-        -------
-        list[str]
-            The ids of their clients.
+        Returns: The ids of their clients.
         """
         with self._timed():
             self._queue(requests)
@@ -203,18 +151,10 @@ class RoundState:
     def collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Any]:
         """Carry out all waiting requests of some clients.
 
-        Parameters
-        ----------
-        clients : Sequence[str]
-            The ids of the clients, in the order of the replies.
-        one_by_one : bool
-            Whether each client is finished before the next one starts. Otherwise they are carried out side by side if
-            there are workers or stacks.
-
-        Returns
-        -------
-        dict[str, object]
-            The last reply of each client, or `LOST`.
+        ``clients``: The ids of the clients, in the order of the replies.
+        ``one_by_one``: Whether each client is finished before the next one starts. Otherwise they are carried out side
+            by side if there are workers or stacks.
+        Returns: The last reply of each client, or `LOST`.
         """
         self.sent = {}
         replies: dict[str, Any] = dict.fromkeys(clients, LOST)
@@ -258,15 +198,9 @@ class RoundState:
     def make_secure(self, replies: dict[str, Any]) -> dict[str, Any]:
         """Put the securely aggregated mean in the place of models that were asked for together.
 
-        Parameters
-        ----------
-        replies : dict[str, object]
-            The replies by client.
-
-        Returns
-        -------
-        dict[str, object]
-            The replies as the method sees them; without `privacy.secure_aggregation`, and without models, the same.
+        ``replies``: The replies by client.
+        Returns: The replies as the method sees them; without `privacy.secure_aggregation`, and without models, the
+            same.
         """
         fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
         if not self.state.privacy.secure_aggregation or not fits:
@@ -288,15 +222,8 @@ class RoundState:
     def make_robust(self, replies: dict[str, Any]) -> dict[str, Any]:
         """Apply the recipe's robust aggregation to models that were asked for together.
 
-        Parameters
-        ----------
-        replies : dict[str, object]
-            The replies by client.
-
-        Returns
-        -------
-        dict[str, object]
-            The replies as the method sees them.
+        ``replies``: The replies by client.
+        Returns: The replies as the method sees them.
         """
         state, store = self.state, ReplyStore(self.state.weights_file)
         if reason := reason_less_robust(replies, self.sent, state.defense):
@@ -320,20 +247,8 @@ class RoundState:
     def make_private(self, replies: dict[str, Any]) -> dict[str, Any]:
         """Apply the recipe's central differential privacy: noise on the mean of the models that clients returned.
 
-        Parameters
-        ----------
-        replies : dict[str, object]
-            The replies by client, of clients that were asked together.
-
-        Returns
-        -------
-        dict[str, object]
-            The replies as the method sees them.
-
-        Raises
-        ------
-        ConfigError
-            If a client was sent no model that its update could be measured from.
+        ``replies``: The replies by client, of clients that were asked together.
+        Returns: The replies as the method sees them.
         """
         state, privacy, store = self.state, self.state.privacy, ReplyStore(self.state.weights_file)
         fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
@@ -375,24 +290,15 @@ class RoundState:
                 self.spent[client] = privacy
 
     def ordered_fits(self) -> list[tuple[str, Fit]]:
-        """Return the results of local training in the order of the cohort, so that sums do not depend on timing.
-
-        Returns
-        -------
-        list[tuple[str, Fit]]
-            Client ids and results.
-        """
+        """Return the results of local training in the order of the cohort, so that sums do not depend on timing."""
         order = {client: number for number, client in enumerate(self.cohort)}
         return sorted(self.fits, key=lambda item: order.get(item[0], len(order)))
 
     def record(self) -> dict[str, Any]:
         """Return the part of the round's record that this object knows.
 
-        Returns
-        -------
-        dict[str, object]
-            Task, round, cohort, lost clients, loss (None if nobody told it, or it is not finite), examples, bytes, and
-            evaluations of local models.
+        Returns: Task, round, cohort, lost clients, loss (None if nobody told it, or it is not finite), examples, bytes,
+            and evaluations of local models.
         """
         fits = [fit for _, fit in self.ordered_fits()]
         examples = sum(fit.num_examples for fit in fits)
@@ -622,19 +528,8 @@ class RoundState:
     def ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
         """Ask clients for a step that every method has.
 
-        Parameters
-        ----------
-        step : Step
-            The step, one of `fedkeep.interface.steps.BUILTIN_STEPS`.
-        clients : Sequence[str]
-            Their ids.
-        *args
-            The arguments of the step.
-
-        Returns
-        -------
-        dict[str, object]
-            The replies of those that are not lost.
+        ``step``: The step, one of `fedkeep.interface.steps.BUILTIN_STEPS`.
+        Returns: The replies of those that are not lost.
         """
         bound = MethodType(step, self.state.algorithm)
         requests = [StepRequest(client, bound, args, {}, self.task, self.round) for client in clients]
@@ -644,12 +539,7 @@ class RoundState:
     def refuse(self, one: ReturnedModel, fault: str) -> None:
         """Refuse a reply that had arrived: the client's state is as it was before the step.
 
-        Parameters
-        ----------
-        one : ReturnedModel
-            The reply.
-        fault : str
-            What is wrong with it, after "answered with".
+        ``fault``: What is wrong with it, after "answered with".
         """
         self._restore(one)
         self._lose_client(one.request.client, f"answered with {fault}", refused=True)

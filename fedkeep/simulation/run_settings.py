@@ -44,30 +44,12 @@ class RunSettings(Options):
     def position(self, number: int) -> tuple[int, int]:
         """Return the task and its round.
 
-        Parameters
-        ----------
-        number : int
-            A round, counted from 1 over the whole run.
-
-        Returns
-        -------
-        tuple[int, int]
-            The task and the round of this task, both counted from 1.
+        ``number``: A round, counted from 1 over the whole run.
+        Returns: The task and the round of this task, both counted from 1.
         """
         task, round = divmod(number - 1, self.rounds)
         return task + 1, round + 1
 
     def is_due(self, round: int) -> bool:
-        """Tell whether models are evaluated after a round; after the last of a task they always are.
-
-        Parameters
-        ----------
-        round : int
-            The round of a task, counted from 1.
-
-        Returns
-        -------
-        bool
-            True if they are evaluated.
-        """
+        """Tell whether models are evaluated after a round; after the last of a task they always are."""
         return round % self.evaluate_every == 0 or round == self.rounds

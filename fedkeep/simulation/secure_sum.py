@@ -23,18 +23,9 @@ ALONE = "is one of fewer than two clients with examples, and a sum over them wou
 def weight_of(algorithm: Algorithm[Any, Any], fit: Fit) -> int:
     """Return how much a client counts in the mean.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method. If it has the option ``aggregation`` with the value ``"uniform"``, all clients with examples count
-        alike.
-    fit : Fit
-        The client's reply.
-
-    Returns
-    -------
-    int
-        0 or 1, or the number of its examples.
+    ``algorithm``: The method. If it has the option ``aggregation`` with the value ``"uniform"``, all clients with
+        examples count alike.
+    Returns: 0 or 1, or the number of its examples.
     """
     is_uniform = getattr(algorithm, "aggregation", "num_examples") == "uniform"
     return min(1, fit.num_examples) if is_uniform else fit.num_examples
@@ -43,24 +34,8 @@ def weight_of(algorithm: Algorithm[Any, Any], fit: Fit) -> int:
 def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Fit:
     """Return a client's reply with its weighted update, as integers, in the place of its model.
 
-    Parameters
-    ----------
-    state : SimulationState
-        The simulation, the client's or the server's.
-    request : StepRequest
-        What the client was asked.
-    fit : Fit
-        Its reply.
-
-    Returns
-    -------
-    Fit
-        The update alone, and the number of examples. Loss and number of steps are 0: nobody adds them up.
-
-    Raises
-    ------
-    ValueRefused
-        If the update is not finite, or too large.
+    ``request``: What the client was asked.
+    Returns: The update alone, and the number of examples. Loss and number of steps are 0: nobody adds them up.
     """
     start = sent_model(request, state.context.runner.initial)
     update = quantise(fit.model, start, weight_of(state.algorithm, fit), state.privacy.clipping_range)
@@ -70,15 +45,7 @@ def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Fit
 def without_update(fit: Fit) -> Fit:
     """Return what the server sees of a client's reply before the sum: the number of examples.
 
-    Parameters
-    ----------
-    fit : Fit
-        The reply.
-
-    Returns
-    -------
-    Fit
-        The reply without model, number of steps and loss.
+    Returns: The reply without model, number of steps and loss.
     """
     return replace(fit, model={}, num_steps=0, loss=0.0)
 
@@ -90,27 +57,11 @@ def secure_mean(
 
     Whatever convex combination of the replies' models a method makes, it makes of that mean.
 
-    Parameters
-    ----------
-    state : SimulationState
-        The simulation.
-    fits : Mapping[str, Fit]
-        Replies by client; at least one.
-    requests : Mapping[str, StepRequest]
-        What the clients were asked.
-    least : int
-        With fewer clients in the mean the round is rolled back, so that nothing is summed up.
-
-    Returns
-    -------
-    tuple[dict[str, Fit], dict[str, str], int]
-        The replies as the method sees them; clients that are not in the mean, and why; bytes of the vectors that the
-        others sent.
-
-    Raises
-    ------
-    ConfigError
-        If the round has more examples than sums have room for.
+    ``fits``: Replies by client; at least one.
+    ``requests``: What the clients were asked.
+    ``least``: With fewer clients in the mean the round is rolled back, so that nothing is summed up.
+    Returns: The replies as the method sees them; clients that are not in the mean, and why; bytes of the vectors that
+        the others sent.
     """
     form, clipping_range = state.context.runner.initial, state.privacy.clipping_range
     weights = {client: weight_of(state.algorithm, fit) for client, fit in fits.items()}

@@ -24,12 +24,8 @@ from fedkeep.simulation.step_checks import check_server
 class Simulation(SimulationState):
     """One method with one seed on one federation; `run_round` carries out the next round.
 
-    Parameters
-    ----------
-    algorithm, federation, ...
-        As for `SimulationState`.
-    callbacks : Sequence[Callback]
-        Called at the end of every round; by default `Evaluation`. `fedkeep.simulation.trial.run_trial` adds others.
+    ``callbacks``: Called at the end of every round; by default `Evaluation`. `fedkeep.simulation.trial.run_trial` adds
+        others.
     """
 
     callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
@@ -38,11 +34,6 @@ class Simulation(SimulationState):
         """Carry out the next round, and the beginning or the end of a task if it is due.
 
         If an exception is raised, the simulation is as it was after the round before.
-
-        Returns
-        -------
-        RoundResult
-            The record and the timings of the round.
         """
         began = time.perf_counter()
         number = self.finished + 1

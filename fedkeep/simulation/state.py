@@ -40,13 +40,9 @@ MAX_PERMUTED = 100_000
 class RoundResult:
     """The result of a round.
 
-    Attributes
-    ----------
-    record : dict[str, object]
-        The same on every machine: cohort, lost clients, loss, bytes, and in evaluated rounds correct predictions by
-        class.
-    timings : dict[str, float]
-        Seconds by part of the round, which differ between machines.
+    ``record``: The same on every machine: cohort, lost clients, loss, bytes, and in evaluated rounds correct
+        predictions by class.
+    ``timings``: Seconds by part of the round, which differ between machines.
     """
 
     record: dict[str, Any]
@@ -57,68 +53,32 @@ class RoundResult:
 class SimulationState:
     """One method with one seed on one federation, between two rounds.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    federation : Federation
-        The clients' data; with a stream of tasks that of the first task, and later that of the current task.
-    factory : Callable[[], nn.Module]
-        Builds the network, with PyTorch's default initial weights and the classes of the first task.
-    training : Training
-        Settings of local training.
-    run_settings : RunSettings
-        Rounds, cohorts and evaluation.
-    augmentation : Augmentation
-        Random changes of training images.
-    seed : int
-        Seed of everything random (see `fedkeep._utils.seeds`).
-    device : torch.device
-        Where models and data are.
-    stack : int
-        Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
-    defense : Defense
-        Which replies are believed.
-    privacy : Privacy
-        What of a client is noised before it leaves.
-    attack : Attack
-        What malicious clients do, in tests of defences.
-    fault_injector : FaultInjector, optional
-        For tests: lets client steps fail on demand.
-    through_codec : bool
-        For tests: encodes and decodes every message instead of passing it by reference.
-    client_factories : Mapping[str, Callable[[], nn.Module]]
-        Build the networks of clients with another architecture, by client id; clients that share an architecture share
-        the factory object.
-    load_generator : Callable[[int], Generator]
-        Returns the frozen image generator of a task. It is called often, so it should cache.
-
-    Attributes
-    ----------
-    server : LocalServer
-        The server, with its model and state.
-    client_states : dict[str, object]
-        The clients' states by client id.
-    changed : set[str]
-        Clients whose state has changed since the last checkpoint.
-    finished : int
-        Number of finished rounds, over all tasks.
-    executor : Executor
-        Carries out client steps; `serial`, in this process, unless it is replaced.
-    attacker : Attacker or None
-        Changes what malicious clients answer.
-    history : ReplyHistory
-        What is kept of earlier replies.
-    client_state_type : type
-        The dataclass of what a client keeps between rounds.
-    warned_less_robust : bool
-        Whether a warning has said that a round was less robust than the recipe asks.
-    weights_file : WeightsFile
-        Where models of a round lie for which memory has no room.
-    round_average : Weights
-        The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
-    moving_average : Weights
-        The moving average of these models; empty before the first.
+    ``federation``: The clients' data; with a stream of tasks that of the first task, and later that of the current
+        task.
+    ``factory``: Builds the network, with PyTorch's default initial weights and the classes of the first task.
+    ``augmentation``: Random changes of training images.
+    ``seed``: Seed of everything random (see `fedkeep._utils.seeds`).
+    ``device``: Where models and data are.
+    ``stack``: Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
+    ``privacy``: What of a client is noised before it leaves.
+    ``attack``: What malicious clients do, in tests of defences.
+    ``fault_injector``: For tests: lets client steps fail on demand.
+    ``through_codec``: For tests: encodes and decodes every message instead of passing it by reference.
+    ``client_factories``: Build the networks of clients with another architecture, by client id; clients that share an
+        architecture share the factory object.
+    ``load_generator``: Returns the frozen image generator of a task. It is called often, so it should cache.
+    ``server``: The server, with its model and state.
+    ``client_states``: The clients' states by client id.
+    ``changed``: Clients whose state has changed since the last checkpoint.
+    ``finished``: Number of finished rounds, over all tasks.
+    ``executor``: Carries out client steps; `serial`, in this process, unless it is replaced.
+    ``attacker``: Changes what malicious clients answer.
+    ``history``: What is kept of earlier replies.
+    ``client_state_type``: The dataclass of what a client keeps between rounds.
+    ``warned_less_robust``: Whether a warning has said that a round was less robust than the recipe asks.
+    ``weights_file``: Where models of a round lie for which memory has no room.
+    ``round_average``: The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
+    ``moving_average``: The moving average of these models; empty before the first.
     """
 
     algorithm: Algorithm[Any, Any]
@@ -222,22 +182,13 @@ class SimulationState:
     def compile_steps(self, num_steps: int) -> None:
         """Let `torch.compile` compile the steps of local training.
 
-        Parameters
-        ----------
-        num_steps : int
-            Number of steps in a graph (see `fedkeep.training.compiled_training`); 0: steps are not compiled.
+        ``num_steps``: Number of steps in a graph (see `fedkeep.training.compiled_training`); 0: steps are not compiled.
         """
         for context in self.contexts:
             context.compiler = TorchCompiler(context.runner, self.training, num_steps) if num_steps else None
 
     def set_task(self, task: int) -> None:
-        """Go to a task: its data, and networks with rows for its classes. No model changes.
-
-        Parameters
-        ----------
-        task : int
-            The task, counted from 1.
-        """
+        """Go to a task: its data, and networks with rows for its classes. No model changes."""
         if task != self.federation.task:
             self.federation = self.serial.federation = self.federation.for_task(task)
             for context in self.contexts:
@@ -246,15 +197,7 @@ class SimulationState:
     def context_of(self, client: str) -> ClientContext:
         """Return the context with a client's network.
 
-        Parameters
-        ----------
-        client : str
-            The client's id; any other text for the server.
-
-        Returns
-        -------
-        ClientContext
-            The context.
+        ``client``: The client's id; any other text for the server.
         """
         return self.own_contexts.get(client, self.context)
 
@@ -263,15 +206,7 @@ class SimulationState:
 
         Clients that are set aside are not drawn, so that a cohort stays as large as the recipe says.
 
-        Parameters
-        ----------
-        round : int
-            The round, counted over the whole run.
-
-        Returns
-        -------
-        list[str]
-            The ids of the clients, in order.
+        ``round``: The round, counted over the whole run.
         """
         clients, aside = self.federation.clients, self.clients_set_aside()
         population = len(clients)
@@ -291,28 +226,15 @@ class SimulationState:
         return [client for client in order if client not in aside][:size]
 
     def clients_set_aside(self) -> list[str]:
-        """Return the clients that are not asked, for some rounds or for good, since their replies were refused.
-
-        Returns
-        -------
-        list[str]
-            Their ids.
-        """
+        """Return the clients that are not asked, for some rounds or for good, since their replies were refused."""
         known = {**self.history.refused, **self.history.backoffs}
         return [client for client in known if self.history.is_set_aside(client, self.defense)]
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.
 
-        Parameters
-        ----------
-        which : {"last", "round", "moving"}
-            Which one (see `EvaluationModel`).
-
-        Returns
-        -------
-        Weights
-            The model; before the first round the initial one.
+        ``which``: Which one (see `EvaluationModel`).
+        Returns: The model; before the first round the initial one.
         """
         if which == "moving":
             return self.moving_average or self.server.model
@@ -321,36 +243,15 @@ class SimulationState:
     def evaluate(self, model: Weights, client: str = "") -> Counts:
         """Count a model's correct predictions on the test images of all classes seen so far.
 
-        Parameters
-        ----------
-        model : Weights
-            The model.
-        client : str
-            The client whose network it belongs to; empty for the server's.
-
-        Returns
-        -------
-        Counts
-            The counts and the loss.
+        ``client``: The client whose network it belongs to; empty for the server's.
         """
         return count_correct(self.context_of(client), model, self.federation.dataset.test)
 
     def evaluate_on(self, client: str, model: Weights, owner: str) -> list[int]:
         """Evaluate a model on a client's examples, without augmentation.
 
-        Parameters
-        ----------
-        client : str
-            The client whose examples are used.
-        model : Weights
-            The model.
-        owner : str
-            The client whose network the model belongs to.
-
-        Returns
-        -------
-        list[int]
-            Number of correct predictions, and number of examples.
+        ``owner``: The client whose network the model belongs to.
+        Returns: Number of correct predictions, and number of examples.
         """
         data = self.federation.data(client)
         if not len(data["label"]):

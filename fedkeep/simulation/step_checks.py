@@ -16,24 +16,7 @@ from fedkeep.simulation.messages import StepRequest
 
 
 def check_reply(request: StepRequest, reply: Any, state: Any, state_type: type[Any]) -> None:
-    """Check what a client step returned, and the state that it left.
-
-    Parameters
-    ----------
-    request : StepRequest
-        The step.
-    reply : object
-        What it returned.
-    state : object
-        The client's state after the step.
-    state_type : type
-        The dataclass of client states.
-
-    Raises
-    ------
-    ConfigError
-        If one of them is not of its type.
-    """
+    """Check what a client step returned, and the state that it left."""
     name = _name(request)
     hint = annotations_of(unwrap_step(request.step)).get("return", Any)
     if hint is not Any and (wrong := find_wrong_type(reply, hint, f"what {name} returned")):
@@ -42,23 +25,7 @@ def check_reply(request: StepRequest, reply: Any, state: Any, state_type: type[A
 
 
 def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type: type[Any]) -> None:
-    """Check what a method's round left on the server.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    server : Server
-        The server after the round.
-    state_type : type
-        The dataclass of the server's state.
-
-    Raises
-    ------
-    ConfigError
-        If its models are not weights, its state is not of its type, or the round assigns `Server.eval_model` while
-        `Algorithm.sets_eval_model` says that it does not.
-    """
+    """Check what a method's round left on the server."""
     title = type(algorithm).__name__
     name = f"{title}.round"
     check_weights(server.model, f"server.model after {name}")
@@ -73,18 +40,7 @@ def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type
 
 
 def check_arguments(request: StepRequest) -> None:
-    """Check what a step was given, once it has failed.
-
-    Parameters
-    ----------
-    request : StepRequest
-        The step.
-
-    Raises
-    ------
-    ConfigError
-        If it was given too much, too little, or a value of another type than its annotations say.
-    """
+    """Check what a step was given, once it has failed."""
     name, signature = _name(request), inspect.signature(request.step)
     try:
         given = signature.bind(None, *request.args, **request.kwargs).arguments

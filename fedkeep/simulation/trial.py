@@ -50,26 +50,11 @@ def run_trial(
     it, it saves the last finished round first. If it is killed, the rounds since the last checkpoint are run again:
     those of a minute at most, or of the time that saving takes if that is longer.
 
-    Parameters
-    ----------
-    simulation : Simulation
-        The simulation, before its first round.
-    folder : Path
-        The folder of the trial. No other process can run the trial meanwhile.
-    callbacks : Sequence[Callback]
-        Called in this order, after the round has been recorded and, if that is due, saved.
-    checkpoint_share : float
-        The largest share of the time that saving may take.
-    may_repeat : Callable[[SimulationState, RoundResult], bool]
-        Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint after such a
-        round; by default there are none.
-
-    Raises
-    ------
-    TrialBusy
-        If another process is running this trial.
-    RunError
-        If the content of the folder cannot be resumed.
+    ``folder``: The folder of the trial. No other process can run the trial meanwhile.
+    ``callbacks``: Called in this order, after the round has been recorded and, if that is due, saved.
+    ``checkpoint_share``: The largest share of the time that saving may take.
+    ``may_repeat``: Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint
+        after such a round; by default there are none.
     """
     make_folder(folder)
     try:
@@ -134,10 +119,7 @@ End: TypeAlias = tuple[int, "hashlib._Hash"]
 class JsonlWriter:
     """A file of JSON lines that can be truncated to where it was at a checkpoint.
 
-    Parameters
-    ----------
-    path : Path
-        The file, which is created if it does not exist.
+    ``path``: The file, which is created if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -147,18 +129,7 @@ class JsonlWriter:
         self._hash = hashlib.sha256()
 
     def seek(self, digest: Digest) -> None:
-        """Truncate the file to what it was at a checkpoint.
-
-        Parameters
-        ----------
-        digest : Digest
-            Its digest at the checkpoint.
-
-        Raises
-        ------
-        DamagedFile
-            If the file does not begin like that.
-        """
+        """Truncate the file to what it was at a checkpoint."""
         check_file(self.path, digest, beginning=True)
         self.file.seek(0)
         self.cut((digest.bytes, hashlib.sha256(self.file.read(digest.bytes))))
@@ -167,11 +138,6 @@ class JsonlWriter:
         """Append a line and pass it to the operating system, so that it is not lost if the process is killed.
 
         JSON has no numbers that are not finite, such as the test loss of a model that diverged: null stands for them.
-
-        Parameters
-        ----------
-        line : dict[str, object]
-            The content.
         """
         try:
             text = json.dumps(line, separators=(",", ":"), allow_nan=False)
@@ -185,33 +151,18 @@ class JsonlWriter:
     def end(self) -> End:
         """Return what `cut` needs to return to this end.
 
-        Returns
-        -------
-        tuple
-            The length of the file in bytes, and the hash of its content.
+        Returns: The length of the file in bytes, and the hash of its content.
         """
         return self.file.tell(), self._hash.copy()
 
     def cut(self, end: End) -> None:
-        """Truncate the file.
-
-        Parameters
-        ----------
-        end : tuple
-            An earlier end.
-        """
+        """Truncate the file."""
         self.file.seek(end[0])
         self.file.truncate()
         self._hash = end[1].copy()
 
     def on_disk(self) -> Digest:
-        """Force the file to disk.
-
-        Returns
-        -------
-        Digest
-            Its digest.
-        """
+        """Force the file to disk."""
         os.fsync(self.file.fileno())
         return Digest(self.file.tell(), self._hash.hexdigest())
 
@@ -228,19 +179,9 @@ def _without_nonfinite(value: Any) -> Any:
 class Records(Callback):
     """Writes a line for every round into ``rounds.jsonl`` and ``timings.jsonl``.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of the trial.
-
-    Attributes
-    ----------
-    written : int
-        Number of rounds that are written.
-    checkpoint_seconds : float
-        Seconds of the last checkpoint, if it was saved after the last written round; 0.0 otherwise.
-    last : RoundResult or None
-        The last round that was written, or began to be.
+    ``written``: Number of rounds that are written.
+    ``checkpoint_seconds``: Seconds of the last checkpoint, if it was saved after the last written round; 0.0 otherwise.
+    ``last``: The last round that was written, or began to be.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -255,15 +196,7 @@ class Records(Callback):
     def check(self, digests: Mapping[str, Digest]) -> None:
         """Check that the files begin as they did at a checkpoint.
 
-        Parameters
-        ----------
-        digests : Mapping[str, Digest]
-            The files' digests at the checkpoint, by name.
-
-        Raises
-        ------
-        DamagedFile
-            If one does not.
+        ``digests``: The files' digests at the checkpoint, by name.
         """
         for file in (self.rounds, self.timings):
             check_file(file.path, digests[file.path.name], beginning=True)
@@ -271,12 +204,7 @@ class Records(Callback):
     def seek(self, finished: int, digests: Mapping[str, Digest]) -> None:
         """Truncate the files to what they were at a checkpoint.
 
-        Parameters
-        ----------
-        finished : int
-            Number of rounds at the checkpoint.
-        digests : Mapping[str, Digest]
-            The files' digests at the checkpoint, by name; empty before the first.
+        ``digests``: The files' digests at the checkpoint, by name; empty before the first.
         """
         for file in (self.rounds, self.timings):
             file.seek(digests.get(file.path.name, digest_of(b"")))
@@ -285,10 +213,7 @@ class Records(Callback):
     def on_disk(self) -> dict[str, Digest]:
         """Force the files to disk.
 
-        Returns
-        -------
-        dict[str, Digest]
-            Their digests, by name.
+        Returns: Their digests, by name.
         """
         return {file.path.name: file.on_disk() for file in (self.rounds, self.timings)}
 
@@ -319,14 +244,7 @@ class Records(Callback):
 class Checkpoints(Callback):
     """Restores a simulation from its checkpoint, and saves it from time to time and at the end.
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-        The checkpoint.
-    records : Records
-        The records of the same trial, called before this; their files are truncated to the checkpoint.
-    may_repeat : Callable[[SimulationState, RoundResult], bool]
-        As for `run_trial`.
+    ``records``: The records of the same trial, called before this; their files are truncated to the checkpoint.
     """
 
     def __init__(self, checkpoint: Checkpoint, records: Records, may_repeat: MayRepeat) -> None:

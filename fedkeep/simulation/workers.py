@@ -44,14 +44,8 @@ Main: TypeAlias = Callable[..., None]
 class Worker:
     """A worker process as its parent sees it.
 
-    Attributes
-    ----------
-    connection : Connection
-        The connection to the worker.
-    process : BaseProcess, optional
-        The process; None in tests in which the worker is a thread.
-    heard : bool
-        Whether it has sent a message.
+    ``process``: The process; None in tests in which the worker is a thread.
+    ``heard``: Whether it has sent a message.
     """
 
     connection: Connection
@@ -61,19 +55,8 @@ class Worker:
     def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a request.
 
-        Parameters
-        ----------
-        kind : str
-            The kind of request.
-        content : object
-            The content, as JSON can represent it.
-        tensors : Mapping[str, Tensor], optional
-            Tensors by name.
-
-        Raises
-        ------
-        RunError
-            If the worker is dead.
+        ``content``: The content, as JSON can represent it.
+        ``tensors``: Tensors by name.
         """
         try:
             ipc.send(self.connection, [kind, content], tensors or {})
@@ -83,19 +66,8 @@ class Worker:
     def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
         """Wait for a message of the worker.
 
-        Returns
-        -------
-        status : str
-            One of `DONE`, `REFUSED`, `FAILED` and `PROGRESS`.
-        content : object
-            The content.
-        tensors : dict[str, Tensor]
-            Tensors by name.
-
-        Raises
-        ------
-        RunError
-            If the worker is dead.
+        Returns: One of `DONE`, `REFUSED`, `FAILED` and `PROGRESS`.
+        Returns: Tensors by name.
         """
         try:
             (kind, content), tensors = ipc.receive(self.connection)
@@ -105,13 +77,7 @@ class Worker:
         return kind, content, tensors
 
     def death(self) -> RunError:
-        """Return the error for a worker that has died.
-
-        Returns
-        -------
-        RunError
-            The error, with the exit code.
-        """
+        """Return the error for a worker that has died."""
         code = None
         if self.process is not None:
             self.process.join(timeout=5)
@@ -123,19 +89,8 @@ class Worker:
 def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
     """Start worker processes.
 
-    Parameters
-    ----------
-    count : int
-        Number of workers.
-    main : Callable
-        What each process calls, as ``main(connection, *args)``.
-    *args
-        Further arguments, which must be picklable.
-
-    Returns
-    -------
-    list[Worker]
-        The workers.
+    ``main``: What each process calls, as ``main(connection, *args)``.
+    ``*args``: Further arguments, which must be picklable.
     """
     context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
     # Python would start its resource tracker with the first process, and unblock SIGTERM as it does.
@@ -155,11 +110,6 @@ def stop_workers(workers: Sequence[Worker]) -> None:
     """Let workers end, also in the middle of a request, and wait for them: a trial saves its last round first.
 
     Workers that have not sent a message are killed: they are starting, or have finished no round.
-
-    Parameters
-    ----------
-    workers : Sequence[Worker]
-        The workers.
     """
     # What was sent and not yet received counts: it shows a finished round.
     kill_workers([worker for worker in workers if not worker.heard and not worker.connection.poll()])
@@ -171,13 +121,7 @@ def stop_workers(workers: Sequence[Worker]) -> None:
 
 
 def kill_workers(workers: Sequence[Worker]) -> None:
-    """End workers that have nothing to save, at once.
-
-    Parameters
-    ----------
-    workers : Sequence[Worker]
-        The workers.
-    """
+    """End workers that have nothing to save, at once."""
     for worker in workers:
         worker.connection.close()
         if worker.process is not None:
@@ -190,20 +134,7 @@ def kill_workers(workers: Sequence[Worker]) -> None:
 def wait_for_any(workers: Collection[Worker]) -> list[Worker]:
     """Wait until at least one worker has sent a message.
 
-    Parameters
-    ----------
-    workers : Collection[Worker]
-        The workers.
-
-    Returns
-    -------
-    list[Worker]
-        Those with a message; may be empty after a timeout.
-
-    Raises
-    ------
-    RunError
-        If a worker has died.
+    Returns: Those with a message; may be empty after a timeout.
     """
     by_connection = {worker.connection: worker for worker in workers}
     processes = {worker.process.sentinel: worker for worker in workers if worker.process is not None}
@@ -223,16 +154,8 @@ def serve(
 ) -> None:
     """Carry out requests, one after another, until the connection is closed: the main loop of a worker.
 
-    Parameters
-    ----------
-    connection : Connection
-        The connection to the parent.
-    handlers : Mapping[str, Handler]
-        Carry out requests, by kind.
-    receive : Callable[[], Message or None], optional
-        Returns the next request, or None after the last; by default requests are read from the connection.
-    at_work : Callable[[], AbstractContextManager]
-        Returns a context in which a request is carried out.
+    ``receive``: Returns the next request, or None after the last; by default requests are read from the connection.
+    ``at_work``: Returns a context in which a request is carried out.
     """
     keep_freed_memory()
     trimmer = MemoryTrimmer()
@@ -261,23 +184,10 @@ def serve(
 def carry_out(handler: Handler, content: Any, tensors: dict[str, Tensor]) -> tuple[str, Any, dict[str, Tensor]]:
     """Carry out a request.
 
-    Parameters
-    ----------
-    handler : Handler
-        Carries it out.
-    content : object
-        The content of the request.
-    tensors : dict[str, Tensor]
-        Its tensors by name.
-
-    Returns
-    -------
-    status : str
-        `DONE`, or `REFUSED` or `FAILED` after an exception.
-    content : object
-        The content of the result, or the text of the exception.
-    tensors : dict[str, Tensor]
-        The tensors of the result, by name.
+    ``tensors``: Its tensors by name.
+    Returns: `DONE`, or `REFUSED` or `FAILED` after an exception.
+    Returns: The content of the result, or the text of the exception.
+    Returns: The tensors of the result, by name.
     """
     try:
         return DONE, *handler(content, tensors)
@@ -290,12 +200,7 @@ def carry_out(handler: Handler, content: Any, tensors: dict[str, Tensor]) -> tup
 def run_worker(connection: Connection, handlers: Mapping[str, Handler]) -> None:
     """Serve a parent from this process until it closes the connection or dies; called by a worker's ``main``.
 
-    Parameters
-    ----------
-    connection : Connection
-        The connection to the parent.
-    handlers : Mapping[str, Handler]
-        Carry out requests, by kind.
+    ``handlers``: Carry out requests, by kind.
     """
     inbox = _Inbox(connection)
     with suppress(KeyboardInterrupt):  # the request was abandoned; its finished rounds are saved

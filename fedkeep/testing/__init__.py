@@ -66,11 +66,8 @@ def checks_for(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the name of each check that applies to a method, and a function without arguments that carries it out.
 
-    Parameters
-    ----------
-    algorithm : Algorithm or type[Algorithm]
-        The method, or its class for the method with its default options. Options that make its rounds small make the
-        checks quick.
+    ``algorithm``: The method, or its class for the method with its default options. Options that make its rounds small
+        make the checks quick.
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
     for check in CHECKS:
@@ -82,19 +79,8 @@ def checks_for(
 def check_algorithm(algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]], *, skip: Collection[str] = ()) -> None:
     """Carry out all checks that apply to a method, and stop at the first that fails.
 
-    Parameters
-    ----------
-    algorithm : Algorithm or type[Algorithm]
-        The method, or its class for the method with its default options.
-    skip : Collection[str]
-        Names of checks that are left out, such as ``"stacked_training"``.
-
-    Raises
-    ------
-    AssertionError
-        If the method does not keep something. The message names the method and what is expected.
-    ConfigError
-        If ``skip`` names what is no check.
+    ``algorithm``: The method, or its class for the method with its default options.
+    ``skip``: Names of checks that are left out, such as ``"stacked_training"``.
     """
     known = [check.__name__.removeprefix("check_") for check in CHECKS]
     for name in skip:

@@ -13,15 +13,7 @@ DAMAGES = ("bit", "truncate", "empty", "delete", "zero", "swap")
 def files_of(run: Path) -> list[Path]:
     """Return the files that a resume or a report depends on, relative to the run folder, in order.
 
-    Parameters
-    ----------
-    run : Path
-        The run folder.
-
-    Returns
-    -------
-    list[Path]
-        The files: all of them, without locks and without what a report writes.
+    Returns: The files: all of them, without locks and without what a report writes.
     """
     reports = {"results.csv", "table.md", "report.html"}
     found = (path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file())
@@ -43,14 +35,8 @@ class RandomStream(Protocol):
 def apply_damage(file: Path, damage: str, rng: RandomStream) -> None:
     """Damage a file.
 
-    Parameters
-    ----------
-    file : Path
-        The file, which is not empty.
-    damage : str
-        One of `DAMAGES`.
-    rng : RandomStream
-        Such as a `random.Random`. Chooses the place.
+    ``file``: The file, which is not empty.
+    ``rng``: Such as a `random.Random`. Chooses the place.
     """
     content = bytearray(file.read_bytes())
     if damage == "delete":

@@ -110,14 +110,8 @@ class ToyGenerator(Generator):
 def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: int = 3, **changes: Any) -> Simulation:
     """Return a simulation at round 0 on the tiny federation.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    rounds, cohort_size : int
-        How many rounds, and how many clients in each.
-    **changes
-        Other arguments of `fedkeep.simulation.simulation.Simulation`, or fields of its `RunSettings`.
+    ``rounds``, ``cohort_size``: How many rounds, and how many clients in each.
+    ``**changes``: Other arguments of `fedkeep.simulation.simulation.Simulation`, or fields of its `RunSettings`.
     """
     run_settings = RunSettings(rounds=rounds, cohort_size=cohort_size, evaluation_models=("last",))
     of_run = {field.name for field in fields(run_settings)}
@@ -137,16 +131,8 @@ def simulation_with_tasks(
 ) -> Simulation:
     """Return a simulation at round 0 in which classes arrive in tasks.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    tasks : TaskStream, optional
-        By default three of one class each.
-    rounds, cohort_size : int
-        How many rounds in each task, and how many clients in each round.
-    **changes
-        As those of `simulation`.
+    ``tasks``: By default three of one class each.
+    ``rounds``, ``cohort_size``: How many rounds in each task, and how many clients in each round.
     """
     first = Federation.from_stream(tasks or stream(), 1, dataset(6, seed=3).train)
     hidden = get_architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]

@@ -50,12 +50,7 @@ def stop_after(number: int) -> Callback:
 class WrappedSteps(Executor):
     """Carries out other steps than it is given.
 
-    Parameters
-    ----------
-    inner : Executor
-        Carries them out.
-    wrap : Callable[[StepRequest], Step]
-        Returns what is called in the place of a request's step.
+    ``wrap``: Returns what is called in the place of a request's step.
     """
 
     def __init__(self, inner: Executor, wrap: Callable[[StepRequest], Step]) -> None:
@@ -169,22 +164,13 @@ def let_diverge(simulation: Simulation, number: int, client: str) -> None:
 class RecordedFit:
     """A local training: what was given to it, and what came of it.
 
-    Attributes
-    ----------
-    task, round : int
-        When it was, both counted from 1.
-    client : str
-        Who trained; empty for the server.
-    model : Weights
-        The weights with which it began.
-    loss : Loss
-        The loss as the method gave it.
-    data : tuple[Data, ...]
-        The data sets that the method gave; none for the client's own examples.
-    job : TrainJob
-        The training with its data and cached teachers.
-    fit : Fit
-        The result.
+    ``task``, ``round``: When it was, both counted from 1.
+    ``client``: Who trained; empty for the server.
+    ``model``: The weights with which it began.
+    ``loss``: The loss as the method gave it.
+    ``data``: The data sets that the method gave; none for the client's own examples.
+    ``job``: The training with its data and cached teachers.
+    ``fit``: The result.
     """
 
     task: int
@@ -225,12 +211,8 @@ def record_fits(simulation: SimulationState) -> list[RecordedFit]:
 class RecordedBatches:
     """What clients saw.
 
-    Attributes
-    ----------
-    labels : dict[str, list[int]]
-        Of each client's examples.
-    orders : dict[tuple[int, str], list[list[int]]]
-        The rows of each pass over a data set, in their order, by round and client.
+    ``labels``: Of each client's examples.
+    ``orders``: The rows of each pass over a data set, in their order, by round and client.
     """
 
     labels: dict[str, list[int]]

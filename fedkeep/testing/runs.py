@@ -60,18 +60,11 @@ def _short(value: object) -> str:
 class UndisturbedRun:
     """What a run left that nothing disturbed.
 
-    Attributes
-    ----------
-    records : list[dict]
-        Of all rounds.
-    calls : list[tuple[int, str, str]]
-        Round, client and step of everything that was asked, in order.
-    initial, model : Weights
-        The server's model before and after.
-    server : object
-        The server's state.
-    clients : dict[str, object]
-        The clients' states.
+    ``records``: Of all rounds.
+    ``calls``: Round, client and step of everything that was asked, in order.
+    ``initial``, ``model``: The server's model before and after.
+    ``server``: The server's state.
+    ``clients``: The clients' states.
     """
 
     records: list[dict[str, Any]]
@@ -88,14 +81,8 @@ def undisturbed(
 ) -> UndisturbedRun:
     """Run a method with nobody disturbing it, once for all checks.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        The method.
-    build : Callable[..., Simulation]
-        `fedkeep.testing.federation.simulation`, or the one with tasks.
-    **changes
-        What ``build`` is given besides.
+    ``build``: `fedkeep.testing.federation.simulation`, or the one with tasks.
+    ``**changes``: What ``build`` is given besides.
     """
     calls: list[tuple[int, str, str]] = []
 

@@ -15,22 +15,11 @@ FOLDER = "logs"
 class LoggedTrial:
     """What is known of a trial before its first round.
 
-    Attributes
-    ----------
-    run : Path
-        The run folder.
-    folder : Path
-        The trial's folder.
-    title : str
-        The title of the run.
-    label : str
-        The method's label.
-    seed : int
-        The seed.
-    options : Mapping[str, object]
-        The method's options and the recipe's settings, by name.
-    test_total : Sequence[int]
-        Test examples by class.
+    ``run``: The run folder.
+    ``title``: The title of the run.
+    ``label``: The method's label.
+    ``options``: The method's options and the recipe's settings, by name.
+    ``test_total``: Test examples by class.
     """
 
     run: Path

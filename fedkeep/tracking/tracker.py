@@ -23,36 +23,14 @@ PACKAGES: Mapping[str, str] = {"csv": "csv", "tensorboard": "tensorboard", "wand
 
 
 def check_log(names: Sequence[str]) -> None:
-    """Check the names in a recipe's ``log``.
-
-    Parameters
-    ----------
-    names : Sequence[str]
-        The names.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name.
-    """
+    """Check the names in a recipe's ``log``."""
     for name in names:
         if name not in PACKAGES:
             raise ConfigError(f"log cannot be {name!r}.{did_you_mean(str(name), PACKAGES)}")
 
 
 def check_packages(names: Sequence[str]) -> None:
-    """Check that what is needed to log is installed.
-
-    Parameters
-    ----------
-    names : Sequence[str]
-        The names.
-
-    Raises
-    ------
-    MissingExtra
-        If a package is missing.
-    """
+    """Check that what is needed to log is installed."""
     for name in names:
         if find_spec(PACKAGES[name]) is None:
             raise MissingExtra(f"log = {name!r}", "tracking")
@@ -61,12 +39,7 @@ def check_packages(names: Sequence[str]) -> None:
 class Tracker(Callback):
     """Passes the metrics of each round on.
 
-    Parameters
-    ----------
-    log : str
-        ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``.
-    trial : LoggedTrial
-        The trial.
+    ``log``: ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``.
     """
 
     def __init__(self, log: str, trial: LoggedTrial) -> None:

@@ -22,17 +22,7 @@ COLUMNS = (
 
 
 class CsvWriter:
-    """Writes ``logs/TRIAL.csv``, a line for each round.
-
-    Parameters
-    ----------
-    trial : LoggedTrial
-        The trial.
-    finished : int
-        Rounds that are finished.
-    earlier : Earlier
-        Their metrics.
-    """
+    """Writes ``logs/TRIAL.csv``, a line for each round."""
 
     def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
         path = trial.run / FOLDER / f"{trial.name}.csv"
@@ -46,15 +36,7 @@ class CsvWriter:
             self._row(values)
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Write a line.
-
-        Parameters
-        ----------
-        round : int
-            The round.
-        values : Mapping[str, float]
-            Its metrics.
-        """
+        """Write a line."""
         self._row(values)
         self.file.flush()
 
@@ -69,14 +51,7 @@ class CsvWriter:
 class TensorBoardWriter:
     """Writes event files into ``logs/tensorboard/TRIAL``; show them with ``tensorboard --logdir RUN/logs/tensorboard``.
 
-    Parameters
-    ----------
-    trial : LoggedTrial
-        The trial.
-    finished : int
-        Rounds that are finished; what was written after them is hidden.
-    earlier : Earlier
-        Not needed.
+    ``finished``: Rounds that are finished; what was written after them is hidden.
     """
 
     def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
@@ -87,15 +62,7 @@ class TensorBoardWriter:
             self.writer.add_text("settings", "\n".join(f"- {key}: {value}" for key, value in trial.options.items()))
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Write scalars.
-
-        Parameters
-        ----------
-        round : int
-            The round.
-        values : Mapping[str, float]
-            Its metrics.
-        """
+        """Write scalars."""
         for name, value in values.items():
             if name != "round":
                 self.writer.add_scalar(name, value, round)
@@ -111,15 +78,6 @@ class WandbWriter:
 
     With ``WANDB_MODE=online`` in the environment it is sent while it runs. No code, no Git state and no measurements of
     the machine are collected.
-
-    Parameters
-    ----------
-    trial : LoggedTrial
-        The trial.
-    finished : int
-        Not needed.
-    earlier : Earlier
-        Not needed.
     """
 
     def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
@@ -143,15 +101,7 @@ class WandbWriter:
         )
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Log metrics.
-
-        Parameters
-        ----------
-        round : int
-            The round.
-        values : Mapping[str, float]
-            Its metrics.
-        """
+        """Log metrics."""
         self.run.log(dict(values), step=round)
 
     def close(self) -> None:
@@ -162,14 +112,7 @@ class WandbWriter:
 class MlflowWriter:
     """Writes a run of MLflow into ``logs/mlflow``, or to the server that ``MLFLOW_TRACKING_URI`` names.
 
-    Parameters
-    ----------
-    trial : LoggedTrial
-        The trial.
-    finished : int
-        Rounds that are finished; the run that holds them is continued.
-    earlier : Earlier
-        Not needed.
+    ``finished``: Rounds that are finished; the run that holds them is continued.
     """
 
     def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
@@ -205,15 +148,7 @@ class MlflowWriter:
             raise
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Log metrics.
-
-        Parameters
-        ----------
-        round : int
-            The round.
-        values : Mapping[str, float]
-            Its metrics.
-        """
+        """Log metrics."""
         for name, value in values.items():
             if name != "round" and math.isfinite(value):
                 self.client.log_metric(self.run, name, value, step=round)

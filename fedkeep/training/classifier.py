@@ -30,29 +30,11 @@ def train_classifier(
 ) -> Callable[[Tensor], Tensor]:
     """Train a classifier.
 
-    Parameters
-    ----------
-    architecture : Architecture
-        The network.
-    data : Data
-        The columns ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
-    classes : int
-        Number of classes.
-    normalise : Callable[[Tensor], Tensor]
-        Maps uint8 images to the network's input.
-    training : Training
-        The settings of SGD, except for the number of epochs.
-    steps : int
-        Smallest number of optimizer steps; the last epoch is completed.
-    seed : int
-        Seed of everything random.
-    device : torch.device or str
-        Where to train.
-
-    Returns
-    -------
-    Callable[[Tensor], Tensor]
-        A function that maps uint8 images, [n, channels, height, width], to logits, [n, classes].
+    ``data``: The columns ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
+    ``normalise``: Maps uint8 images to the network's input.
+    ``training``: The settings of SGD, except for the number of epochs.
+    ``steps``: Smallest number of optimizer steps; the last epoch is completed.
+    Returns: A function that maps uint8 images, [n, channels, height, width], to logits, [n, classes].
     """
     _, channels, height, width = data["input"].shape
     runner = ModelRunner(lambda: architecture.build((channels, height, width), classes), seed, torch.device(device))

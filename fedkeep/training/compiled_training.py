@@ -45,16 +45,7 @@ Graph = Callable[..., list[Tensor]]
 class TorchCompiler:
     """Compiles the training steps of one network, and keeps the graphs.
 
-    Parameters
-    ----------
-    runner : ModelRunner
-        The runner of the network.
-    training : Training
-        The settings of SGD.
-    num_steps : int
-        Number of steps in a graph.
-    backend : str
-        The backend of `torch.compile`; ``eager`` compiles nothing, for tests.
+    ``backend``: The backend of `torch.compile`; ``eager`` compiles nothing, for tests.
     """
 
     def __init__(self, runner: ModelRunner, training: Training, num_steps: int, backend: str = "inductor") -> None:
@@ -67,19 +58,9 @@ class TorchCompiler:
     def stepper(self, job: TrainJob, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> SGDStepper:
         """Return what takes the steps of a local training.
 
-        Parameters
-        ----------
-        job : TrainJob
-            The training.
-        weights : Mapping[str, Tensor]
-            The trained weights by name.
-        forward : Callable[[Tensor], Tensor]
-            Runs the network with these weights.
-
-        Returns
-        -------
-        SGDStepper
-            A `CompiledStepper`, or one that takes step by step where a job cannot be compiled.
+        ``weights``: The trained weights by name.
+        ``forward``: Runs the network with these weights.
+        Returns: A `CompiledStepper`, or one that takes step by step where a job cannot be compiled.
         """
         settings = self.runner, weights, forward, self.training, self.training.lr_in_round(job.round)
         if job.parametrization is not None or job.step_callback is not None or self.training.optimizer != "sgd":
@@ -89,17 +70,7 @@ class TorchCompiler:
     def graph(self, stepper: CompiledStepper, steps: Sequence[list[Batch]]) -> Graph | None:
         """Return the graph for steps of this form, which is compiled when it is first asked for.
 
-        Parameters
-        ----------
-        stepper : CompiledStepper
-            The training.
-        steps : Sequence[list[Batch]]
-            The batches of `num_steps` steps.
-
-        Returns
-        -------
-        Callable or None
-            The graph; None if steps of this form cannot be compiled.
+        Returns: The graph; None if steps of this form cannot be compiled.
         """
         if not self.num_steps:  # there is no compiler
             return None
@@ -148,17 +119,7 @@ class TorchCompiler:
 
 
 class CompiledStepper(SGDStepper):
-    """Takes steps of SGD, several at once.
-
-    Parameters
-    ----------
-    compiler : TorchCompiler
-        Compiles the steps.
-    job : TrainJob
-        The training.
-    runner, weights, forward, training, lr
-        As for `SGDStepper`.
-    """
+    """Takes steps of SGD, several at once."""
 
     def __init__(
         self,
@@ -234,10 +195,7 @@ class CompiledStepper(SGDStepper):
     ) -> list[Tensor]:
         """Take steps as `SGDStepper` does, without changing a tensor: what is traced.
 
-        Returns
-        -------
-        list[Tensor]
-            The new parameters, momenta and buffers, and the sum of the losses.
+        Returns: The new parameters, momenta and buffers, and the sum of the losses.
         """
         count, training = len(self.parameters), self.training
         parameters, momenta = state[:count], state[count : count + len(self.momenta)]
@@ -307,17 +265,7 @@ def _depends_on_inputs_alone(graph: GraphModule) -> bool:
 def steps_in_graph(examples: Sequence[int], batch_size: int) -> int:
     """Return how many steps a graph should contain: a divisor, nearly, of the full batches of a median client's pass.
 
-    Parameters
-    ----------
-    examples : Sequence[int]
-        Number of examples of each client.
-    batch_size : int
-        The batch size.
-
-    Returns
-    -------
-    int
-        The number, from 1 to `MAX_STEPS`.
+    Returns: The number, from 1 to `MAX_STEPS`.
     """
     full = max(sorted(examples)[len(examples) // 2] // batch_size, 1)
     choices = range(min(MAX_STEPS, full), min(MAX_STEPS // 2, full) - 1, -1)

@@ -25,18 +25,7 @@ LoadGenerator = Callable[[int], Generator]
 
 
 def no_generator(task: int) -> Generator:
-    """Raise the error for a recipe without an image generator; the default for `ClientContext.load_generator`.
-
-    Parameters
-    ----------
-    task : int
-        The task, counted from 1.
-
-    Raises
-    ------
-    ConfigError
-        Always.
-    """
+    """Raise the error for a recipe without an image generator; the default for `ClientContext.load_generator`."""
     raise ConfigError("this run has no generator of images. Name it in the recipe: generator.name or by_task.")
 
 
@@ -44,12 +33,8 @@ def no_generator(task: int) -> Generator:
 class Timer:
     """Seconds spent in a round.
 
-    Attributes
-    ----------
-    train : float
-        Seconds of local training, and of Fisher information.
-    teachers : float
-        Seconds of inference with frozen models.
+    ``train``: Seconds of local training, and of Fisher information.
+    ``teachers``: Seconds of inference with frozen models.
     """
 
     train: float = 0.0
@@ -63,12 +48,7 @@ class Timer:
     def add(self, train: float, teachers: float) -> None:
         """Add seconds that were measured elsewhere, such as in a worker process.
 
-        Parameters
-        ----------
-        train : float
-            Seconds of local training.
-        teachers : float
-            Seconds of inference with frozen models.
+        ``teachers``: Seconds of inference with frozen models.
         """
         self.train += train
         self.teachers += teachers
@@ -82,37 +62,21 @@ class Timer:
 class ClientContext:
     """What all clients with the same architecture share on one device.
 
-    Attributes
-    ----------
-    runner : ModelRunner
-        The network.
-    normalise : Callable[[Tensor], Tensor]
-        Maps inputs as they are stored, such as uint8 images, to the network's input.
-    augmentation : Augmentation
-        Random changes of training images.
-    training : Training
-        Settings of local training.
-    seed : int
-        The run's seed.
-    num_classes : int
-        Number of classes seen so far.
-    image_format : ImageFormat or None
-        Shape and normalisation of images; None if the inputs are no images.
-    label_names : tuple[str, ...]
-        Names of all classes, in order of arrival.
-    load_generator : Callable[[int], Generator]
-        Returns the image generator of a task.
-    num_old_classes : int
-        Number of classes that arrived before the current task.
-    timer : Timer
-        Shared by all contexts of a simulation.
-    privacy : Privacy
-        What of a client is noised before it leaves.
-    noise_secret : bytes or None
-        What a real site, or a real server, keeps to itself, so that its noise is its own; None: noise comes from the
-        run's seed, which everybody knows.
-    compiler : StepCompiler or None
-        Compiles the steps of local training; None: they are taken one by one.
+    ``runner``: The network.
+    ``normalise``: Maps inputs as they are stored, such as uint8 images, to the network's input.
+    ``augmentation``: Random changes of training images.
+    ``training``: Settings of local training.
+    ``seed``: The run's seed.
+    ``num_classes``: Number of classes seen so far.
+    ``image_format``: Shape and normalisation of images; None if the inputs are no images.
+    ``label_names``: Names of all classes, in order of arrival.
+    ``load_generator``: Returns the image generator of a task.
+    ``num_old_classes``: Number of classes that arrived before the current task.
+    ``timer``: Shared by all contexts of a simulation.
+    ``privacy``: What of a client is noised before it leaves.
+    ``noise_secret``: What a real site, or a real server, keeps to itself, so that its noise is its own; None: noise
+        comes from the run's seed, which everybody knows.
+    ``compiler``: Compiles the steps of local training; None: they are taken one by one.
     """
 
     runner: ModelRunner
@@ -136,17 +100,8 @@ class ClientContext:
         A real site draws its key anew, since the same noise on two things would tell their difference: other models,
         options or runs. Its reply is stored, so that a request that is repeated gets the same one.
 
-        Parameters
-        ----------
-        purpose : str
-            What the noise is for.
-        task, round, client, use : int, int, str, int
-            Where in a simulation it is used, as for `fedkeep._utils.seeds.derive`.
-
-        Returns
-        -------
-        NoiseStream
-            The noise.
+        ``task``, ``round``, ``client``, ``use``: Where in a simulation it is used, as for
+            `fedkeep._utils.seeds.derive`.
         """
         if self.noise_secret is not None:
             return NoiseStream(secrets.token_bytes(KEY_BYTES))
@@ -157,17 +112,7 @@ class ClientContext:
 
         New noise each time could be averaged away, and the same noise on two things would tell their difference.
 
-        Parameters
-        ----------
-        purpose : str
-            What the noise is for.
-        *told : object
-            All that determines what is told: the exact value, whose it is, and how much noise it gets.
-
-        Returns
-        -------
-        NoiseStream
-            The noise.
+        ``*told``: All that determines what is told: the exact value, whose it is, and how much noise it gets.
         """
         secret = str(self.seed).encode() if self.noise_secret is None else self.noise_secret
         return NoiseStream(derive_key(secret, purpose, *told))
@@ -177,16 +122,6 @@ class ClientContext:
 
         If the network has a frozen extractor, the extractor replaces the normalisation: its features are computed once
         for each image, and there is no augmentation.
-
-        Parameters
-        ----------
-        runner : ModelRunner
-            The other network.
-
-        Returns
-        -------
-        ClientContext
-            The context.
         """
         if runner.extractor is None:
             return replace(self, runner=runner)
@@ -195,32 +130,17 @@ class ClientContext:
     def set_task(self, seen: Sequence[int]) -> None:
         """Go to a task.
 
-        Parameters
-        ----------
-        seen : Sequence[int]
-            Number of classes seen with each task so far, in all; the last is the task to go to.
+        ``seen``: Number of classes seen with each task so far, in all; the last is the task to go to.
         """
         self.num_classes, self.num_old_classes = seen[-1], seen[-2] if len(seen) > 1 else 0
         self.runner.set_task(seen)
 
     def training_time(self) -> AbstractContextManager[None]:
-        """Measure the seconds of a block as training.
-
-        Returns
-        -------
-        AbstractContextManager
-            The context of the block.
-        """
+        """Measure the seconds of a block as training."""
         return self._timed("train")
 
     def inference_time(self) -> AbstractContextManager[None]:
-        """Measure the seconds of a block as inference with frozen models.
-
-        Returns
-        -------
-        AbstractContextManager
-            The context of the block.
-        """
+        """Measure the seconds of a block as inference with frozen models."""
         return self._timed("teachers")
 
     @contextmanager
@@ -241,11 +161,6 @@ def pinned_threads(threads: int) -> Iterator[None]:
     """Set PyTorch's number of threads within the block.
 
     Results depend on the number of threads, and many threads slow small models down.
-
-    Parameters
-    ----------
-    threads : int
-        The number of threads.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -31,17 +31,7 @@ CHUNK = 64  # examples whose gradients are in memory at once
 def sample_rate(job: TrainJob, training: Training) -> float:
     """Return the probability with which an example is in a batch.
 
-    Parameters
-    ----------
-    job : TrainJob
-        The training.
-    training : Training
-        Its settings.
-
-    Returns
-    -------
-    float
-        Batch size over number of examples; 1 for fewer examples than a batch has.
+    Returns: Batch size over number of examples; 1 for fewer examples than a batch has.
     """
     return min(1.0, (job.streams[0].batch_size or training.batch_size) / max(job.num_examples, 1))
 
@@ -49,17 +39,7 @@ def sample_rate(job: TrainJob, training: Training) -> float:
 def num_steps(job: TrainJob, training: Training) -> int:
     """Return how many steps a private training takes: as many as batches in its epochs.
 
-    Parameters
-    ----------
-    job : TrainJob
-        The training.
-    training : Training
-        Its settings.
-
-    Returns
-    -------
-    int
-        The number of steps; 0 without examples.
+    Returns: The number of steps; 0 without examples.
     """
     size = job.streams[0].batch_size or training.batch_size
     return job.epochs * -(-job.num_examples // size)
@@ -68,28 +48,8 @@ def num_steps(job: TrainJob, training: Training) -> int:
 def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy: Privacy, noise: NoiseStream) -> Fit:
     """Carry out one local training with DP-SGD.
 
-    Parameters
-    ----------
-    runner : ModelRunner
-        The runner of the network.
-    job : TrainJob
-        What to train.
-    training : Training
-        The settings of SGD.
-    privacy : Privacy
-        Noise and clipping.
-    noise : NoiseStream
-        What batches and noise are drawn from. Who knows its key can take the noise off again.
-
-    Returns
-    -------
-    Fit
-        The trained weights. The loss is 0, since the true one would tell about the examples.
-
-    Raises
-    ------
-    ConfigError
-        If what is to be trained is not a sum over single examples of one data set.
+    ``noise``: What batches and noise are drawn from. Who knows its key can take the noise off again.
+    Returns: The trained weights. The loss is 0, since the true one would tell about the examples.
     """
     _check(runner, job)
     steps = num_steps(job, training)
@@ -137,30 +97,9 @@ def clipped_sum(
 ) -> list[Tensor]:
     """Return the sum of the examples' gradients, each clipped to a norm.
 
-    Parameters
-    ----------
-    runner : ModelRunner
-        The runner of the network.
-    job : TrainJob
-        The training, with its loss.
-    batch : Batch
-        The examples; there may be none.
-    parameters : Mapping[str, Tensor]
-        The trained parameters by name.
-    training : Training
-        For the precision.
-    privacy : Privacy
-        For the norm.
-
-    Returns
-    -------
-    list[Tensor]
-        The sum of each parameter's gradients, in the order of ``parameters``.
-
-    Raises
-    ------
-    ConfigError
-        If the loss cannot be computed example by example.
+    ``job``: The training, with its loss.
+    ``batch``: The examples; there may be none.
+    ``parameters``: The trained parameters by name.
     """
     network = runner.train_network
     # A weight with a second name is trained under its first.

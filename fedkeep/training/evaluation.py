@@ -19,14 +19,9 @@ from fedkeep.training.model_runner import BATCH
 class Counts:
     """The result of evaluating a model on labelled images.
 
-    Attributes
-    ----------
-    correct : list[int]
-        Number of correct predictions by class.
-    total : list[int]
-        Number of examples by class.
-    loss : float
-        Mean cross-entropy.
+    ``correct``: Number of correct predictions by class.
+    ``total``: Number of examples by class.
+    ``loss``: Mean cross-entropy.
     """
 
     correct: list[int]
@@ -35,22 +30,7 @@ class Counts:
 
 
 def count_correct(context: ClientContext, model: Weights, data: Data) -> Counts:
-    """Count a model's correct predictions by class, from the first classifier row of each class.
-
-    Parameters
-    ----------
-    context : ClientContext
-        The network and the normalisation.
-    model : Weights
-        The model.
-    data : Data
-        Labelled images.
-
-    Returns
-    -------
-    Counts
-        The counts and the loss.
-    """
+    """Count a model's correct predictions by class, from the first classifier row of each class."""
 
     def predict(images: Tensor) -> Tensor:
         return context.runner.logits(model, context.normalise(images))[:, :: context.runner.rows_per_class]
@@ -61,19 +41,8 @@ def count_correct(context: ClientContext, model: Weights, data: Data) -> Counts:
 def count_confusions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> list[list[int]]:
     """Count how often each class was taken for each.
 
-    Parameters
-    ----------
-    predict : Callable[[Tensor], Tensor]
-        Maps inputs as they are stored to scores, [n, classes].
-    data : Data
-        Labelled examples.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    list[list[int]]
-        [classes, classes]: a row for each true class, a column for each predicted one.
+    ``predict``: Maps inputs as they are stored to scores, [n, classes].
+    Returns: [classes, classes]: a row for each true class, a column for each predicted one.
     """
     predicted = torch.cat([predict(part).argmax(-1) for part in torch.split(data["input"], BATCH)])
     pairs = torch.bincount(data["label"] * classes + predicted, minlength=classes * classes)
@@ -84,19 +53,7 @@ def count_confusions(predict: Callable[[Tensor], Tensor], data: Data, classes: i
 def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> Counts:
     """Count correct predictions by class.
 
-    Parameters
-    ----------
-    predict : Callable[[Tensor], Tensor]
-        Maps images as they are stored to scores, [n, classes].
-    data : Data
-        Labelled images.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    Counts
-        The counts and the loss.
+    ``predict``: Maps images as they are stored to scores, [n, classes].
     """
     # In parts: the whole test set, normalised to float32, would take four times its memory.
     logits = torch.cat([predict(part) for part in torch.split(data["input"], BATCH)])

@@ -18,23 +18,11 @@ VECTORISED = 64  # single examples whose gradients are computed at a time
 def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, batch: int) -> Weights:
     """Compute the mean over batches of the squared gradient of the mean ln p(label | image).
 
-    Parameters
-    ----------
-    network : nn.Module
-        A network of the model's form, in evaluation mode.
-    model : Weights
-        The model.
-    images : Tensor
-        Normalised images, float32 [n, channels, height, width].
-    labels : Tensor
-        Their labels, int64 [n].
-    batch : int
-        Number of examples in a batch; with 1 this is the diagonal of the empirical Fisher information matrix.
-
-    Returns
-    -------
-    Weights
-        A tensor for each parameter, of the parameter's shape; zeros without examples.
+    ``network``: A network of the model's form, in evaluation mode.
+    ``images``: Normalised images, float32 [n, channels, height, width].
+    ``labels``: Their labels, int64 [n].
+    ``batch``: Number of examples in a batch; with 1 this is the diagonal of the empirical Fisher information matrix.
+    Returns: A tensor for each parameter, of the parameter's shape; zeros without examples.
     """
     return _mean_gradients(network, model, images, labels, batch, _log_likelihood, torch.square)
 
@@ -42,21 +30,10 @@ def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, b
 def sensitivity(network: nn.Module, model: Weights, images: Tensor, labels: Tensor) -> Weights:
     """Compute the mean over examples of the absolute gradient of the logits' squared length.
 
-    Parameters
-    ----------
-    network : nn.Module
-        A network of the model's form, in evaluation mode.
-    model : Weights
-        The model.
-    images : Tensor
-        Normalised images, float32 [n, channels, height, width].
-    labels : Tensor
-        Their labels, int64 [n], which are not used.
-
-    Returns
-    -------
-    Weights
-        A tensor for each parameter, of the parameter's shape; zeros without examples.
+    ``network``: A network of the model's form, in evaluation mode.
+    ``images``: Normalised images, float32 [n, channels, height, width].
+    ``labels``: Their labels, int64 [n], which are not used.
+    Returns: A tensor for each parameter, of the parameter's shape; zeros without examples.
     """
     return _mean_gradients(network, model, images, labels, 1, _squared_length, torch.abs)
 

@@ -34,14 +34,9 @@ Normalise = Callable[[Tensor], Tensor]
 class NetworkView:
     """The network in one training step, as a loss sees it; implements `fedkeep.losses.ModelView`.
 
-    Parameters
-    ----------
-    runner : ModelRunner
-        Runs frozen models.
-    weights : Mapping[str, Tensor]
-        The trained parameters by name.
-    forward : Callable[[Tensor], Tensor]
-        Runs the network with these parameters: the training network itself, or a functional call with stacked weights.
+    ``weights``: The trained parameters by name.
+    ``forward``: Runs the network with these parameters: the training network itself, or a functional call with stacked
+        weights.
     """
 
     def __init__(self, runner: ModelRunner, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> None:
@@ -86,22 +81,13 @@ class NetworkView:
 class BatchStream:
     """One data set as `fit` reads it: in batches, in a new random order in every pass, normalised or augmented.
 
-    Attributes
-    ----------
-    data : Data
-        Columns of one length.
-    normalise : Callable[[Tensor], Tensor]
-        Maps uint8 images to the network's input.
-    augmentation : Augmentation
-        Random changes of images that are still uint8.
-    order : torch.Generator
-        Random generator for the order of the examples.
-    noise : torch.Generator
-        Random generator for the augmentation.
-    layout : torch.memory_format
-        Memory layout of image batches.
-    batch_size : int
-        Batch size of this data set; 0 for the recipe's.
+    ``data``: Columns of one length.
+    ``normalise``: Maps uint8 images to the network's input.
+    ``augmentation``: Random changes of images that are still uint8.
+    ``order``: Random generator for the order of the examples.
+    ``noise``: Random generator for the augmentation.
+    ``layout``: Memory layout of image batches.
+    ``batch_size``: Batch size of this data set; 0 for the recipe's.
     """
 
     data: Data
@@ -115,17 +101,7 @@ class BatchStream:
     def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
         """Make one pass over the data.
 
-        Parameters
-        ----------
-        size : int
-            The recipe's batch size.
-        merge_last : bool
-            Whether a last batch of one example is merged into the batch before it.
-
-        Returns
-        -------
-        Iterator[Batch]
-            The batches.
+        ``merge_last``: Whether a last batch of one example is merged into the batch before it.
         """
         count, size = len(self.data["input"]), self.batch_size or size
         order = to_device(torch.randperm(count, generator=self.order), self.data["input"].device)
@@ -141,35 +117,14 @@ class BatchStream:
         return (self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True))
 
     def first(self, count: int) -> Batch:
-        """Return the first examples as a batch, to try a step, without using a random generator.
-
-        Parameters
-        ----------
-        count : int
-            Number of examples.
-
-        Returns
-        -------
-        Batch
-            The batch, not augmented.
-        """
+        """Return the first examples as a batch, to try a step, without using a random generator."""
         rows = torch.arange(count, device=self.data["input"].device)
         return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
 
     def sample(self, probability: float, noise: NoiseStream) -> Batch:
         """Return a batch in which each example is with the same probability, independently of the others.
 
-        Parameters
-        ----------
-        probability : float
-            The probability.
-        noise : NoiseStream
-            Draws the batch.
-
-        Returns
-        -------
-        Batch
-            The batch, which may be empty.
+        Returns: The batch, which may be empty.
         """
         chosen = (noise.uniform(len(self.data["input"])) < probability).nonzero().squeeze(1)
         order = to_device(chosen, self.data["input"].device)
@@ -192,26 +147,15 @@ class BatchStream:
 class TrainJob:
     """One local training: what to train, with which loss, on which data.
 
-    Attributes
-    ----------
-    model : Weights
-        The weights from which training starts.
-    loss : Loss
-        The loss of a step.
-    streams : Sequence[BatchStream]
-        The data sets; each step takes one batch of each.
-    epochs : int
-        Number of passes over the first data set.
-    round : int
-        The round, on which the learning rate depends.
-    seed : int
-        Seed of the network's random numbers, such as dropout.
-    epoch_ends_with : {"first", "shortest"}
-        When an epoch over several data sets ends (see `Party.fit`).
-    parametrization : Parametrization, optional
-        Computes the network's weights from the trained tensors; None if they are the same.
-    step_callback : StepCallback, optional
-        Called in every step before the update.
+    ``model``: The weights from which training starts.
+    ``loss``: The loss of a step.
+    ``streams``: The data sets; each step takes one batch of each.
+    ``epochs``: Number of passes over the first data set.
+    ``round``: The round, on which the learning rate depends.
+    ``seed``: Seed of the network's random numbers, such as dropout.
+    ``epoch_ends_with``: When an epoch over several data sets ends (see `Party.fit`).
+    ``parametrization``: Computes the network's weights from the trained tensors; None if they are the same.
+    ``step_callback``: Called in every step before the update.
     """
 
     model: Weights
@@ -238,22 +182,8 @@ class TrainJob:
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
         """Yield the batches of each optimizer step.
 
-        Parameters
-        ----------
-        size : int
-            The recipe's batch size.
-        merge_last : bool
-            Whether a last batch of one example is merged into the batch before it.
-
-        Yields
-        ------
-        list[Batch]
-            One batch of each data set.
-
-        Raises
-        ------
-        ValueError
-            If a data set other than the first has no examples.
+        ``merge_last``: Whether a last batch of one example is merged into the batch before it.
+        Yields: One batch of each data set.
         """
         for number, stream in enumerate(self.streams[1:], start=2):
             if not len(stream.data["input"]):
@@ -274,19 +204,8 @@ class StepCompiler(Protocol):
     def stepper(self, job: TrainJob, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> SGDStepper:
         """Return what takes the steps of a local training.
 
-        Parameters
-        ----------
-        job : TrainJob
-            The training.
-        weights : Mapping[str, Tensor]
-            The trained weights by name.
-        forward : Callable[[Tensor], Tensor]
-            Runs the network with these weights.
-
-        Returns
-        -------
-        SGDStepper
-            The stepper.
+        ``weights``: The trained weights by name.
+        ``forward``: Runs the network with these weights.
         """
 
 
@@ -296,23 +215,9 @@ class SGDStepper:
     The steps equal those of `torch.optim.SGD` bit for bit. Without the overhead of a general optimizer, a step of a
     small network takes two thirds of the time.
 
-    Parameters
-    ----------
-    runner : ModelRunner
-        The runner whose network is trained.
-    weights : Mapping[str, Tensor]
-        The weights by name; those that require a gradient are trained.
-    forward : Callable[[Tensor], Tensor]
-        Runs the network with these weights.
-    training : Training
-        The settings of the optimizer.
-    lr : float
-        The learning rate.
-
-    Attributes
-    ----------
-    loss_sum : Tensor
-        Sum of the losses of all steps so far, a scalar.
+    ``weights``: The weights by name; those that require a gradient are trained.
+    ``forward``: Runs the network with these weights.
+    ``loss_sum``: Sum of the losses of all steps so far, a scalar.
     """
 
     def __init__(
@@ -341,14 +246,8 @@ class SGDStepper:
     def step(self, loss: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
         """Take one step.
 
-        Parameters
-        ----------
-        loss : Loss
-            The loss.
-        batches : list[Batch]
-            One batch of each data set.
-        step_callback : StepCallback, optional
-            Called with the weights and their gradients before the update.
+        ``batches``: One batch of each data set.
+        ``step_callback``: Called with the weights and their gradients before the update.
         """
         training = self.training
         with autocast(training.precision, self.runner.device):
@@ -410,17 +309,7 @@ def clip_gradients(gradients: list[Tensor], limit: float) -> list[Tensor]:
 
     Autograd may return one tensor as the gradient of two weights.
 
-    Parameters
-    ----------
-    gradients : list[Tensor]
-        The gradients.
-    limit : float
-        The largest norm of all of them together.
-
-    Returns
-    -------
-    list[Tensor]
-        The scaled gradients.
+    ``limit``: The largest norm of all of them together.
     """
     factor = (limit / (nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
     return list(torch._foreach_mul(gradients, factor))
@@ -429,21 +318,7 @@ def clip_gradients(gradients: list[Tensor], limit: float) -> list[Tensor]:
 def fit(runner: ModelRunner, job: TrainJob, training: Training, compiler: StepCompiler | None = None) -> Fit:
     """Carry out one local training.
 
-    Parameters
-    ----------
-    runner : ModelRunner
-        The runner of the network.
-    job : TrainJob
-        What to train.
-    training : Training
-        The settings of SGD.
-    compiler : StepCompiler, optional
-        Compiles steps; by default they are taken one by one in PyTorch.
-
-    Returns
-    -------
-    Fit
-        The trained weights.
+    ``compiler``: Compiles steps; by default they are taken one by one in PyTorch.
     """
     merge_last = runner.has_batch_norm
     if job.num_examples == 0 or (merge_last and job.num_examples == 1):
@@ -499,17 +374,7 @@ def _compose(
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """Return the context in which a training step runs the network's layers.
 
-    Parameters
-    ----------
-    precision : {"float32", "bfloat16"}
-        The precision of the layers.
-    device : torch.device
-        The device of the network.
-
-    Returns
-    -------
-    AbstractContextManager
-        `torch.autocast`, or a context that does nothing for float32.
+    Returns: `torch.autocast`, or a context that does nothing for float32.
     """
     return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
 

@@ -28,15 +28,10 @@ WORST = 1e9
 class ClassScores:
     """How a model answers the examples of each class.
 
-    Attributes
-    ----------
-    logits : Tensor
-        Of each example, float32 [n, classes].
-    labels : Tensor
-        Of each example, int64 [n].
-    mean_of_class : Tensor
-        A row of weights for each class, whose product with a number for each example is the mean over the class,
-        [classes, n].
+    ``logits``: Of each example, float32 [n, classes].
+    ``labels``: Of each example, int64 [n].
+    ``mean_of_class``: A row of weights for each class, whose product with a number for each example is the mean over
+        the class, [classes, n].
     """
 
     logits: Tensor
@@ -66,19 +61,8 @@ class ClassScores:
 class ModelCheck:
     """Measures models on the server's examples, each model once.
 
-    Parameters
-    ----------
-    context : ClientContext
-        The context with the server's network.
-    data : Data
-        The server's examples, with labels.
-    per_class : int
-        Most examples of each class that are used: the first ones.
-
-    Attributes
-    ----------
-    data : Data
-        The examples that are used.
+    ``per_class``: Most examples of each class that are used: the first ones.
+    ``data``: The examples that are used.
     """
 
     def __init__(self, context: ClientContext, data: Data, per_class: int) -> None:
@@ -96,18 +80,7 @@ class ModelCheck:
         self._known: dict[tuple[int, ...], tuple[list[weakref.ref[Tensor]], list[int], ClassScores]] = {}
 
     def scores(self, model: Weights) -> ClassScores:
-        """Measure a model, unless its very tensors have been measured before.
-
-        Parameters
-        ----------
-        model : Weights
-            The model.
-
-        Returns
-        -------
-        ClassScores
-            Its scores.
-        """
+        """Measure a model, unless its very tensors have been measured before."""
         key = tuple(map(id, model.values()))
         if found := self._known.get(key):
             references, versions, scores = found
@@ -126,15 +99,9 @@ class ModelCheck:
     def examples_like(self, counts: Tensor) -> Data:
         """Return the server's examples as a client's that has so many of each class.
 
-        Parameters
-        ----------
-        counts : Tensor
-            The client's label counts, [classes].
-
-        Returns
-        -------
-        Data
-            Examples, each repeated until its class has the client's number; classes without an example are left out.
+        ``counts``: The client's label counts, [classes].
+        Returns: Examples, each repeated until its class has the client's number; classes without an example are left
+            out.
         """
         places = []
         for label, count in enumerate(counts.long().tolist()):
@@ -154,17 +121,9 @@ class ModelCheck:
 def mean_of_labels(values: Tensor, counts: Tensor) -> float | None:
     """Return the mean of a value of each class, as it is on a client's examples.
 
-    Parameters
-    ----------
-    values : Tensor
-        A number for each class, [classes]; not a number for classes that were not measured.
-    counts : Tensor
-        The client's label counts, [classes].
-
-    Returns
-    -------
-    float or None
-        The mean; None if none of the client's classes was measured.
+    ``values``: A number for each class, [classes]; not a number for classes that were not measured.
+    ``counts``: The client's label counts, [classes].
+    Returns: The mean; None if none of the client's classes was measured.
     """
     told = zip(values.tolist(), counts.tolist(), strict=True)
     pairs = [(value, count) for value, count in told if count > 0 and value == value]

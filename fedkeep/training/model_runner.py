@@ -40,39 +40,18 @@ class ModelRunner:
     Two modules are built once and filled with weights as needed, instead of one module for each client. So memory does
     not grow with the cohort.
 
-    Parameters
-    ----------
-    factory : Callable[[], nn.Module]
-        Builds the network, with a classifier row for each class of the first task.
-    seed : int
-        The run's seed, for the initial weights.
-    device : torch.device
-        Where the network computes.
-    rows_per_class : int
-        Classifier rows for each class. The factory builds the first of them.
-
-    Attributes
-    ----------
-    train_network : nn.Module
-        The network that is trained.
-    eval_network : nn.Module
-        The network that evaluates frozen models.
-    initial : Weights
-        The initial weights, with classifier rows for all classes of the current task.
-    parameters : tuple[str, ...]
-        Names of the trained weights.
-    layout : torch.memory_format
-        Memory layout of image batches in training.
-    eval_batch_size : int
-        Number of images in a forward pass without gradient.
-    has_batch_norm : bool
-        Whether the network contains batch norm.
-    stackable : bool
-        Whether several clients can be trained as one stacked model.
-    classifier_input : Tensor or None
-        The last input of the training network's classifier.
-    extractor : Callable or None
-        The frozen feature extractor of a network that trains only its classifier; None for all others.
+    ``factory``: Builds the network, with a classifier row for each class of the first task.
+    ``rows_per_class``: Classifier rows for each class. The factory builds the first of them.
+    ``train_network``: The network that is trained.
+    ``eval_network``: The network that evaluates frozen models.
+    ``initial``: The initial weights, with classifier rows for all classes of the current task.
+    ``parameters``: Names of the trained weights.
+    ``layout``: Memory layout of image batches in training.
+    ``eval_batch_size``: Number of images in a forward pass without gradient.
+    ``has_batch_norm``: Whether the network contains batch norm.
+    ``stackable``: Whether several clients can be trained as one stacked model.
+    ``classifier_input``: The last input of the training network's classifier.
+    ``extractor``: The frozen feature extractor of a network that trains only its classifier; None for all others.
     """
 
     def __init__(self, factory: Factory, seed: int, device: torch.device, rows_per_class: int = 1) -> None:
@@ -122,10 +101,7 @@ class ModelRunner:
 
         New rows depend only on the seed and the task, so that they are the same for everyone.
 
-        Parameters
-        ----------
-        seen : Sequence[int]
-            Number of classes seen with each task so far, in all; the last is the task to go to.
+        ``seen``: Number of classes seen with each task so far, in all; the last is the task to go to.
         """
         self.initial = self._initial_of_task_one
         for task, classes in enumerate(seen[1:], start=2):
@@ -137,15 +113,8 @@ class ModelRunner:
     def build(self, like: Weights | None = None) -> nn.Module:
         """Build another network, whose weights are arbitrary.
 
-        Parameters
-        ----------
-        like : Weights, optional
-            A model that has as many classifier rows as the network shall have; by default as many as in the first task.
-
-        Returns
-        -------
-        nn.Module
-            The network in evaluation mode.
+        ``like``: A model that has as many classifier rows as the network shall have; by default as many as in the first
+            task.
         """
         with seeds.temporary_seed(0):
             network = self.factory().to(self.device).eval()
@@ -155,17 +124,8 @@ class ModelRunner:
     def logits(self, model: Weights, images: Tensor) -> Tensor:
         """Compute a model's logits in evaluation mode, without gradient.
 
-        Parameters
-        ----------
-        model : Weights
-            The model.
-        images : Tensor
-            Normalised images, float32 [n, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Logits, float32 [n, rows].
+        ``images``: Normalised images, float32 [n, channels, height, width].
+        Returns: Logits, float32 [n, rows].
         """
         return self._run(
             lambda part: functional_call(self.eval_network, dict(model), (part,), tie_weights=False), images
@@ -174,17 +134,8 @@ class ModelRunner:
     def features(self, model: Weights, images: Tensor) -> Tensor:
         """Compute the input of a model's classifier in evaluation mode, without gradient.
 
-        Parameters
-        ----------
-        model : Weights
-            The model.
-        images : Tensor
-            Normalised images, float32 [n, channels, height, width].
-
-        Returns
-        -------
-        Tensor
-            Features, float32 [n, width].
+        ``images``: Normalised images, float32 [n, channels, height, width].
+        Returns: Features, float32 [n, width].
         """
         features = _Features(self.eval_network)
         weights = {f"network.{name}": tensor for name, tensor in model.items()}
@@ -202,34 +153,13 @@ class ModelRunner:
 def has_batch_norm(network: nn.Module) -> bool:
     """Tell whether a network contains batch norm, which normalises over the examples of a batch; group norm does not.
 
-    Parameters
-    ----------
-    network : nn.Module
-        The network.
-
-    Returns
-    -------
-    bool
-        True if any of its layers is a batch norm.
+    Returns: True if any of its layers is a batch norm.
     """
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
 
 def check_batch_size(network: nn.Module, training: Training) -> None:
-    """Check that batch norm gets batches of more than one example.
-
-    Parameters
-    ----------
-    network : nn.Module
-        The network.
-    training : Training
-        The settings of local training.
-
-    Raises
-    ------
-    ConfigError
-        If the network contains batch norm and the batch size is 1.
-    """
+    """Check that batch norm gets batches of more than one example."""
     if training.batch_size == 1 and has_batch_norm(network):
         raise ConfigError(
             "batch norm needs at least two examples in a batch, and training.batch_size is 1. Set it to 2 or more, or "

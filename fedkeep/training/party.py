@@ -36,24 +36,14 @@ from fedkeep.training.teacher_cache import TeacherCache
 class LocalParty(Party[Any]):
     """A client or the server in this process.
 
-    Parameters
-    ----------
-    context : ClientContext
-        The network and the settings.
-    name : str
-        The client's name; empty for the server.
-    data : Data
-        The party's examples of the task.
-    state : object
-        What the party keeps between calls.
-    task : int
-        The current task, counted from 1.
-    round : int
-        The current round of the task, counted from 1.
-    uses : dict[str, int]
-        Number of times that each purpose has used randomness in this round, over all steps of the party. It is updated.
-    train : Callable[[TrainJob], Fit], optional
-        Carries out local training; by default each job is trained at once.
+    ``name``: The client's name; empty for the server.
+    ``data``: The party's examples of the task.
+    ``state``: What the party keeps between calls.
+    ``task``: The current task, counted from 1.
+    ``round``: The current round of the task, counted from 1.
+    ``uses``: Number of times that each purpose has used randomness in this round, over all steps of the party. It is
+        updated.
+    ``train``: Carries out local training; by default each job is trained at once.
     """
 
     def __init__(
@@ -151,15 +141,7 @@ class LocalParty(Party[Any]):
     ) -> TrainJob:
         """Prepare a local training without carrying it out.
 
-        Parameters
-        ----------
-        model, loss, *data, epochs, batch_sizes, epoch_ends_with, parametrization, step_callback
-            As for `fit`.
-
-        Returns
-        -------
-        TrainJob
-            The training, with cached teachers and its own random generators.
+        Returns: The training, with cached teachers and its own random generators.
         """
         check_weights(model, "the model that fit is given")
         check_loss(loss)
@@ -328,25 +310,10 @@ class LocalClient(LocalParty, Client[Any]):
 class LocalServer(LocalParty, Server[Any]):
     """The server in this process.
 
-    Parameters
-    ----------
-    context : ClientContext
-        The network and the settings.
-    data : Data
-        The server's examples; empty if it has none.
-    state : object
-        What the server keeps between rounds.
-    model : Weights
-        The initial global model.
-    num_clients : int
-        Number of clients in the federation.
-    check : ModelCheck, optional
-        Measures models for `may_teach`.
-
-    Attributes
-    ----------
-    logged : dict[str, float | list[float] | list[str]]
-        What the method has logged in this round.
+    ``data``: The server's examples; empty if it has none.
+    ``state``: What the server keeps between rounds.
+    ``check``: Measures models for `may_teach`.
+    ``logged``: What the method has logged in this round.
     """
 
     def __init__(
@@ -393,12 +360,7 @@ class LocalServer(LocalParty, Server[Any]):
     def begin_round(self, task: int, round: int) -> None:
         """Set the current round.
 
-        Parameters
-        ----------
-        task : int
-            The task, counted from 1.
-        round : int
-            The round of this task, counted from 1.
+        ``round``: The round of this task, counted from 1.
         """
         self.task, self.round, self._uses = task, round, {}
         self._update_classes()
@@ -425,19 +387,8 @@ def discrete_laplace(count: int, epsilon: float, noise: NoiseStream) -> Tensor:
     The difference of two geometric numbers, "discrete Laplace" or "two-sided geometric" noise, is a whole number. So
     rounding of floating-point numbers, by which Laplace noise can be attacked, plays no part.
 
-    Parameters
-    ----------
-    count : int
-        How many numbers.
-    epsilon : float
-        The privacy of one telling.
-    noise : NoiseStream
-        What it is drawn from.
-
-    Returns
-    -------
-    Tensor
-        The noise, float32 [count].
+    ``noise``: What it is drawn from.
+    Returns: The noise, float32 [count].
     """
     uniform = noise.uniform(2 * count).view(2, count)
     geometric = (uniform.log() / -epsilon).floor()

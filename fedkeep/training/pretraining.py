@@ -56,17 +56,7 @@ class ViTForm(Options):
     def config(self, shape: Shape, classes: int) -> Any:
         """Return the configuration of `transformers`.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        ViTConfig
-            The configuration.
+        ``shape``: Channels, height and width of an image.
         """
         return library_of_extractors().ViTConfig(
             image_size=self.side,
@@ -99,17 +89,7 @@ class ResNetForm(Options):
     def config(self, shape: Shape, classes: int) -> Any:
         """Return the configuration of `transformers`.
 
-        Parameters
-        ----------
-        shape : tuple[int, int, int]
-            Channels, height and width of an image.
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        ResNetConfig
-            The configuration.
+        ``shape``: Channels, height and width of an image.
         """
         return library_of_extractors().ResNetConfig(
             num_channels=shape[0],
@@ -137,18 +117,7 @@ class Pretraining(Options):
     checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
 
     def lr_in_step(self, step: int) -> float:
-        """Return the learning rate of a step.
-
-        Parameters
-        ----------
-        step : int
-            The step, counted from 0.
-
-        Returns
-        -------
-        float
-            The learning rate.
-        """
+        """Return the learning rate of a step."""
         rising = self.warm_up * self.steps
         if step < rising:
             return self.lr * (step + 1) / (rising + 1)
@@ -171,36 +140,9 @@ def pretrain(
     The folder can be read by `load_extractor`, and by `transformers`. The random generator of each step is derived from
     the step's number, so that a resumed training ends with the same weights; on a CPU they are equal bit for bit.
 
-    Parameters
-    ----------
-    form : ViTForm or ResNetForm
-        The network.
-    dataset : DataSet
-        Its training images are used. The accuracy on its test images is written into the card.
-    settings : Pretraining
-        The settings of the optimizer.
-    augmentation : Augmentation
-        Random changes of training images.
-    folder : Path
-        Where checkpoints are saved, and the extractor when it is finished; its card is written last.
-    seed : int
-        Seed of everything random.
-    device : torch.device or str
-        Where to train.
-    on_step : OnStep, optional
-        Called after every step.
-
-    Returns
-    -------
-    Extractor
-        The trained extractor.
-
-    Raises
-    ------
-    RunError
-        If the folder contains another extractor or the checkpoint of another training, or if the training diverges.
-    MissingExtra
-        Without `transformers`.
+    ``dataset``: Its training images are used. The accuracy on its test images is written into the card.
+    ``folder``: Where checkpoints are saved, and the extractor when it is finished; its card is written last.
+    ``on_step``: Called after every step.
     """
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds an extractor already. Name another folder, or remove this one first.")

@@ -10,15 +10,7 @@ from fedkeep.training.context import ClientContext
 
 
 class TeacherCache:
-    """Outputs of frozen models on one data set; images are normalised once, and each model runs once.
-
-    Parameters
-    ----------
-    context : ClientContext
-        The network and the normalisation.
-    data : Data
-        The examples.
-    """
+    """Outputs of frozen models on one data set; images are normalised once, and each model runs once."""
 
     def __init__(self, context: ClientContext, data: Data) -> None:
         self.context = context
@@ -29,15 +21,7 @@ class TeacherCache:
     def __call__(self, model: Weights) -> Tensor:
         """Return a model's logits, computed on the first call.
 
-        Parameters
-        ----------
-        model : Weights
-            The model.
-
-        Returns
-        -------
-        Tensor
-            Logits, float32 [n, rows].
+        Returns: Logits, float32 [n, rows].
         """
         for known, logits in self._logits:
             if known is model:
@@ -49,30 +33,14 @@ class TeacherCache:
     def features(self, model: Weights) -> Tensor:
         """Compute the input of a model's classifier.
 
-        Parameters
-        ----------
-        model : Weights
-            The model.
-
-        Returns
-        -------
-        Tensor
-            Features, float32 [n, width].
+        Returns: Features, float32 [n, width].
         """
         return self.context.runner.features(model, self._normalised())
 
     def for_data(self, data: Data) -> TeacherCache:
         """Return a cache for another data set.
 
-        Parameters
-        ----------
-        data : Data
-            The examples.
-
-        Returns
-        -------
-        TeacherCache
-            An empty cache.
+        Returns: An empty cache.
         """
         return TeacherCache(self.context, data)
 

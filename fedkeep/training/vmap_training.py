@@ -33,15 +33,7 @@ MAX_SIGNATURES = 100  # for which it is remembered whether their jobs can be sta
 
 
 class VmapTrainer:
-    """Trains clients stacked where that is possible, and the others one after another.
-
-    Parameters
-    ----------
-    runner : ModelRunner
-        The runner of the network.
-    training : Training
-        The settings of SGD.
-    """
+    """Trains clients stacked where that is possible, and the others one after another."""
 
     def __init__(self, runner: ModelRunner, training: Training) -> None:
         self.runner = runner
@@ -52,15 +44,7 @@ class VmapTrainer:
     def fit(self, jobs: Sequence[TrainJob]) -> list[Fit | Exception]:
         """Carry out local trainings.
 
-        Parameters
-        ----------
-        jobs : Sequence[TrainJob]
-            The trainings.
-
-        Returns
-        -------
-        list[Fit | Exception]
-            The result of each training, or the exception that it raised, in the same order.
+        Returns: The result of each training, or the exception that it raised, in the same order.
         """
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for number, job in enumerate(jobs):
@@ -134,14 +118,7 @@ class VmapTrainer:
 class ModelStack:
     """The stacked models of a group of jobs: every weight has a leading dimension for the clients.
 
-    Parameters
-    ----------
-    runner : ModelRunner
-        The runner of the network.
-    training : Training
-        The settings of SGD.
-    group : Sequence[TrainJob]
-        Jobs that have the same signature.
+    ``group``: Jobs that have the same signature.
     """
 
     def __init__(self, runner: ModelRunner, training: Training, group: Sequence[TrainJob]) -> None:
@@ -159,10 +136,7 @@ class ModelStack:
     def fit(self) -> list[Fit]:
         """Take all steps of all clients.
 
-        Returns
-        -------
-        list[Fit]
-            The result of each job, in order.
+        Returns: The result of each job, in order.
         """
         count = len(self.group)
         losses, num_steps = torch.zeros(count, device=self.runner.device), [0] * count
@@ -194,19 +168,9 @@ class ModelStack:
     def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the losses and gradients of some clients.
 
-        Parameters
-        ----------
-        rows : slice or Tensor
-            The m clients.
-        batches : Sequence[list[Batch]]
-            For each of these clients one batch of each data set.
-
-        Returns
-        -------
-        losses : Tensor
-            Loss of each client, [m].
-        gradients : dict[str, Tensor]
-            Gradients by parameter, [m, ...].
+        ``batches``: For each of these clients one batch of each data set.
+        Returns: Loss of each client, [m].
+        Returns: Gradients by parameter, [m, ...].
         """
         weights = {name: weight[rows] for name, weight in self.weights.items()}
         constants = [constant[rows] for constant in self.constants]
@@ -236,12 +200,7 @@ class ModelStack:
     def step(self, rows: Rows, gradients: dict[str, Tensor]) -> None:
         """Update the weights of some clients as `torch.optim.SGD` does.
 
-        Parameters
-        ----------
-        rows : slice or Tensor
-            The m clients.
-        gradients : dict[str, Tensor]
-            Gradients by parameter, [m, ...].
+        ``gradients``: Gradients by parameter, [m, ...].
         """
         training = self.training
         if not self.strides_matched and isinstance(rows, slice):

@@ -32,18 +32,11 @@ RECIPE = "recipe.toml"
 class TunedPoint:
     """A point of a grid with its results.
 
-    Attributes
-    ----------
-    label : str
-        Such as ``SFedKD (tau 2, teachers 3)``.
-    method : str
-        The method's label.
-    point : Point
-        The options and values.
-    values : tuple[float, ...]
-        The metric of each seed.
-    learned : bool
-        Whether the models of all seeds are better than guessing, in rounds that were not rolled back.
+    ``label``: Such as ``SFedKD (tau 2, teachers 3)``.
+    ``method``: The method's label.
+    ``point``: The options and values.
+    ``values``: The metric of each seed.
+    ``learned``: Whether the models of all seeds are better than guessing, in rounds that were not rolled back.
     """
 
     label: str
@@ -114,17 +107,9 @@ class Tuning:
 def best_recipes(tuning: Tuning) -> dict[str, Recipe]:
     """Return the recipes with the best options, for their own seeds and the test examples.
 
-    Parameters
-    ----------
-    tuning : Tuning
-        The result of a tuning.
-
-    Returns
-    -------
-    dict[str, Recipe]
-        By file name, a recipe: one with all methods, or, where the best options of sections differ between methods or
-        would reach methods that were not tuned, one for each tuned method. Methods without a finished point keep their
-        options.
+    Returns: By file name, a recipe: one with all methods, or, where the best options of sections differ between methods
+        or would reach methods that were not tuned, one for each tuned method. Methods without a finished point keep
+        their options.
     """
     best = tuning.best
     shared = {tuple(pair for pair in tuned.point if pair[0].rpartition(".")[0] in SECTIONS) for tuned in best.values()}
@@ -146,13 +131,7 @@ def _best(tuning: Tuning, tuned: Sequence[str], methods: Sequence[str]) -> Recip
 
 
 def write_tuning(tuning: Tuning) -> None:
-    """Write table.md, results.csv, points.png and the recipes with the best options into a tuning's folder.
-
-    Parameters
-    ----------
-    tuning : Tuning
-        The result.
-    """
+    """Write table.md, results.csv, points.png and the recipes with the best options into a tuning's folder."""
     rows = table_of(tuning)
     heading = ("", "method", tuning.metric.title, "seeds")
     lines = [f"| {' | '.join(heading)} |", "|:--|:--|--:|--:|", *(f"| {' | '.join(row)} |" for row in rows)]
@@ -170,15 +149,7 @@ def write_tuning(tuning: Tuning) -> None:
 def table_of(tuning: Tuning) -> list[tuple[str, str, str, str]]:
     """Return the rows of the table: a verdict on the point, the point, its metric, its number of seeds.
 
-    Parameters
-    ----------
-    tuning : Tuning
-        The result.
-
-    Returns
-    -------
-    list[tuple[str, str, str, str]]
-        The rows, in the order of the grid. The verdict is "best", "has not learned" or empty.
+    Returns: The rows, in the order of the grid. The verdict is "best", "has not learned" or empty.
     """
     best = set(map(id, tuning.best.values()))
 
@@ -192,18 +163,7 @@ def table_of(tuning: Tuning) -> list[tuple[str, str, str, str]]:
 
 
 def draw(tuning: Tuning) -> Figure:
-    """Draw the points of a tuning: a line each, a dot for each seed, a bar at the mean, the best in colour.
-
-    Parameters
-    ----------
-    tuning : Tuning
-        The result.
-
-    Returns
-    -------
-    Figure
-        The figure.
-    """
+    """Draw the points of a tuning: a line each, a dot for each seed, a bar at the mean, the best in colour."""
     from matplotlib.figure import Figure
 
     best = set(map(id, tuning.best.values()))

@@ -22,14 +22,9 @@ Point = tuple[tuple[str, str], ...]
 class Dimension:
     """An option and what to try for it.
 
-    Attributes
-    ----------
-    path : str
-        The option, written ``method.option``, ``algorithm.option`` or ``section.option``.
-    values : tuple[str, ...]
-        The values as text; empty for a range.
-    low, high : float
-        The ends of a range, which only a search can sample.
+    ``path``: The option, written ``method.option``, ``algorithm.option`` or ``section.option``.
+    ``values``: The values as text; empty for a range.
+    ``low``, ``high``: The ends of a range, which only a search can sample.
     """
 
     path: str
@@ -50,15 +45,7 @@ class Dimension:
     def touches(self, method: Method) -> bool:
         """Return whether it changes a method's results.
 
-        Parameters
-        ----------
-        method : Method
-            The method.
-
-        Returns
-        -------
-        bool
-            True for an option of the method, and for one of a section of the recipe.
+        Returns: True for an option of the method, and for one of a section of the recipe.
         """
         section = self.path.rpartition(".")[0].casefold()
         if section == "algorithm":
@@ -69,21 +56,8 @@ class Dimension:
 def read_space(grid: Mapping[str, Any] | Sequence[str]) -> tuple[Dimension, ...]:
     """Read what to try.
 
-    Parameters
-    ----------
-    grid : Mapping[str, object] or Sequence[str]
-        By option, a list of values or a range as text: ``{"sfedkd.tau": [1, 2, 4]}``; or the same as text,
+    ``grid``: By option, a list of values or a range as text: ``{"sfedkd.tau": [1, 2, 4]}``; or the same as text,
         ``"sfedkd.tau=1,2,4"`` and ``"training.lr=0.001..0.1"``.
-
-    Returns
-    -------
-    tuple[Dimension, ...]
-        The options.
-
-    Raises
-    ------
-    ConfigError
-        For text that is not written like this, an option that is named twice, or no option at all.
     """
     if isinstance(grid, Mapping):
         lines = [(path, _texts(path, values)) for path, values in grid.items()]
@@ -109,24 +83,8 @@ def read_space(grid: Mapping[str, Any] | Sequence[str]) -> tuple[Dimension, ...]
 def points_of(space: Sequence[Dimension], recipe: Recipe, method: Method) -> list[Point]:
     """Return the points of a method's grid.
 
-    Parameters
-    ----------
-    space : Sequence[Dimension]
-        What to try.
-    recipe : Recipe
-        The recipe.
-    method : Method
-        The method, to which only the options that touch it apply.
-
-    Returns
-    -------
-    list[Point]
-        All combinations of the values.
-
-    Raises
-    ------
-    ConfigError
-        For a range, which only a search can sample.
+    ``method``: The method, to which only the options that touch it apply.
+    Returns: All combinations of the values.
     """
     own = [dimension for dimension in space if dimension.touches(method)]
     ranges = [dimension.path for dimension in own if dimension.is_range]
@@ -139,35 +97,14 @@ def points_of(space: Sequence[Dimension], recipe: Recipe, method: Method) -> lis
 
 
 def point_label(method: Method, point: Point) -> str:
-    """Return a point in words, such as ``SFedKD (tau 2, lr 0.1)``.
-
-    Parameters
-    ----------
-    method : Method
-        The method.
-    point : Point
-        The point.
-
-    Returns
-    -------
-    str
-        The label.
-    """
+    """Return a point in words, such as ``SFedKD (tau 2, lr 0.1)``."""
     return grid_label(method.label, {path.rpartition(".")[2]: parse_value(text) for path, text in point})
 
 
 def settings_of(point: Point) -> list[str]:
     """Return a point as settings of a recipe.
 
-    Parameters
-    ----------
-    point : Point
-        The point.
-
-    Returns
-    -------
-    list[str]
-        Such as ``["sfedkd.tau=2"]``.
+    Returns: Such as ``["sfedkd.tau=2"]``.
     """
     return [f"{path}={text}" for path, text in point]
 

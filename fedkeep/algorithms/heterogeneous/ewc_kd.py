@@ -18,10 +18,7 @@ from fedkeep.options import option
 class EWCKDClientState(PublicClientState):
     """What a client keeps besides its model and the public images.
 
-    Attributes
-    ----------
-    consolidation : EWCState
-        Its last model of the task before, and the Fisher information.
+    ``consolidation``: Its last model of the task before, and the Fisher information.
     """
 
     consolidation: EWCState = field(default_factory=EWCState)

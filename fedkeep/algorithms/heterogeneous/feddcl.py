@@ -40,13 +40,9 @@ from fedkeep.options import option
 class FedDCLImages:
     """What a client receives.
 
-    Attributes
-    ----------
-    pool : Data
-        Generated images, equally many of each class, in order of classes.
-    old_logits : Tensor
-        The logits of the server's old model on those images of old classes from which it learns, [images, old
-        classes]; empty in the first task.
+    ``pool``: Generated images, equally many of each class, in order of classes.
+    ``old_logits``: The logits of the server's old model on those images of old classes from which it learns, [images,
+        old classes]; empty in the first task.
     """
 
     pool: Data = field(default_factory=dict)
@@ -57,12 +53,8 @@ class FedDCLImages:
 class FedDCLServerState(ImagePool):
     """What the server keeps besides its pool.
 
-    Attributes
-    ----------
-    old_logits : Tensor
-        See `FedDCLImages`.
-    old_model : Weights
-        Its model of the task before.
+    ``old_logits``: See `FedDCLImages`.
+    ``old_model``: Its model of the task before.
     """
 
     old_logits: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
@@ -73,12 +65,8 @@ class FedDCLServerState(ImagePool):
 class FedDCLClientState(FedDCLImages):
     """What a client keeps besides what it received.
 
-    Attributes
-    ----------
-    model : Weights
-        Its own model; empty before it is trained.
-    old_model : Weights
-        Its own model of the task before.
+    ``model``: Its own model; empty before it is trained.
+    ``old_model``: Its own model of the task before.
     """
 
     model: Weights = field(default_factory=dict)
@@ -220,16 +208,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     def distill_into(self, party: Party[Any], model: Weights, consensus: Tensor, epochs: int) -> Weights:
         """Return a model that has learned the clients' logits on new classes and the old server's on old ones (eq. 11).
 
-        Parameters
-        ----------
-        party : Party
-            The server or a client, with its pool and the old server's logits.
-        model : Weights
-            The model to train.
-        consensus : Tensor
-            The clients' mean logits on the images of new classes.
-        epochs : int
-            Epochs over the larger of both sets of images.
+        ``epochs``: Epochs over the larger of both sets of images.
         """
         pool, old = party.state.pool, party.num_old_classes
         parts = [(old, select_images(pool, old, party.num_classes, self.server_images_per_class), consensus)]

@@ -26,10 +26,7 @@ MAX_LOGIT = 1e4
 class LogitReply:
     """A client's reply.
 
-    Attributes
-    ----------
-    logits : Tensor
-        Those of its model on all common images, [n, classes].
+    ``logits``: Those of its model on all common images, [n, classes].
     """
 
     logits: Tensor
@@ -39,12 +36,8 @@ class LogitReply:
 class PublicServerState:
     """What the server keeps.
 
-    Attributes
-    ----------
-    receivers : list of str
-        The clients that have received the public images.
-    generated : Data
-        The task's generated images, if these replace a public data set.
+    ``receivers``: The clients that have received the public images.
+    ``generated``: The task's generated images, if these replace a public data set.
     """
 
     receivers: list[str] = field(default_factory=list)
@@ -55,12 +48,8 @@ class PublicServerState:
 class PublicClientState:
     """What a client keeps.
 
-    Attributes
-    ----------
-    model : Weights
-        Its own model; empty before it is trained.
-    public : Data
-        The public images.
+    ``model``: Its own model; empty before it is trained.
+    ``public``: The public images.
     """
 
     model: Weights = field(default_factory=dict)
@@ -80,14 +69,7 @@ def clip_logits(logits: Tensor) -> Tensor:
 def mean_logits(replies: Sequence[Tensor], tau: float, ensemble: Ensemble) -> Tensor:
     """Return the mean of clients' logits, or logits whose softmax at tau is the mean of their softmaxes.
 
-    Parameters
-    ----------
-    replies : sequence of Tensor
-        Each client's logits, [n, classes].
-    tau : float
-        Softmax temperature.
-    ensemble : Ensemble
-        Which of the two.
+    ``replies``: Each client's logits, [n, classes].
     """
     logits = torch.stack(list(replies))
     if ensemble == "logit":

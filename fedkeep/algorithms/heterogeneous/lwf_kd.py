@@ -17,10 +17,7 @@ from fedkeep.options import option
 class LwFKDClientState(PublicClientState):
     """What a client keeps besides its model and the public images.
 
-    Attributes
-    ----------
-    teacher : Weights
-        Its own last model of the task before.
+    ``teacher``: Its own last model of the task before.
     """
 
     teacher: Weights = field(default_factory=dict)

@@ -33,12 +33,8 @@ ExemplarSelection = Literal["herding", "random"]
 class CachedTaskLoss:
     """Client state: a loss whose frozen teachers were evaluated once in a task.
 
-    Attributes
-    ----------
-    loss : Loss
-        The loss, with the teachers' outputs on the examples of ``task``.
-    task : int
-        The task that it belongs to; 0 before the first.
+    ``loss``: The loss, with the teachers' outputs on the examples of ``task``.
+    ``task``: The task that it belongs to; 0 before the first.
     """
 
     loss: Loss = ZERO_LOSS
@@ -49,10 +45,7 @@ class CachedTaskLoss:
 class OldModelState(CachedTaskLoss):
     """Client state: also an older model.
 
-    Attributes
-    ----------
-    teacher : Weights
-        The last model of the task before; empty in the first.
+    ``teacher``: The last model of the task before; empty in the first.
     """
 
     teacher: Weights = field(default_factory=dict)
@@ -72,21 +65,11 @@ def distill_old_classes(
 ) -> Loss:
     """Return weight * the cross-entropy with an older model's probabilities among the classes that it knows.
 
-    Parameters
-    ----------
-    teacher : Weights
-        The older model; if empty, the loss is nothing.
-    weight : float
-        Weight of the loss; if 0, the loss is nothing.
-    tau : float
-        Softmax temperature.
-    dataset_index : int
-        Which of the data sets of `fit` it is about, from 0.
-    scale : Scale
-        Whether the loss is multiplied by tau squared.
-    head : Head
-        With ``joint``, the student's softmax runs over all its outputs. This is for examples of old classes only: on
-        others it would teach that they are old.
+    ``teacher``: The older model; if empty, the loss is nothing.
+    ``dataset_index``: Which of the data sets of `fit` it is about, from 0.
+    ``scale``: Whether the loss is multiplied by tau squared.
+    ``head``: With ``joint``, the student's softmax runs over all its outputs. This is for examples of old classes only:
+        on others it would teach that they are old.
     """
     if not teacher or not weight:
         return ZERO_LOSS
@@ -102,14 +85,9 @@ def distill_old_classes(
 def cache_once_per_task(client: Client[Any], loss: Loss, data: Data) -> Loss:
     """Return a loss with cached teachers, which are evaluated in the client's first round of a task.
 
-    Parameters
-    ----------
-    client : Client
-        Its state is a `CachedTaskLoss` and keeps the result for the task's other rounds.
-    loss : Loss
-        The loss before its teachers were evaluated.
-    data : Data
-        The examples, which must be the same in all rounds of the task.
+    ``client``: Its state is a `CachedTaskLoss` and keeps the result for the task's other rounds.
+    ``loss``: The loss before its teachers were evaluated.
+    ``data``: The examples, which must be the same in all rounds of the task.
     """
     state: CachedTaskLoss = client.state
     if state.task != client.task:
@@ -134,18 +112,8 @@ def update_memory(client: Client[Any], model: Weights, memory: Data, count: int,
 
     Of older classes the first ``count`` stay: an exemplar set is shortened, not chosen again.
 
-    Parameters
-    ----------
-    client : Client
-        The client.
-    model : Weights
-        The model on whose features herding works.
-    memory : Data
-        The memory so far; may be empty.
-    count : int
-        Exemplars of each class.
-    selection : ExemplarSelection
-        How they are chosen.
+    ``model``: The model on whose features herding works.
+    ``memory``: The memory so far; may be empty.
     """
     client.refuse_if_private("the examples that are kept, and their number,")
     labels = client.data["label"]

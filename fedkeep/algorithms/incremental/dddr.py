@@ -29,13 +29,9 @@ from fedkeep.options import option
 class DDDRClientState:
     """What a client keeps.
 
-    Attributes
-    ----------
-    pool : Data
-        Generated images, equally many of each class, in order of classes.
-    distillation : Loss
-        The distillation of the last global model of the task before, on the first ``images_per_old_class`` images of
-        each old class.
+    ``pool``: Generated images, equally many of each class, in order of classes.
+    ``distillation``: The distillation of the last global model of the task before, on the first
+        ``images_per_old_class`` images of each old class.
     """
 
     pool: Data = field(default_factory=dict)
@@ -46,10 +42,7 @@ class DDDRClientState:
 class DDDRServerState(ImagePool):
     """What the server keeps besides its pool.
 
-    Attributes
-    ----------
-    distillation : Loss
-        What clients receive with the images, see `DDDRClientState`.
+    ``distillation``: What clients receive with the images, see `DDDRClientState`.
     """
 
     distillation: Loss = ZERO_LOSS

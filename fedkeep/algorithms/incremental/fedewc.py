@@ -21,12 +21,8 @@ MAX_FISHER = 1e-4
 class EWCState:
     """What elastic weight consolidation keeps.
 
-    Attributes
-    ----------
-    anchor : Weights
-        The last model of the task before.
-    fisher : Weights
-        The Fisher information of each parameter on the client's data.
+    ``anchor``: The last model of the task before.
+    ``fisher``: The Fisher information of each parameter on the client's data.
     """
 
     anchor: Weights = field(default_factory=dict)
@@ -75,14 +71,7 @@ class FedEWC(Algorithm[NoState, EWCState]):
 def consolidate(client: Client[Any], before: EWCState, model: Weights) -> EWCState:
     """Return what is kept after a task that ended with ``model``; see `FedEWC`.
 
-    Parameters
-    ----------
-    client : Client
-        The client.
-    before : EWCState
-        What was kept so far. It stays if the client has no example of this task.
-    model : Weights
-        The task's last model.
+    ``before``: What was kept so far. It stays if the client has no example of this task.
     """
     if not len(client.data["label"]):
         return before

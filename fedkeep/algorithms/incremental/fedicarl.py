@@ -29,10 +29,7 @@ from fedkeep.options import option
 class ExemplarState(OldModelState):
     """Client state: also exemplars.
 
-    Attributes
-    ----------
-    memory : Data
-        Examples of old classes.
+    ``memory``: Examples of old classes.
     """
 
     memory: Data = field(default_factory=dict)
@@ -42,10 +39,8 @@ class ExemplarState(OldModelState):
 class ClassMeans:
     """Server state: the class means by which it classifies.
 
-    Attributes
-    ----------
-    normalized_means : Tensor, optional
-        [classes, width], the mean of each class's features, scaled to length 1; None before the first round.
+    ``normalized_means``: [classes, width], the mean of each class's features, scaled to length 1; None before the first
+        round.
     """
 
     normalized_means: Tensor | None = None
@@ -59,12 +54,8 @@ ROUNDING = 1e-3
 class FeatureSums:
     """A client's reply about its features, each scaled to length 1.
 
-    Attributes
-    ----------
-    sums : Tensor
-        Their sums by class, [classes, width].
-    num_examples : Tensor
-        The number of examples of each class, [classes].
+    ``sums``: Their sums by class, [classes, width].
+    ``num_examples``: The number of examples of each class, [classes].
     """
 
     sums: Tensor
@@ -73,18 +64,7 @@ class FeatureSums:
     def validate(self, classes: int, width: int, available: int) -> str | None:
         """Return what is wrong with the sums that a client sent, or None if nothing is.
 
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        width : int
-            The number of features.
-        available : int
-            How many examples and exemplars the client has at most.
-
-        Returns
-        -------
-        str or None
+        ``available``: How many examples and exemplars the client has at most.
         """
         shapes = {"sums": (self.sums, [classes, width]), "numbers": (self.num_examples, [classes])}
         for what, (tensor, expected) in shapes.items():

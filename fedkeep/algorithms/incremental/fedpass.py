@@ -31,14 +31,7 @@ Radius = Literal["first", "latest"]
 def rotation_loss(teacher: Weights, w_features: float, tau: float) -> Loss:
     """Return PASS's loss on images, to be applied in all rotations: CE(z / tau) + w_features ||f - f_teacher||.
 
-    Parameters
-    ----------
-    teacher : Weights
-        The old model; if empty, only the cross-entropy is left.
-    w_features : float
-        Weight of the distance of features.
-    tau : float
-        Softmax temperature.
+    ``teacher``: The old model; if empty, only the cross-entropy is left.
     """
     labels = CrossEntropy(tau=tau)
     return labels + Scaled(w_features, FeatureDistance(teacher)) if teacher and w_features else labels
@@ -65,10 +58,7 @@ def compute_prototypes(client: Client[Any], model: Weights) -> Prototypes | None
 class PrototypeState(OldModelState):
     """Client state: also prototypes.
 
-    Attributes
-    ----------
-    prototypes : Prototypes, optional
-        Of old classes.
+    ``prototypes``: Of old classes.
     """
 
     prototypes: Prototypes | None = None

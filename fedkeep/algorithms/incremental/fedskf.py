@@ -35,12 +35,8 @@ W_PROTOTYPES, W_FEATURES, TAU_LABELS = 10.0, 10.0, 0.1  # of PASS, see `FedPASS`
 class FedSKFServerState:
     """What the server keeps.
 
-    Attributes
-    ----------
-    base : str
-        The client whose neurons were the base last; empty before the first.
-    done : list of str
-        With ``pit_turn="random"``: the clients that were the base in this cycle, which ends when all were.
+    ``base``: The client whose neurons were the base last; empty before the first.
+    ``done``: With ``pit_turn="random"``: the clients that were the base in this cycle, which ends when all were.
     """
 
     base: str = ""
@@ -51,20 +47,12 @@ class FedSKFServerState:
 class FedSKFClientState(CachedTaskLoss):
     """What a client keeps besides its teachers' outputs.
 
-    Attributes
-    ----------
-    own_model : Weights
-        Its model as the last training left it.
-    old_own_model : Weights
-        Its own model at the end of the task before.
-    old_global_model : Weights
-        The global model at the end of the task before.
-    memory : Data
-        Exemplars of old classes, if any are kept.
-    prototypes : Prototypes, optional
-        Mean features of old classes, if any are kept.
-    synced_task : int
-        The task in which its classifier was last set to the global one.
+    ``own_model``: Its model as the last training left it.
+    ``old_own_model``: Its own model at the end of the task before.
+    ``old_global_model``: The global model at the end of the task before.
+    ``memory``: Exemplars of old classes, if any are kept.
+    ``prototypes``: Mean features of old classes, if any are kept.
+    ``synced_task``: The task in which its classifier was last set to the global one.
     """
 
     own_model: Weights = field(default_factory=dict)

@@ -53,12 +53,8 @@ BUFFER_FACTOR = 1000.0
 class WeITUpdate:
     """A client's reply in each round.
 
-    Attributes
-    ----------
-    body : Tensor
-        The rows of B of units that are sent.
-    parts : Weights
-        The client's masks, and its other tensors of the task.
+    ``body``: The rows of B of units that are sent.
+    ``parts``: The client's masks, and its other tensors of the task.
     """
 
     body: Tensor
@@ -69,12 +65,8 @@ class WeITUpdate:
 class WeITTaskReport:
     """A client's reply at a task's end.
 
-    Attributes
-    ----------
-    adaptive : Sparse
-        Its larger adaptive weights.
-    parts : Weights
-        Its masks and attention, by layer.
+    ``adaptive``: Its larger adaptive weights.
+    ``parts``: Its masks and attention, by layer.
     """
 
     adaptive: SparseTensors
@@ -85,16 +77,10 @@ class WeITTaskReport:
 class WeITTask:
     """What the server knows of a task.
 
-    Attributes
-    ----------
-    num_classes : int
-        How many classes were seen by its end.
-    mask : Weights
-        The mean of the clients' sigmoid(mask), by layer.
-    added : Weights
-        The mean of what the clients add to B, by layer.
-    rest : Weights
-        Once the task is over, the mean of what is not decomposed.
+    ``num_classes``: How many classes were seen by its end.
+    ``mask``: The mean of the clients' sigmoid(mask), by layer.
+    ``added``: The mean of what the clients add to B, by layer.
+    ``rest``: Once the task is over, the mean of what is not decomposed.
     """
 
     num_classes: int
@@ -112,12 +98,8 @@ class WeITTask:
 class WeITServerState:
     """What the server keeps.
 
-    Attributes
-    ----------
-    tasks : list of WeITTask
-        What it knows of all tasks so far.
-    adaptive : list of Sparse
-        The adaptive weights that clients reported at the end of the last task.
+    ``tasks``: What it knows of all tasks so far.
+    ``adaptive``: The adaptive weights that clients reported at the end of the last task.
     """
 
     tasks: list[WeITTask] = field(default_factory=list)
@@ -128,22 +110,13 @@ class WeITServerState:
 class WeITClientState:
     """What a client keeps.
 
-    Attributes
-    ----------
-    task : int
-        The task for which it last initialised its parts.
-    trained_task : int
-        The last task in which it took a training step.
-    model : Weights
-        Its model of that task, with all parts.
-    anchor : Weights
-        B as the client first received it in that task.
-    drift_weights : Weights
-        The sum of sigmoid(mask)^2 over its earlier tasks.
-    others : list of Sparse
-        Adaptive weights of other clients.
-    received : int
-        The task in which these arrived.
+    ``task``: The task for which it last initialised its parts.
+    ``trained_task``: The last task in which it took a training step.
+    ``model``: Its model of that task, with all parts.
+    ``anchor``: B as the client first received it in that task.
+    ``drift_weights``: The sum of sigmoid(mask)^2 over its earlier tasks.
+    ``others``: Adaptive weights of other clients.
+    ``received``: The task in which these arrived.
     """
 
     task: int = 0
@@ -260,14 +233,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
     ) -> str | None:
         """Tell whether a client's numbers are too large for the model that it was sent; None if they are not.
 
-        Parameters
-        ----------
-        server : Server
-            With the model.
-        reply : WeITUpdate or WeITTaskReport
-            The reply, whose parts are of the right form.
-        body : Weights
-            The server's B.
+        ``reply``: The reply, whose parts are of the right form.
         """
         limit = MAX_CHANGE * max(1.0, joint_norm([server.model[name] for name in server.parameter_names]))
         if isinstance(reply, WeITTaskReport):

@@ -27,12 +27,8 @@ from fedkeep.options import option
 class FLwF2TClientState(OldModelState):
     """What a client keeps besides its teacher.
 
-    Attributes
-    ----------
-    own_model : Weights
-        The model as its last training left it, the teacher of the next task.
-    memory : Data
-        Exemplars of old classes, if any are kept.
+    ``own_model``: The model as its last training left it, the teacher of the next task.
+    ``memory``: Exemplars of old classes, if any are kept.
     """
 
     own_model: Weights = field(default_factory=dict)

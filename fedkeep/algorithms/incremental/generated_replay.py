@@ -18,14 +18,9 @@ from fedkeep.interface import Client, Cohort, Data, Server
 class ImagePool:
     """What the server keeps.
 
-    Attributes
-    ----------
-    pool : Data
-        Generated images, in order of classes, equally many of each.
-    prototypes : list of Tensor
-        Those of each task's classes, [its classes, ...].
-    num_received : dict of str to int
-        Of how many classes each client has the images.
+    ``pool``: Generated images, in order of classes, equally many of each.
+    ``prototypes``: Those of each task's classes, [its classes, ...].
+    ``num_received``: Of how many classes each client has the images.
     """
 
     pool: Data = field(default_factory=dict)
@@ -61,16 +56,9 @@ def select_images(pool: Data, start: int, stop: int, count: int) -> Data:
 def replay_data(client: Client[Any], pool: Data, per_new_class: int, per_old_class: int) -> list[Data]:
     """Return what a client trains on: data set 0, and data set 1 if old classes are replayed.
 
-    Parameters
-    ----------
-    client : Client
-        The client.
-    pool : Data
-        The generated images that it has.
-    per_new_class : int
-        Generated images of each new class, which are added to the client's examples in data set 0.
-    per_old_class : int
-        Generated images of each old class, data set 1; 0, or no old class: there is none.
+    ``pool``: The generated images that it has.
+    ``per_new_class``: Generated images of each new class, which are added to the client's examples in data set 0.
+    ``per_old_class``: Generated images of each old class, data set 1; 0, or no old class: there is none.
     """
     generated = mark_generated(select_images(pool, client.num_old_classes, client.num_classes, per_new_class))
     data = [concat(mark_generated(client.data, False), generated)]

@@ -16,15 +16,10 @@ from fedkeep.models.heads import truncate
 class GeneratedReplay:
     """What a client trains on besides its own examples, in one task.
 
-    Attributes
-    ----------
-    images : Data
-        Generated images of all old classes.
-    loss : Loss
-        The loss on them, as data set 1. Old models were evaluated on them already, unless images are augmented at
+    ``images``: Generated images of all old classes.
+    ``loss``: The loss on them, as data set 1. Old models were evaluated on them already, unless images are augmented at
         random.
-    batch_size : int
-        Generated images a step.
+    ``batch_size``: Generated images a step.
     """
 
     images: Data = field(default_factory=dict)
@@ -36,14 +31,9 @@ class GeneratedReplay:
 class InversionServerState:
     """What the server keeps.
 
-    Attributes
-    ----------
-    replay : GeneratedReplay
-        What it generated for the task.
-    receivers : list of str
-        The clients that have received it.
-    examples_per_client : float
-        The average number of a client's examples in the last round.
+    ``replay``: What it generated for the task.
+    ``receivers``: The clients that have received it.
+    ``examples_per_client``: The average number of a client's examples in the last round.
     """
 
     replay: GeneratedReplay = field(default_factory=GeneratedReplay)

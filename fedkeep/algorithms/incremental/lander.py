@@ -32,12 +32,7 @@ TAU = 2.0  # temperature of the distillation; there is no tau squared
 class LANDERServerState(InversionServerState):
     """What the server keeps besides the replay.
 
-    Attributes
-    ----------
-    best_model : Weights
-        The task's model with the lowest loss at clients.
-    lowest_loss : float
-        That loss.
+    ``best_model``: The task's model with the lowest loss at clients.
     """
 
     best_model: Weights = field(default_factory=dict)

@@ -28,14 +28,9 @@ MAX_ABS = 1e4
 class PrototypeReply:
     """What a client found.
 
-    Attributes
-    ----------
-    prototypes : Tensor
-        Of the task's classes, [new classes, ...].
-    counts : Tensor
-        The client's examples of each of these classes, int64.
-    generator : str
-        The hash of the generator that they are for.
+    ``prototypes``: Of the task's classes, [new classes, ...].
+    ``counts``: The client's examples of each of these classes, int64.
+    ``generator``: The hash of the generator that they are for.
     """
 
     prototypes: Tensor
@@ -69,21 +64,7 @@ class PrototypeOptions(Options):
 def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Cohort) -> Tensor:
     """Return the prototypes of the task's classes, [new classes, ...], which the clients find together (eqs. 4, 5).
 
-    Parameters
-    ----------
-    method : PrototypeOptions
-        The method, whose step `search` is asked ``prototype_rounds`` times.
-    server : Server
-        The server.
-    clients : Cohort
-        All clients.
-
-    Raises
-    ------
-    RunError
-        If no client replies.
-    DataError
-        If nobody holds an example of some class.
+    ``method``: The method, whose step `search` is asked ``prototype_rounds`` times.
     """
     prototypes = server.generator.initial_prototypes(server.num_classes - server.num_old_classes)
     for _ in range(method.prototype_rounds):
@@ -104,14 +85,7 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
 def generate_images(server: Server[Any], prototypes: Sequence[Tensor], count: int) -> Data:
     """Return generated images of the last tasks' classes, by each task's generator; another call gives other images.
 
-    Parameters
-    ----------
-    server : Server
-        The server.
-    prototypes : sequence of Tensor
-        Those of each of these tasks, up to the present one.
-    count : int
-        Images of each class.
+    ``prototypes``: Those of each of these tasks, up to the present one.
     """
     seed, cache, parts = server.rng("images").initial_seed(), ImageCache(), []
     first_class = server.num_classes - sum(map(len, prototypes))
@@ -126,14 +100,7 @@ def generate_images(server: Server[Any], prototypes: Sequence[Tensor], count: in
 def validate_prototypes(server: Server[Any], reply: PrototypeReply, examples: int) -> str | None:
     """Return what is wrong with a client's prototypes, or None.
 
-    Parameters
-    ----------
-    server : Server
-        The server.
-    reply : PrototypeReply
-        The reply.
-    examples : int
-        How many examples the client has in this task.
+    ``examples``: How many examples the client has in this task.
     """
     num_new = server.num_classes - server.num_old_classes
     expected = (num_new, *server.generator.initial_prototypes(1).shape[1:])

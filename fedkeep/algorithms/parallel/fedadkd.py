@@ -23,10 +23,7 @@ from fedkeep.options import option
 class LabelBalance:
     """What the server keeps.
 
-    Attributes
-    ----------
-    gini : dict[str, float]
-        Gini impurity of each client's labels, as last received.
+    ``gini``: Gini impurity of each client's labels, as last received.
     """
 
     gini: dict[str, float] = field(default_factory=dict)
@@ -36,10 +33,7 @@ class LabelBalance:
 class FitWithGini(Fit):
     """A fit, and the label balance of the client.
 
-    Attributes
-    ----------
-    gini : float
-        The Gini impurity 1 - sum_c p_c^2 of the labels that it was trained on.
+    ``gini``: The Gini impurity 1 - sum_c p_c^2 of the labels that it was trained on.
     """
 
     gini: Annotated[float, Range(0, 1), FROM_LABEL_COUNTS]
@@ -103,17 +97,8 @@ class FedADKD(Algorithm[LabelBalance]):
     def balance_weights(self, clients: list[str], known: dict[str, float]) -> dict[str, float]:
         """Compute phi for each client of the cohort (eqs. 6 and 7).
 
-        Parameters
-        ----------
-        clients : list[str]
-            The cohort.
-        known : dict[str, float]
-            Gini impurity by client; 1 for clients that it lacks.
-
-        Returns
-        -------
-        dict[str, float]
-            By client; 1 for all if none has more than one class.
+        ``known``: Gini impurity by client; 1 for clients that it lacks.
+        Returns: By client; 1 for all if none has more than one class.
         """
         gini = [known.get(client, 1.0) for client in clients]
         x = [log1p(self.delta * g) if self.delta else g for g in gini]
@@ -134,16 +119,7 @@ class FedADKD(Algorithm[LabelBalance]):
     def distillation(self, model: Weights, w_target: float) -> Loss:
         """Return the distillation from the received model, in the reading that was chosen.
 
-        Parameters
-        ----------
-        model : Weights
-            The received model.
-        w_target : float
-            Weight of the target part, phi included.
-
-        Returns
-        -------
-        Loss
+        ``w_target``: Weight of the target part, phi included.
         """
         if self.nckd_mask == "gather" and (self.tckd == "binary" or not w_target):
             return Distillation.decoupled(model, w_target, self.w_nontarget)
@@ -153,14 +129,6 @@ class FedADKD(Algorithm[LabelBalance]):
 def gini_impurity(counts: Tensor) -> float:
     """Return the Gini impurity 1 - sum_c p_c^2.
 
-    Parameters
-    ----------
-    counts : Tensor
-        [classes], label counts.
-
-    Returns
-    -------
-    float
-        0 without examples.
+    ``counts``: [classes], label counts.
     """
     return 1 - float(proportions(counts).square().sum()) if counts.any() else 0.0

@@ -35,15 +35,6 @@ class FedAvg(Algorithm):
     def local_loss(self, client: Client[Any], model: Weights) -> Loss:
         """Return the local loss.
 
-        Parameters
-        ----------
-        client : Client
-            Who trains.
-        model : Weights
-            The global model that the client received.
-
-        Returns
-        -------
-        Loss
+        ``model``: The global model that the client received.
         """
         return CrossEntropy()

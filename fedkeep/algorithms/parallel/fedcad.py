@@ -66,15 +66,8 @@ class FedCAD(Algorithm):
     def confidence(self, server: Server) -> Tensor:
         """Return E[p_c]: the mean probability of the right class over the server's images of class c.
 
-        Parameters
-        ----------
-        server : Server
-            With its model and auxiliary images.
-
-        Returns
-        -------
-        Tensor
-            [classes].
+        ``server``: With its model and auxiliary images.
+        Returns: [classes].
         """
         labels = server.data["label"]
         probabilities = (server.predict(server.model) / self.tau).softmax(-1)

@@ -28,12 +28,8 @@ class Curvature:
 
     A client keeps what it last added to the server's sums.
 
-    Attributes
-    ----------
-    fisher : Weights
-        F, or a sum of several.
-    product : Weights
-        F w, or a sum of several.
+    ``fisher``: F, or a sum of several.
+    ``product``: F w, or a sum of several.
     """
 
     fisher: Weights = field(default_factory=dict)
@@ -48,10 +44,7 @@ class Curvature:
 class CurvatureSum:
     """What the server keeps.
 
-    Attributes
-    ----------
-    total : Curvature
-        The sum over all clients that ever took part, at their last models.
+    ``total``: The sum over all clients that ever took part, at their last models.
     """
 
     total: Curvature = field(default_factory=Curvature)
@@ -61,10 +54,7 @@ class CurvatureSum:
 class FitWithCurvature(Fit):
     """A fit, and how the client's share of the sums changed.
 
-    Attributes
-    ----------
-    change : Curvature
-        The new share minus the last one.
+    ``change``: The new share minus the last one.
     """
 
     change: Curvature
@@ -126,15 +116,6 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
         Of one that has taken part before it may fall too, by what it was. Where others have ten times the curvature
         from which SGD overshoots, each step of a client takes its weights 19 times as far from their mean, and no
         training could go on.
-
-        Parameters
-        ----------
-        server : Server
-            With the settings of local training.
-
-        Returns
-        -------
-        float
         """
         training = server.training
         rate = training.lr_in_round(server.round) * self.w_penalty
@@ -156,16 +137,8 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
     def penalty(self, total: Curvature, share: Curvature) -> Loss:
         """Return the penalty of a client (eq. 3).
 
-        Parameters
-        ----------
-        total : Curvature
-            The sums over all clients.
-        share : Curvature
-            The client's own part of them, which is taken out.
-
-        Returns
-        -------
-        Loss
+        ``total``: The sums over all clients.
+        ``share``: The client's own part of them, which is taken out.
         """
         if not total.fisher:
             return ZERO_LOSS

@@ -16,10 +16,7 @@ from fedkeep.options import option
 class ModelWindow:
     """What the server keeps.
 
-    Attributes
-    ----------
-    models : list[Weights]
-        The last global models, the oldest first.
+    ``models``: The last global models, the oldest first.
     """
 
     models: list[Weights] = field(default_factory=list)

@@ -38,19 +38,8 @@ class FedLSD(FedAvg):
 def class_wise_distillation(model: Weights, alpha: torch.Tensor, tau: float, scale: Scale) -> Loss:
     """Return the mean of (1 - a_y) CE + a_y KL(p^T || p^S) (FedCAD, eq. 6; FedLSD with one a for all classes).
 
-    Parameters
-    ----------
-    model : Weights
-        The teacher.
-    alpha : Tensor
-        [classes], a.
-    tau : float
-        The softmax temperature of the divergence; the cross-entropy has 1.
-    scale : {"tau2", "none"}
-        Whether the divergence is multiplied by tau squared.
-
-    Returns
-    -------
-    Loss
+    ``alpha``: [classes], a.
+    ``tau``: The softmax temperature of the divergence; the cross-entropy has 1.
+    ``scale``: Whether the divergence is multiplied by tau squared.
     """
     return WeightedCrossEntropy(1 - alpha) + Distillation((model,), FullKLByClass(alpha), tau, scale)

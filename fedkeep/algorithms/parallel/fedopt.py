@@ -16,10 +16,7 @@ from fedkeep.options import option
 class Velocity:
     """What FedAvgM's server keeps.
 
-    Attributes
-    ----------
-    v : Weights
-        By parameter; empty means zero.
+    ``v``: By parameter; empty means zero.
     """
 
     v: Weights = field(default_factory=dict)
@@ -55,10 +52,7 @@ class FedAvgM(Algorithm[Velocity]):
 class Moments:
     """What FedAdam's server keeps.
 
-    Attributes
-    ----------
-    m, v : Weights
-        By parameter; empty before the first step.
+    ``m``, ``v``: By parameter; empty before the first step.
     """
 
     m: Weights = field(default_factory=dict)

@@ -15,10 +15,7 @@ from fedkeep.options import option
 class LastModel:
     """What a client keeps.
 
-    Attributes
-    ----------
-    model : Weights or None
-        The model after its last local training; None before the first.
+    ``model``: The model after its last local training; None before the first.
     """
 
     model: Weights | None = None

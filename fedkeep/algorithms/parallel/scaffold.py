@@ -27,10 +27,7 @@ rates from 1e-9 to 50: c_i, which the server does not know, cancels out but for 
 class ControlVariate:
     """What the server keeps, and what each client keeps.
 
-    Attributes
-    ----------
-    c : Weights
-        The control variate, with a model's names; empty at first, which means zero.
+    ``c``: The control variate, with a model's names; empty at first, which means zero.
     """
 
     c: Weights = field(default_factory=dict)
@@ -40,10 +37,7 @@ class ControlVariate:
 class FitWithControlVariate(Fit):
     """A fit, and how the client's control variate changed.
 
-    Attributes
-    ----------
-    change : Weights
-        The new control variate minus the last one.
+    ``change``: The new control variate minus the last one.
     """
 
     change: Weights
@@ -90,21 +84,7 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
 
     @torch.no_grad()
     def is_consistent(self, server: Server[ControlVariate], reply: FitWithControlVariate, names: Sequence[str]) -> bool:
-        """Tell whether a change of a control variate is (w - w_i) / (K_i lr) - c, up to rounding: c_i cancels out.
-
-        Parameters
-        ----------
-        server : Server
-            With w and c, as it sent them.
-        reply : FitWithControlVariate
-            The reply.
-        names : Sequence[str]
-            The tensors that are compared.
-
-        Returns
-        -------
-        bool
-        """
+        """Tell whether a change of a control variate is (w - w_i) / (K_i lr) - c, up to rounding: c_i cancels out."""
         c, training = server.state.c, server.training
         rate = training.lr_in_round(server.round) * effective_steps(reply.num_steps, training.momentum)
         told = [reply.change[name] for name in names]

@@ -23,10 +23,7 @@ MAX_IMPORTANCE = 1e30
 class AccumulatedImportance:
     """What the server keeps.
 
-    Attributes
-    ----------
-    importance : Weights
-        Of every parameter for the clients so far; empty means zero.
+    ``importance``: Of every parameter for the clients so far; empty means zero.
     """
 
     importance: Weights = field(default_factory=dict)
@@ -36,10 +33,7 @@ class AccumulatedImportance:
 class FitWithImportance(Fit):
     """A fit, and the importances after it.
 
-    Attributes
-    ----------
-    importance : Weights
-        Of every parameter, with the client's added.
+    ``importance``: Of every parameter, with the client's added.
     """
 
     importance: Annotated[Weights, Range(0, MAX_IMPORTANCE)]
@@ -105,19 +99,9 @@ class CWC(Algorithm[AccumulatedImportance]):
     def penalty(self, client: Client, model: Weights, importance: Weights) -> QuadraticPenalty | None:
         """Return the penalty of a client.
 
-        Parameters
-        ----------
-        client : Client
-            Whose learning rate caps the importances.
-        model : Weights
-            The received model, a.
-        importance : Weights
-            O, by parameter; empty means zero.
-
-        Returns
-        -------
-        QuadraticPenalty or None
-            None if nothing is protected.
+        ``client``: Whose learning rate caps the importances.
+        ``importance``: O, by parameter; empty means zero.
+        Returns: None if nothing is protected.
         """
         if not importance or not self.w_penalty:
             return None

@@ -20,10 +20,7 @@ from fedkeep.options import option
 class MovingAverage:
     """What the server keeps.
 
-    Attributes
-    ----------
-    model : Weights
-        The moving average; empty before the first round has ended.
+    ``model``: The moving average; empty before the first round has ended.
     """
 
     model: Weights = field(default_factory=dict)

@@ -90,19 +90,8 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
     def weigh_teachers(self, student: str, teachers: list[str], counts: dict[str, Tensor]) -> PerTeacher | None:
         """Weigh a student's teachers by label discrepancy (eqs. 5 and 6).
 
-        Parameters
-        ----------
-        student : str
-            A client id.
-        teachers : list[str]
-            Client ids.
-        counts : dict[str, Tensor]
-            Label counts [classes] by client id.
-
-        Returns
-        -------
-        PerTeacher or None
-            None without teachers.
+        ``counts``: Label counts [classes] by client id.
+        Returns: None without teachers.
         """
         if not teachers:
             return None

@@ -21,12 +21,9 @@ TeacherSelection = Literal["greedy", "random"]
 class PreviousRound:
     """What the server keeps from round to round.
 
-    Attributes
-    ----------
-    models : dict[str, Weights]
-        The models of the last round by client, in the order in which the clients trained, each right after it did.
-    label_counts : dict[str, Tensor]
-        [classes] by client, of all clients that ever took part.
+    ``models``: The models of the last round by client, in the order in which the clients trained, each right after it
+        did.
+    ``label_counts``: [classes] by client, of all clients that ever took part.
     """
 
     models: dict[str, Weights] = field(default_factory=dict)
@@ -37,10 +34,7 @@ class PreviousRound:
 class PreparedDistillation:
     """What a client keeps from `prepare` to `train`.
 
-    Attributes
-    ----------
-    distillation : Loss
-        Its teachers' part of the loss.
+    ``distillation``: Its teachers' part of the loss.
     """
 
     distillation: Loss = ZERO_LOSS
@@ -51,22 +45,12 @@ def select_teachers(
 ) -> list[str]:
     """Choose the round's teachers among the clients of the last round whose models beat chance.
 
-    Parameters
-    ----------
-    server : Server
-        Keeps the candidates' models and label counts.
-    count : int
-        How many teachers there shall be.
-    selection : {"greedy", "random"}
-        ``greedy`` is SFedKD's algorithm 1: together the teachers cover the classes evenly. ``random`` is the baseline
-        of its table 3.
-    metric : {"kl", "l1", "l2", "js"}
-        How the distance from even coverage is measured.
-
-    Returns
-    -------
-    list[str]
-        The teachers' client ids; fewer than ``count`` if there are fewer candidates.
+    ``server``: Keeps the candidates' models and label counts.
+    ``count``: How many teachers there shall be.
+    ``selection``: ``greedy`` is SFedKD's algorithm 1: together the teachers cover the classes evenly. ``random`` is the
+        baseline of its table 3.
+    ``metric``: How the distance from even coverage is measured.
+    Returns: The teachers' client ids; fewer than ``count`` if there are fewer candidates.
     """
     state = server.state
     candidates = [name for name, model in state.models.items() if server.may_teach(model, state.label_counts[name])]
@@ -80,14 +64,9 @@ def select_teachers(
 def log_teachers(server: Server[Any], teachers: Sequence[str], rules: Sequence[PerTeacher] = ()) -> None:
     """Record who teaches in this round, and how much on average.
 
-    Parameters
-    ----------
-    server : Server
-        Whose record gets ``teachers``, and with weights ``target_weights`` and ``nontarget_weights``.
-    teachers : Sequence[str]
-        Client ids; nothing is recorded without any.
-    rules : Sequence[PerTeacher]
-        The weights of the teachers for each student of the round.
+    ``server``: Whose record gets ``teachers``, and with weights ``target_weights`` and ``nontarget_weights``.
+    ``teachers``: Client ids; nothing is recorded without any.
+    ``rules``: The weights of the teachers for each student of the round.
     """
     if teachers:
         server.log("teachers", list(teachers))
@@ -106,34 +85,14 @@ def prepare_distillation(
 ) -> None:
     """Compute the teachers' outputs on a client's examples, and keep them until it trains.
 
-    Parameters
-    ----------
-    client : Client
-        The client, which waits for the model.
-    teachers : Sequence[Weights]
-        Its teachers.
-    rule : WeightRule or None
-        How they are weighted; None without teachers.
-    tau : float
-        The softmax temperature.
-    scale : {"tau2", "none"}
-        Whether the distillation is multiplied by tau squared.
+    ``rule``: How they are weighted; None without teachers.
+    ``scale``: Whether the distillation is multiplied by tau squared.
     """
     distillation = ZERO_LOSS if rule is None else Distillation(tuple(teachers), rule, tau, scale)
     client.state.distillation = client.cache_teachers(distillation)
 
 
 def take_distillation(client: Client[PreparedDistillation]) -> Loss:
-    """Return what `prepare_distillation` kept, and forget it.
-
-    Parameters
-    ----------
-    client : Client
-        The client, which now trains.
-
-    Returns
-    -------
-    Loss
-    """
+    """Return what `prepare_distillation` kept, and forget it."""
     distillation, client.state.distillation = client.state.distillation, ZERO_LOSS
     return distillation

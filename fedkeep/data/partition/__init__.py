@@ -43,20 +43,7 @@ def schemes() -> Mapping[str, type[Scheme]]:
 def get_scheme(name: object) -> type[Scheme]:
     """Return a partition scheme by its name.
 
-    Parameters
-    ----------
-    name : object
-        The name in recipes and on the command line, as it was read.
-
-    Returns
-    -------
-    type[Scheme]
-        The scheme.
-
-    Raises
-    ------
-    ConfigError
-        If there is no scheme of this name; the message contains the nearest one.
+    ``name``: The name in recipes and on the command line, as it was read.
     """
     known = schemes()
     if not isinstance(name, str) or name not in known:

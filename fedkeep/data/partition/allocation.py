@@ -28,16 +28,10 @@ _HOPELESS = 0.01
 class Allocation:
     """Result of a search for acceptable counts.
 
-    Parameters
-    ----------
-    counts : array or None
-        int64 ``[clients, classes]``; None if no attempt was acceptable.
-    attempts : int
-        Number of draws, the accepted one included.
-    best : int
-        Examples of the smallest client in the best draw.
-    mean_too_small : float or None
-        Mean number of clients that were too small, if the search was given up for that; otherwise None.
+    ``counts``: int64 ``[clients, classes]``; None if no attempt was acceptable.
+    ``attempts``: Number of draws, the accepted one included.
+    ``best``: Examples of the smallest client in the best draw.
+    ``mean_too_small``: Mean number of clients that were too small, if the search was given up for that; otherwise None.
     """
 
     counts: Integers | None
@@ -88,24 +82,10 @@ def allocate(
     The shares of attempt after attempt come from one stream in order, so the result does not depend on how many
     attempts are drawn at a time.
 
-    Parameters
-    ----------
-    sizes : array
-        int64 ``[classes]``, examples of each class.
-    owners : array
-        bool ``[clients, classes]``, which client may hold which class; every class has an owner.
-    alpha : float
-        Concentration of the Dirichlet distribution.
-    cap : float
-        Size from which a client gets nothing more.
-    min_size : int
-        Examples that the smallest client must have.
-    attempts : int
-        Largest number of draws.
-    seed : int
-        The run's seed.
-    shares_at_a_time : int
-        About this many shares are drawn together; the result does not depend on it.
+    ``sizes``: int64 ``[classes]``, examples of each class.
+    ``owners``: bool ``[clients, classes]``, which client may hold which class; every class has an owner.
+    ``alpha``: Concentration of the Dirichlet distribution.
+    ``min_size``: Examples that the smallest client must have.
     """
     clients, classes = owners.shape
     members = [np.flatnonzero(owners[:, label]) for label in range(classes)]
@@ -154,10 +134,7 @@ def _log_acceptance(too_small: Integers) -> float:
     Poisson's if they are equal, and a negative binomial one if v > m: no client is too small with probability
     (m / v) ** (m^2 / (v - m)), exp(-m) in the limit.
 
-    Parameters
-    ----------
-    too_small : array
-        int64 ``[draws]``, how many clients were too small in each.
+    ``too_small``: int64 ``[draws]``, how many clients were too small in each.
     """
     mean, variance = float(too_small.mean()), float(too_small.var())
     if variance == 0:
@@ -170,16 +147,9 @@ def _log_acceptance(too_small: Integers) -> float:
 def _cut(weights: Floats, under: npt.NDArray[np.bool_], tie: Floats, size: int) -> Floats:
     """Return the number of examples of one class for each owner, whole numbers ``[attempts, owners]``.
 
-    Parameters
-    ----------
-    weights : array
-        ``[attempts, owners]``, Gamma(alpha) draws; divided by their sum they are Dirichlet shares.
-    under : array
-        bool ``[attempts, owners]``, which owners are below the cap.
-    tie : array
-        ``[attempts]``, uniform draws for the case that all weights of owners below the cap are zero.
-    size : int
-        Examples of the class.
+    ``weights``: ``[attempts, owners]``, Gamma(alpha) draws; divided by their sum they are Dirichlet shares.
+    ``under``: bool ``[attempts, owners]``, which owners are below the cap.
+    ``tie``: ``[attempts]``, uniform draws for the case that all weights of owners below the cap are zero.
     """
     ends = np.cumsum(weights * under, axis=1)
     for attempt in np.flatnonzero(ends[:, -1] <= 0):

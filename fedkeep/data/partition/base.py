@@ -30,22 +30,11 @@ _STREAMS = {"rows": 0, "shares": 1, "ties": 2, "owners": 3, "order": 4}
 class Partition:
     """Which client holds which rows: client ``i`` holds ``rows[offsets[i]:offsets[i + 1]]``.
 
-    Parameters
-    ----------
-    scheme : str
-        Name of the scheme that made it.
-    settings : mapping of str to object
-        The scheme's options.
-    seed : int
-        The run's seed.
-    attempts : int
-        Number of draws until one was acceptable; 1 for schemes that do not retry.
-    rows : Tensor
-        int64 ``[rows held]``, row numbers of the training set, each at most once.
-    offsets : Tensor
-        int64 ``[clients + 1]``.
-    dropped : int
-        Number of training rows that no client holds, on purpose (only ``column`` with ``num_groups`` does this).
+    ``attempts``: Number of draws until one was acceptable; 1 for schemes that do not retry.
+    ``rows``: int64 ``[rows held]``, row numbers of the training set, each at most once.
+    ``offsets``: int64 ``[clients + 1]``.
+    ``dropped``: Number of training rows that no client holds, on purpose (only ``column`` with ``num_groups`` does
+        this).
     """
 
     scheme: str
@@ -79,17 +68,8 @@ class Partition:
     def counts(self, labels: Tensor, num_classes: int) -> Tensor:
         """Count each client's examples of each class.
 
-        Parameters
-        ----------
-        labels : Tensor
-            int64 ``[n]``, the labels of the training set that was split.
-        num_classes : int
-            Number of classes.
-
-        Returns
-        -------
-        Tensor
-            int64 ``[clients, num_classes]``.
+        ``labels``: int64 ``[n]``, the labels of the training set that was split.
+        Returns: int64 ``[clients, num_classes]``.
         """
         client = torch.repeat_interleave(torch.arange(len(self)), self.sizes)
         index = client * num_classes + labels.cpu()[self.rows]
@@ -121,14 +101,9 @@ class Partition:
 class Assignment(NamedTuple):
     """Rows assigned to clients.
 
-    Parameters
-    ----------
-    rows : array
-        int64 ``[m]``, row numbers grouped by client.
-    offsets : array
-        int64 ``[clients + 1]``, where each client's rows begin, and the end.
-    attempts : int
-        Number of draws until one was acceptable.
+    ``rows``: int64 ``[m]``, row numbers grouped by client.
+    ``offsets``: int64 ``[clients + 1]``, where each client's rows begin, and the end.
+    ``attempts``: Number of draws until one was acceptable.
     """
 
     rows: Integers

@@ -95,21 +95,9 @@ class DirichletPerClient(Scheme):
 def draw_clients(sizes: Integers, quotas: Integers, alpha: float, seed: int) -> Integers:
     """Draw the client of each example.
 
-    Parameters
-    ----------
-    sizes : array
-        int64 ``[classes]``, examples of each class.
-    quotas : array
-        int64 ``[clients]``, examples that each client gets; the same sum as ``sizes``.
-    alpha : float
-        Concentration of the clients' priors.
-    seed : int
-        The run's seed.
-
-    Returns
-    -------
-    array
-        int64 ``[sum]``, the clients of the examples in the order of their classes.
+    ``sizes``: int64 ``[classes]``, examples of each class.
+    ``quotas``: int64 ``[clients]``, examples that each client gets; the same sum as ``sizes``.
+    Returns: int64 ``[sum]``, the clients of the examples in the order of their classes.
     """
     rng = random_stream(seed, "shares")
     shape = (len(quotas), len(sizes))

@@ -25,23 +25,11 @@ def size_statistics(sizes: Numbers) -> dict[str, float]:
 def partition_statistics(counts: Numbers | Tensor) -> dict[str, float]:
     """Return statistics of a partition.
 
-    Parameters
-    ----------
-    counts : array or Tensor
-        int ``[clients, classes]``, each client's examples of each class.
-
-    Returns
-    -------
-    dict of str to float
-        ``clients``, ``examples``; ``size_min``, ``size_median``, ``size_max``, ``size_mean``, ``size_std``
+    ``counts``: int ``[clients, classes]``, each client's examples of each class.
+    Returns: ``clients``, ``examples``; ``size_min``, ``size_median``, ``size_max``, ``size_mean``, ``size_std``
         (population); and means over the clients that hold anything: ``classes_per_client`` (classes with at least one
-        example), ``gini_impurity`` (``1 - sum p^2``: 0 for one class, ``1 - 1/C`` when balanced) and
-        ``label_entropy`` in nats (0 to ``ln C``).
-
-    Raises
-    ------
-    ValueError
-        If ``counts`` is not a table with at least one example.
+        example), ``gini_impurity`` (``1 - sum p^2``: 0 for one class, ``1 - 1/C`` when balanced) and ``label_entropy``
+        in nats (0 to ``ln C``).
     """
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or table.sum() <= 0:

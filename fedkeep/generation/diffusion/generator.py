@@ -35,18 +35,11 @@ class Generator(ABC):
 
     A prototype is a tensor that describes one class to the model. The prototypes of n classes are one tensor [n, ...].
 
-    Attributes
-    ----------
-    shape : Shape
-        Channels, height and width of the images.
-    noise_schedule : NoiseSchedule
-        The noise schedule of its training.
-    regime : Regime
-        What it was trained on.
-    device : torch.device
-        Where it computes.
-    sampler : Sampler
-        How images are sampled from it.
+    ``shape``: Channels, height and width of the images.
+    ``noise_schedule``: The noise schedule of its training.
+    ``regime``: What it was trained on.
+    ``device``: Where it computes.
+    ``sampler``: How images are sampled from it.
     """
 
     shape: Shape
@@ -63,12 +56,8 @@ class Generator(ABC):
     def conditioning(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
         """Return what the network is conditioned on, [n, tokens, width]; gradients flow through.
 
-        Parameters
-        ----------
-        prototypes : Tensor
-            [n, ...], of a shape that `check_prototypes` accepts.
-        rng : torch.Generator, optional
-            If given, the text around a prototype is random, for training; otherwise it is always the same.
+        ``prototypes``: [n, ...], of a shape that `check_prototypes` accepts.
+        ``rng``: If given, the text around a prototype is random, for training; otherwise it is always the same.
         """
 
     @abstractmethod
@@ -79,26 +68,17 @@ class Generator(ABC):
     def predict_noise(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
         """Return the noise that the network finds.
 
-        Parameters
-        ----------
-        noisy : Tensor
-            Noisy images as the network represents them, [b, ...].
-        timesteps : Tensor
-            int64 [b].
-        conditioning : Tensor
-            [b, tokens, width].
+        ``noisy``: Noisy images as the network represents them, [b, ...].
+        ``timesteps``: int64 [b].
+        ``conditioning``: [b, tokens, width].
         """
 
     @abstractmethod
     def encode(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Return images as the network represents them, float32 [b, ...].
 
-        Parameters
-        ----------
-        images : Tensor
-            uint8 [b, channels, height, width].
-        rng : torch.Generator
-            The latent model flips some images at random.
+        ``images``: uint8 [b, channels, height, width].
+        ``rng``: The latent model flips some images at random.
         """
 
     @abstractmethod

@@ -70,15 +70,7 @@ class GeneratorConfig(Options):
     def at_site(self, folders: str) -> GeneratorConfig:
         """Return the same configuration with a site's own folders.
 
-        Parameters
-        ----------
-        folders : str
-            One folder, or those of each task with commas between them.
-
-        Raises
-        ------
-        ConfigError
-            If there are more or fewer folders than tasks.
+        ``folders``: One folder, or those of each task with commas between them.
         """
         if not self.by_task:
             return replace(self, name=folders)
@@ -102,23 +94,7 @@ class GeneratorConfig(Options):
     def load(self, side: int, device: torch.device, data_dir: str | Path | None = None) -> Generator:
         """Return the generator.
 
-        Parameters
-        ----------
-        side : int
-            Side in pixels of the data set's images, to which the text-to-image model's are resized.
-        device : torch.device
-            Where it computes.
-        data_dir : str or Path, optional
-            The data folder.
-
-        Raises
-        ------
-        ConfigError
-            If no generator is named.
-        RunError
-            If it cannot be read.
-        MissingExtra
-            If a package that it needs is missing.
+        ``side``: Side in pixels of the data set's images, to which the text-to-image model's are resized.
         """
         if not self.name:
             raise ConfigError("the recipe names no generator. Train one with fedkeep generator train, and name it.")

@@ -49,12 +49,8 @@ class ImageCache:
     The key of an entry is the hash of the generator's weights, the hash of the prototype, the sampler's settings, the
     class, the number of images, and the seed. The first images of a class are the same for any number of images.
 
-    Parameters
-    ----------
-    folder : Path, optional
-        Where the files are; by default ``generated`` in the cache folder (``FEDKEEP_CACHE``).
-    max_bytes : float
-        Limit of all files together. Beyond it, the least recently used are removed.
+    ``folder``: Where the files are; by default ``generated`` in the cache folder (``FEDKEEP_CACHE``).
+    ``max_bytes``: Limit of all files together. Beyond it, the least recently used are removed.
     """
 
     folder: Path | None = None
@@ -79,36 +75,10 @@ class ImageCache:
     ) -> Data:
         """Return images of classes, sorted by class; those in the cache are read.
 
-        Parameters
-        ----------
-        generator : Generator
-            The diffusion model.
-        prototypes : Tensor
-            [classes, ...].
-        labels : sequence of int
-            The label of each prototype's images.
-        count : int
-            Images of each class.
-        sampler : Sampler
-            How noise is removed.
-        seed : int
-            The run's seed.
-        batch_size : int
-            Images generated at once.
-        on_images : callable, optional
-            Called with the number of images so far, and of all.
-
-        Returns
-        -------
-        Data
-            ``"input"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
-
-        Raises
-        ------
-        ValueRefused
-            If the generator does not accept prototypes of this shape.
-        RunError
-            If the images cannot be written, such as on a full disk; no partly written file stays.
+        ``prototypes``: [classes, ...].
+        ``sampler``: How noise is removed.
+        ``on_images``: Called with the number of images so far, and of all.
+        Returns: ``"input"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
         """
         generator.check_prototypes(prototypes)
         weights_hash, parts = generator.loaded_hash, []
@@ -152,12 +122,8 @@ class PrototypeCache:
     An entry is found by the hash of the generator's weights and its device, the settings, the state of the random
     numbers, and the hashes of the start and of the examples, which are not kept themselves.
 
-    Attributes
-    ----------
-    folder : Path or None
-        Where results are kept; by default ``prototypes`` in the cache folder (``FEDKEEP_CACHE``).
-    max_bytes : float
-        Bytes that may stay there; beyond them the least recently used entries go.
+    ``folder``: Where results are kept; by default ``prototypes`` in the cache folder (``FEDKEEP_CACHE``).
+    ``max_bytes``: Bytes that may stay there; beyond them the least recently used entries go.
     """
 
     folder: Path | None = None

@@ -43,28 +43,17 @@ PrototypeInit = Literal["mean", "null"]
 class ModelCard:
     """What is known about a generator.
 
-    Attributes
-    ----------
-    unet : UNet
-        The network that was trained.
-    noise_schedule : NoiseSchedule
-        The noise schedule of its training.
-    shape : Shape
-        Channels, height and width of its images.
-    label_names : tuple of str
-        The classes that it was trained on.
-    data : str
-        The name of the data set that it was trained on.
-    regime : Regime
-        How these data relate to the clients'.
-    training : mapping
-        Settings, seed, number of images and steps, and loss of its training; for people.
-    held_out : float
-        In the regime ``same_classes``, the share of each class that it was trained on.
-    seen : str
-        The hash of the fingerprints of these images, which are a file of the folder. Runs keep the images from clients.
-    clusters_per_class : int
-        How many subclasses each class has (see `cluster_subclasses`).
+    ``unet``: The network that was trained.
+    ``noise_schedule``: The noise schedule of its training.
+    ``shape``: Channels, height and width of its images.
+    ``label_names``: The classes that it was trained on.
+    ``data``: The name of the data set that it was trained on.
+    ``regime``: How these data relate to the clients'.
+    ``training``: Settings, seed, number of images and steps, and loss of its training; for people.
+    ``held_out``: In the regime ``same_classes``, the share of each class that it was trained on.
+    ``seen``: The hash of the fingerprints of these images, which are a file of the folder. Runs keep the images from
+        clients.
+    ``clusters_per_class``: How many subclasses each class has (see `cluster_subclasses`).
     """
 
     unet: UNet
@@ -91,18 +80,8 @@ class PixelGenerator(Generator):
     place of the one-hot code. It stands for the null embedding plus a weighted sum of the differences of the classes'
     embeddings to it, so that zeros mean no class and a one-hot vector means its class.
 
-    Parameters
-    ----------
-    card : ModelCard
-        What is known about it.
-    weights : Weights
-        All weights of its `ClassUNet`.
-    device : torch.device or str
-        Where it computes.
-    space : PrototypeSpace
-        What its prototypes are.
-    initial : PrototypeInit
-        Where the search for a prototype begins.
+    ``card``: What is known about it.
+    ``initial``: Where the search for a prototype begins.
     """
 
     def __init__(
@@ -171,12 +150,8 @@ class PixelGenerator(Generator):
     def save(self, folder: Path, *, half: bool = False) -> None:
         """Write the generator as a folder. The card is written last, so that a folder with a card is complete.
 
-        Parameters
-        ----------
-        folder : Path
-            The folder.
-        half : bool
-            Store 16 bits a weight, half the size. The weights are rounded: the folder then holds another generator.
+        ``half``: Store 16 bits a weight, half the size. The weights are rounded: the folder then holds another
+            generator.
         """
         stored = {name: tensor.cpu().contiguous() for name, tensor in self.network.state_dict().items()}
         if half:
@@ -196,23 +171,8 @@ def load_generator(
 ) -> PixelGenerator:
     """Load a generator that `PixelGenerator.save` or ``fedkeep generator train`` wrote.
 
-    Parameters
-    ----------
-    folder : str or Path
-        The folder.
-    device : torch.device or str
-        Where the generator computes.
-    space : PrototypeSpace
-        What its prototypes are.
-    initial : PrototypeInit
-        Where the search for a prototype begins.
-
-    Raises
-    ------
-    RunError
-        If there is none, its training is not finished, or its files are damaged or do not fit together.
-    MissingExtra
-        If `diffusers` is missing.
+    ``space``: What its prototypes are.
+    ``initial``: Where the search for a prototype begins.
     """
     folder = Path(folder)
     written = _read_card_json(folder)
@@ -230,13 +190,7 @@ def load_generator(
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Return a generator's card without loading its weights.
-
-    Raises
-    ------
-    RunError
-        As `load_generator`, for what the card shows.
-    """
+    """Return a generator's card without loading its weights."""
     written = _read_card_json(folder)
     try:
         return _card_from_json(written)
@@ -256,13 +210,7 @@ def write_fingerprints(folder: Path, fingerprints: Tensor) -> str:
 
 
 def read_fingerprints(folder: Path) -> Tensor:
-    """Return the fingerprints of the images that a generator of the regime ``same_classes`` was trained on, int64 [m].
-
-    Raises
-    ------
-    RunError
-        If the folder does not say which images these were.
-    """
+    """Return the fingerprints of the images that a generator of the regime ``same_classes`` was trained on, int64 [m]."""
     card = read_card(folder)
     if not card.seen:
         raise RunError(

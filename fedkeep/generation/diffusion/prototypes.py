@@ -46,14 +46,9 @@ class PrototypeSearch(Options):
 class PrototypeSearchResult:
     """The result of `search_prototypes`.
 
-    Attributes
-    ----------
-    prototypes : Tensor
-        [classes, ...]. Those of classes without an image are as they were given, unless weight decay is on.
-    counts : Tensor
-        int64 [classes], the images of each class.
-    losses : tuple of float
-        The loss of each step; empty without images.
+    ``prototypes``: [classes, ...]. Those of classes without an image are as they were given, unless weight decay is on.
+    ``counts``: int64 [classes], the images of each class.
+    ``losses``: The loss of each step; empty without images.
     """
 
     prototypes: Tensor
@@ -74,33 +69,12 @@ def search_prototypes(
     The loss is the mean squared error of the noise, E || e - e(x_t, t, p_y) ||^2 / d (FedDCL, eq. 4). Batches mix all
     classes, and only the prototypes are trained.
 
-    Parameters
-    ----------
-    generator : Generator
-        Its weights must not change, which is checked.
-    prototypes : Tensor
-        [classes, ...], where the search begins; not modified.
-    images : Tensor
-        uint8 [n, channels, height, width] of the generator's shape; n may be 0.
-    labels : Tensor
-        int64 [n], the row of each image's prototype.
-    settings : PrototypeSearch
-        Steps, batch size and optimizer.
-    rng : torch.Generator
-        Draws batches, timesteps and noise, on the CPU.
-
-    Returns
-    -------
-    PrototypeSearchResult
-
-    Raises
-    ------
-    DataError
-        If images have another shape, or labels have no row.
-    ValueRefused
-        If the generator does not accept prototypes of this shape.
-    RunError
-        If the generator changed.
+    ``generator``: Its weights must not change, which is checked.
+    ``prototypes``: [classes, ...], where the search begins; not modified.
+    ``images``: uint8 [n, channels, height, width] of the generator's shape; n may be 0.
+    ``labels``: int64 [n], the row of each image's prototype.
+    ``settings``: Steps, batch size and optimizer.
+    ``rng``: Draws batches, timesteps and noise, on the CPU.
     """
     generator.check_images(images)
     generator.check_prototypes(prototypes)
@@ -140,21 +114,9 @@ def average_prototypes(sent: Tensor, replies: Sequence[Tensor], counts: Sequence
     ``uniform`` is eq. 5 as printed: all clients count, and those without examples count with what they were sent.
     ``holders`` and ``count`` leave these out.
 
-    Parameters
-    ----------
-    sent : Tensor
-        [classes, ...], what the server sent to the clients.
-    replies : sequence of Tensor
-        Each client's prototypes, [classes, ...].
-    counts : sequence of Tensor
-        Each client's number of examples of each class, int64 [classes].
-    rule : AverageRule
-        Which clients count.
-
-    Raises
-    ------
-    ValueRefused
-        If replies or counts have another shape.
+    ``sent``: [classes, ...], what the server sent to the clients.
+    ``replies``: Each client's prototypes, [classes, ...].
+    ``counts``: Each client's number of examples of each class, int64 [classes].
     """
     for reply, count in zip(replies, counts, strict=True):
         if reply.shape != sent.shape or count.shape != sent.shape[:1]:
@@ -177,12 +139,7 @@ def average_prototypes(sent: Tensor, replies: Sequence[Tensor], counts: Sequence
 def check_held(counts: Tensor, label_names: Sequence[str]) -> None:
     """Raise `DataError` if no client holds an example of some class, so that no search can find its prototype.
 
-    Parameters
-    ----------
-    counts : Tensor
-        int64 [classes], of all clients together.
-    label_names : sequence of str
-        The names of these classes.
+    ``counts``: int64 [classes], of all clients together.
     """
     missing = [name for name, count in zip(label_names, counts.tolist(), strict=True) if not count]
     if missing:

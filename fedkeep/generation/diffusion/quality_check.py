@@ -21,14 +21,9 @@ TrainClassifier = Callable[[Data], Classifier]
 class QualityReport:
     """Accuracies of two classifiers by class, each float64 [classes]; NaN for a class without images.
 
-    Attributes
-    ----------
-    real : Tensor
-        Trained on real images, tested on real images: the reference.
-    shown : Tensor
-        The same classifier, tested on generated images: do they show their classes?
-    learned : Tensor
-        Trained on generated images, tested on real images: can one learn from them?
+    ``real``: Trained on real images, tested on real images: the reference.
+    ``shown``: The same classifier, tested on generated images: do they show their classes?
+    ``learned``: Trained on generated images, tested on real images: can one learn from them?
     """
 
     real: Tensor
@@ -41,22 +36,7 @@ def quality_check(
 ) -> QualityReport:
     """Return how good generated images are.
 
-    Parameters
-    ----------
-    train_classifier : TrainClassifier
-        Called with the real and with the generated images.
-    train : Data
-        Real training images: ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
-    test : Data
-        Real test images, likewise.
-    generated : Data
-        Generated images, likewise.
-    num_classes : int
-        Number of classes.
-
-    Returns
-    -------
-    QualityReport
+    ``train``: Real training images: ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
     """
     reference = train_classifier(train)
     real, shown = (class_accuracies(reference, data, num_classes) for data in (test, generated))

@@ -30,34 +30,11 @@ def sample(
     All randomness of an image comes from its own seed. So an image does not depend on the batch size, except that
     networks round differently for other batches: a few pixels may differ by one level.
 
-    Parameters
-    ----------
-    generator : Generator
-        The diffusion model.
-    prototypes : Tensor
-        [classes, ...], of a shape that the generator accepts.
-    rows : sequence of int
-        The prototype of each image.
-    image_seeds : sequence of int
-        The seed of each image.
-    sampler : Sampler
-        How noise is removed.
-    batch_size : int
-        Images at once; guidance evaluates the network on twice as many.
-    on_images : callable, optional
-        Called after every batch with the number of images so far.
-
-    Returns
-    -------
-    Tensor
-        uint8 [images, channels, height, width], on the CPU.
-
-    Raises
-    ------
-    ValueRefused
-        If the generator does not accept prototypes of this shape.
-    ConfigError
-        If there are more steps than timesteps.
+    ``prototypes``: [classes, ...], of a shape that the generator accepts.
+    ``sampler``: How noise is removed.
+    ``batch_size``: Images at once; guidance evaluates the network on twice as many.
+    ``on_images``: Called after every batch with the number of images so far.
+    Returns: uint8 [images, channels, height, width], on the CPU.
     """
     generator.check_prototypes(prototypes)
     batches: list[Tensor] = [torch.zeros(0, *generator.shape, dtype=torch.uint8)]

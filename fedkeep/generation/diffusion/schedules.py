@@ -33,14 +33,9 @@ class NoiseSchedule(Options):
     def add_noise(self, images: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return images as noisy as the schedule makes them.
 
-        Parameters
-        ----------
-        images : Tensor
-            Clean images, [b, ...].
-        noise : Tensor
-            Standard normal noise of the same shape.
-        timesteps : Tensor
-            int64 [b], in 0..num_timesteps - 1.
+        ``images``: Clean images, [b, ...].
+        ``noise``: Standard normal noise of the same shape.
+        ``timesteps``: int64 [b], in 0..num_timesteps - 1.
         """
         noisy: Tensor = diffusers().DDPMScheduler(**self._diffusers_config()).add_noise(images, noise, timesteps)
         return noisy
@@ -76,15 +71,7 @@ class Sampler(Options):
     def scheduler(self, noise_schedule: NoiseSchedule) -> Any:
         """Return a new scheduler of `diffusers` with its timesteps set.
 
-        Parameters
-        ----------
-        noise_schedule : NoiseSchedule
-            The noise schedule that the network was trained with.
-
-        Raises
-        ------
-        ConfigError
-            If there are more steps than timesteps.
+        ``noise_schedule``: The noise schedule that the network was trained with.
         """
         if self.steps > noise_schedule.num_timesteps:
             raise ConfigError(

@@ -19,26 +19,9 @@ def cluster_subclasses(images: Tensor, labels: Tensor, clusters_per_class: int, 
     Clusters are found by k-means on the images at 8 x 8 pixels. The pseudo-labels need no network, and the same
     arguments give the same clusters.
 
-    Parameters
-    ----------
-    images : Tensor
-        uint8 [n, channels, height, width].
-    labels : Tensor
-        int64 [n].
-    clusters_per_class : int
-        Number of clusters in each class.
-    seed : int
-        Seed of the first centres.
-
-    Returns
-    -------
-    Tensor
-        int64 [n].
-
-    Raises
-    ------
-    DataError
-        If a class has fewer images than clusters, or images too similar for so many clusters.
+    ``images``: uint8 [n, channels, height, width].
+    ``labels``: int64 [n].
+    Returns: int64 [n].
     """
     subclasses = torch.zeros_like(labels)
     for c in torch.unique(labels).tolist():
@@ -62,19 +45,9 @@ def cluster_subclasses(images: Tensor, labels: Tensor, clusters_per_class: int, 
 def k_means(points: Tensor, num_clusters: int, rng: torch.Generator) -> Tensor:
     """Return the cluster of each point: k-means++ (Arthur & Vassilvitskii, 2007), then Lloyd's algorithm.
 
-    Parameters
-    ----------
-    points : Tensor
-        float [n, width], at least ``num_clusters`` of them.
-    num_clusters : int
-        Number of clusters.
-    rng : torch.Generator
-        Draws the first centres.
-
-    Returns
-    -------
-    Tensor
-        int64 [n], in 0..num_clusters - 1.
+    ``points``: float [n, width], at least ``num_clusters`` of them.
+    ``rng``: Draws the first centres.
+    Returns: int64 [n], in 0..num_clusters - 1.
     """
     centres = points[torch.randint(len(points), (1,), generator=rng)]
     while len(centres) < num_clusters:

@@ -48,16 +48,8 @@ class LatentGenerator(Generator):
     A prototype is the input embedding of one word, [width]. It passes through the text transformer with the words
     around it, and the UNet attends to the transformer's output for all words.
 
-    Parameters
-    ----------
-    pipeline : LDMTextToImagePipeline
-        Of `diffusers`.
-    side : int
-        Side in pixels of the images that go in and come out. Inside, they have the model's own size.
-    device : torch.device or str
-        Where it computes.
-    word : str
-        The word with whose embedding a search begins, as in DDDR.
+    ``side``: Side in pixels of the images that go in and come out. Inside, they have the model's own size.
+    ``word``: The word with whose embedding a search begins, as in DDDR.
     """
 
     regime: Regime = "ldm"
@@ -159,23 +151,8 @@ def load_latent(
 
     Only weights stored as safetensors are read.
 
-    Parameters
-    ----------
-    source : str or Path
-        Folder, or name on the Hub.
-    side : int
-        Side in pixels of the images.
-    device : torch.device or str
-        Where it computes.
-    word : str
-        The word with whose embedding a search begins.
-
-    Raises
-    ------
-    RunError
-        If there is none that can be read.
-    MissingExtra
-        If `diffusers` or `transformers` is missing.
+    ``side``: Side in pixels of the images.
+    ``word``: The word with whose embedding a search begins.
     """
     transformers()  # without it `diffusers` gives a placeholder that fails only on use
     try:

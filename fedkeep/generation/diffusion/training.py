@@ -65,33 +65,14 @@ def train_generator(
     Every step draws from random generators of its own, so that a resumed training ends in the same weights, on a CPU to
     the bit.
 
-    Parameters
-    ----------
-    card : ModelCard
-        The network, its schedule and its classes; ``training`` is filled in.
-    data : Data
-        ``"input"``, uint8 [n, channels, height, width] of the card's shape, ``"label"``, int64 [n], and, if the card
-        has several clusters per class, ``"subclass"``, int64 [n].
-    settings : GeneratorTraining
-        Steps, batch size and learning rate.
-    folder : Path
-        Receives checkpoints, and the generator when it is done; in the regime ``same_classes`` also the fingerprints of
-        the images, so that runs keep these from their clients.
-    seed : int
-        Seed of the weights and of all batches.
-    device : torch.device or str
-        Where to train.
-    half : bool
-        Save 16 bits a weight; the returned generator is what was saved.
-    on_step : callable, optional
-        Called after every step with its number and loss.
-
-    Raises
-    ------
-    DataError
-        If images have another shape, or a class has none.
-    RunError
-        If the folder holds another generator, or the checkpoint of another training, or if the training diverges.
+    ``card``: The network, its schedule and its classes; ``training`` is filled in.
+    ``data``: ``"input"``, uint8 [n, channels, height, width] of the card's shape, ``"label"``, int64 [n], and, if the
+        card has several clusters per class, ``"subclass"``, int64 [n].
+    ``settings``: Steps, batch size and learning rate.
+    ``folder``: Receives checkpoints, and the generator when it is done; in the regime ``same_classes`` also the
+        fingerprints of the images, so that runs keep these from their clients.
+    ``half``: Save 16 bits a weight; the returned generator is what was saved.
+    ``on_step``: Called after every step with its number and loss.
     """
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")

@@ -27,16 +27,10 @@ DataDir = str | Path | None
 class GeneratorData:
     """A data set, and which of its training images a generator is trained on.
 
-    Attributes
-    ----------
-    name : str
-        The name on the command line and in a generator's card.
-    regime : Regime
-        How the generator's images relate to the clients'.
-    dataset : DataSet
-        The whole data set. A generator is never trained on test images.
-    is_seen : Tensor
-        bool [n], true for the training images that the generator is trained on.
+    ``name``: The name on the command line and in a generator's card.
+    ``regime``: How the generator's images relate to the clients'.
+    ``dataset``: The whole data set. A generator is never trained on test images.
+    ``is_seen``: bool [n], true for the training images that the generator is trained on.
     """
 
     name: str
@@ -63,13 +57,8 @@ class GeneratorData:
 def load_benchmark(name: str, data_dir: DataDir = None) -> DataSet:
     """Return the clients' data: ``grey`` or ``rgb`` as in FedDCL, or any data set by its name.
 
-    Parameters
-    ----------
-    name : str
-        ``grey`` is MNIST, EMNIST letters A to J and Fashion-MNIST as one set of 30 classes. ``rgb`` is the first 30
-        classes of CIFAR-100. Other names, and errors, are those of `fedkeep.data.load`.
-    data_dir : str or Path, optional
-        The data folder.
+    ``name``: ``grey`` is MNIST, EMNIST letters A to J and Fashion-MNIST as one set of 30 classes. ``rgb`` is the first
+        30 classes of CIFAR-100. Other names, and errors, are those of `fedkeep.data.load`.
     """
     if name == "grey":
         return load(GREY, data_dir=data_dir)
@@ -82,22 +71,10 @@ def load_benchmark(name: str, data_dir: DataDir = None) -> DataSet:
 def load_training_data(name: str, regime: Regime, data_dir: DataDir = None) -> GeneratorData:
     """Return what a generator is trained on under a regime.
 
-    Parameters
-    ----------
-    name : str
-        As in `load_benchmark`. For ``disjoint``, ``grey`` stands for FEMNIST's letters from K on, transformed to look
-        like EMNIST's, and CIFAR-10 in grey for its texture; ``rgb`` stands for CIFAR-10; other names for themselves.
-    regime : Regime
-        How the generator's images relate to the clients'.
-    data_dir : str or Path, optional
-        The data folder.
-
-    Raises
-    ------
-    ConfigError
-        If there is nothing to train.
-    DataError
-        As in `fedkeep.data.load`.
+    ``name``: As in `load_benchmark`. For ``disjoint``, ``grey`` stands for FEMNIST's letters from K on, transformed to
+        look like EMNIST's, and CIFAR-10 in grey for its texture; ``rgb`` stands for CIFAR-10; other names for
+        themselves.
+    ``regime``: How the generator's images relate to the clients'.
     """
     if regime == "ldm" or (name, regime) == ("rgb", "paper"):
         raise ConfigError(

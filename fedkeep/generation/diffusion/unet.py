@@ -58,19 +58,8 @@ class UNet(Options):
     def build(self, shape: Shape, classes: int) -> ClassUNet:
         """Return the network with initial weights from PyTorch's default generator.
 
-        Parameters
-        ----------
-        shape : Shape
-            Channels, height and width of the images.
-        classes : int
-            Rows of the class table, without the null row.
-
-        Raises
-        ------
-        ConfigError
-            If the images' side cannot be divided so often.
-        MissingExtra
-            If `diffusers` is missing.
+        ``shape``: Channels, height and width of the images.
+        ``classes``: Rows of the class table, without the null row.
         """
         channels, height, width = shape
         halvings = len(self.widths) - 1
@@ -110,19 +99,8 @@ class UNet(Options):
 class ClassUNet(nn.Module):
     """A UNet and the table of the classes that it was trained on.
 
-    Parameters
-    ----------
-    unet : nn.Module
-        The network of `diffusers`.
-    classes : int
-        Rows of the class table, without the null row.
-    options : UNet
-        How it is conditioned.
-
-    Attributes
-    ----------
-    table : nn.Parameter
-        [classes + 1, tokens, width], the conditioning of each class; the last row is the null conditioning.
+    ``classes``: Rows of the class table, without the null row.
+    ``table``: [classes + 1, tokens, width], the conditioning of each class; the last row is the null conditioning.
     """
 
     def __init__(self, unet: nn.Module, classes: int, options: UNet) -> None:
@@ -135,14 +113,9 @@ class ClassUNet(nn.Module):
     def forward(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
         """Return the noise in noisy images.
 
-        Parameters
-        ----------
-        noisy : Tensor
-            [b, channels, side, side].
-        timesteps : Tensor
-            int64 [b].
-        conditioning : Tensor
-            [b, tokens, width].
+        ``noisy``: [b, channels, side, side].
+        ``timesteps``: int64 [b].
+        ``conditioning``: [b, tokens, width].
         """
         if self.argument == "class_labels":
             conditioning = conditioning.squeeze(1)

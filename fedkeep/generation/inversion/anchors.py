@@ -21,18 +21,7 @@ FORMATS = (
 def read_anchors(path: str, names: Sequence[str]) -> Tensor:
     """Return the vectors of some classes, float32 [classes, width], in their order.
 
-    Parameters
-    ----------
-    path : str
-        A file with a vector for each class, and perhaps for others: see `FORMATS`.
-    names : sequence of str
-        The names of the classes in the data set.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing or has another format, lacks a class, or holds vectors of different lengths or numbers
-        that are not finite.
+    ``path``: A file with a vector for each class, and perhaps for others: see `FORMATS`.
     """
     file = Path(path).expanduser()
     reader = _READERS.get(file.suffix)

@@ -24,38 +24,21 @@ BETAS = (0.5, 0.999)  # of Adam, for generators
 class InversionConfig:
     """How a model is inverted: names of TARGET's code (Zhang et al., 2023), and its values for CIFAR-100.
 
-    Attributes
-    ----------
-    num_images : int
-        Generated images.
-    synthesis_batch_size : int
-        Images that are generated at a time.
-    generator_steps : int
-        Steps of the generator for each batch of images.
-    warmup : int
-        Batches that are discarded, before a student is trained and challenged.
-    latent_size : int
-        Length of the generator's latent vector.
-    generator_channels : int
-        Channels of the generator's last feature maps; twice as many before.
-    generator_lr : float
-        Learning rate of the generator (Adam).
-    w_labels : float
-        Weight of the cross-entropy with random labels.
-    w_batch_norm : float
-        Weight of the distance of batch-norm statistics; nothing without batch norm.
-    batch_norm_momentum : float
-        Weight of earlier batches in these statistics.
-    w_adversarial : float
-        Weight of the divergence of the student from the teacher.
-    student_steps : int
-        Steps of the student after each batch of images.
-    student_batch_size : int
-        Images in each of these.
-    student_lr : float
-        Learning rate of the student (SGD with momentum 0.9).
-    tau : float
-        Temperature of the student's distillation.
+    ``num_images``: Generated images.
+    ``synthesis_batch_size``: Images that are generated at a time.
+    ``generator_steps``: Steps of the generator for each batch of images.
+    ``warmup``: Batches that are discarded, before a student is trained and challenged.
+    ``latent_size``: Length of the generator's latent vector.
+    ``generator_channels``: Channels of the generator's last feature maps; twice as many before.
+    ``generator_lr``: Learning rate of the generator (Adam).
+    ``w_labels``: Weight of the cross-entropy with random labels.
+    ``w_batch_norm``: Weight of the distance of batch-norm statistics; nothing without batch norm.
+    ``batch_norm_momentum``: Weight of earlier batches in these statistics.
+    ``w_adversarial``: Weight of the divergence of the student from the teacher.
+    ``student_steps``: Steps of the student after each batch of images.
+    ``student_batch_size``: Images in each of these.
+    ``student_lr``: Learning rate of the student (SGD with momentum 0.9).
+    ``tau``: Temperature of the student's distillation.
     """
 
     num_images: int = 8000
@@ -84,18 +67,11 @@ class InversionConfig:
 class InversionProblem:
     """What is inverted.
 
-    Attributes
-    ----------
-    teacher : nn.Module
-        A network for ``num_classes`` classes; it is frozen, in evaluation mode.
-    student : nn.Module
-        Another network for these classes, which is trained in place.
-    num_classes : int
-        Number of classes.
-    format : ImageFormat
-        The shape and the normalisation of images.
-    rng : torch.Generator
-        The source of all randomness, on the CPU.
+    ``teacher``: A network for ``num_classes`` classes; it is frozen, in evaluation mode.
+    ``student``: Another network for these classes, which is trained in place.
+    ``num_classes``: Number of classes.
+    ``format``: The shape and the normalisation of images.
+    ``rng``: The source of all randomness, on the CPU.
     """
 
     teacher: nn.Module
@@ -116,13 +92,6 @@ class Inverter(ABC):
     the last term over images that both classify alike, and only after the warm-up. Of the images on the way those of
     the lowest loss are kept, in 8 bits. Teacher and student see them cropped and flipped at random. The student is
     trained with the images so far. Subclasses say what a generator is, and what becomes of it from batch to batch.
-
-    Parameters
-    ----------
-    config : InversionConfig
-        How it is inverted.
-    problem : InversionProblem
-        What is inverted.
     """
 
     def __init__(self, config: InversionConfig, problem: InversionProblem) -> None:
@@ -139,12 +108,7 @@ class Inverter(ABC):
     def synthesize(self, num_batches: int, num_discarded: int) -> Data:
         """Return up to ``num_images`` images, uint8 [n, channels, height, width], and their labels.
 
-        Parameters
-        ----------
-        num_batches : int
-            Number of batches.
-        num_discarded : int
-            How many of the first are discarded; fewer than ``num_batches``, and at most the warm-up.
+        ``num_discarded``: How many of the first are discarded; fewer than ``num_batches``, and at most the warm-up.
         """
         images, labels = list[Tensor](), list[Tensor]()
         for number in range(num_batches):

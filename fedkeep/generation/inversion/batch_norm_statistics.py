@@ -14,12 +14,8 @@ class BatchNormStatistics:
     As in DeepInversion (Yin et al., 2020) with the norms of TARGET's code: the sum over batch norms of
     ||mean - running mean||_2 + ||variance - running variance||_2. For a network without batch norm the distance is 0.
 
-    Parameters
-    ----------
-    network : nn.Module
-        The distance is about the last batch that it saw, in evaluation mode.
-    momentum : float
-        The weight of earlier batches in the statistics, see `update`.
+    ``network``: The distance is about the last batch that it saw, in evaluation mode.
+    ``momentum``: The weight of earlier batches in the statistics, see `update`.
     """
 
     def __init__(self, network: nn.Module, momentum: float) -> None:

@@ -17,14 +17,8 @@ class LatentDecoder(nn.Sequential):
     A linear layer gives feature maps of a quarter of the images' side. Two upsamplings, each before a convolution with
     batch norm, lead to the full size.
 
-    Parameters
-    ----------
-    latent : int
-        Length of a latent vector.
-    maps : int
-        Channels before the image; twice as many before that.
-    shape : tuple of int
-        Channels, height and width of an image, of any size.
+    ``maps``: Channels before the image; twice as many before that.
+    ``shape``: Channels, height and width of an image, of any size.
     """
 
     def __init__(self, latent: int, maps: int, shape: tuple[int, int, int]) -> None:
@@ -54,18 +48,11 @@ class TextDecoder(nn.Module):
     `LatentDecoder`. These *noisy layers* are reinitialised for every batch of images: without them all images of a
     class would be equal.
 
-    Parameters
-    ----------
-    anchors : Tensor
-        [classes, width].
-    batch_size : int
-        The largest number of images at once.
-    latent : int
-        Length of a latent vector, see `LatentDecoder`.
-    maps : int
-        Channels before the image, see `LatentDecoder`.
-    shape : tuple of int
-        Channels, height and width of an image.
+    ``anchors``: [classes, width].
+    ``batch_size``: The largest number of images at once.
+    ``latent``: Length of a latent vector, see `LatentDecoder`.
+    ``maps``: Channels before the image, see `LatentDecoder`.
+    ``shape``: Channels, height and width of an image.
     """
 
     anchors: Tensor

@@ -20,13 +20,6 @@ class LatentInverter(Inverter):
 
     For a batch, latent vectors from N(0, I) and a copy of the generator are trained together. Then the generator itself
     takes one step of Adam along the sum of the copy's gradients (first-order MAML).
-
-    Parameters
-    ----------
-    config : InversionConfig
-        How it is inverted.
-    problem : InversionProblem
-        What is inverted.
     """
 
     def __init__(self, config: InversionConfig, problem: InversionProblem) -> None:

@@ -23,18 +23,8 @@ class TextInverter(Inverter):
     reach the teacher normalised by a mean and a standard deviation that are trained too. The student also learns the
     teacher's features.
 
-    Parameters
-    ----------
-    config : InversionConfig
-        How it is inverted.
-    problem : InversionProblem
-        What is inverted.
-    anchors : Tensor
-        [at least classes, width], as wide as the teacher's features.
-    w_bounding : float
-        Weight of the bounding loss.
-    radius : float
-        Distance from the anchor that costs nothing.
+    ``anchors``: [at least classes, width], as wide as the teacher's features.
+    ``radius``: Distance from the anchor that costs nothing.
     """
 
     def __init__(
