@@ -89,7 +89,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_path(name: str, option: str) -> None:
-    """Raise `ConfigError` if a name can be no file's or folder's: too long, with a NUL, or of an unknown user's home."""
+    """Raise `ConfigError` if no file or folder can have a name: too long, with a NUL, or an unknown user's home."""
     try:
         Path(name).expanduser().stat()
     except (FileNotFoundError, NotADirectoryError):

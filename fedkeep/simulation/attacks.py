@@ -95,7 +95,7 @@ class PoisonedFederation(Federation):
 
 
 def first_new_class(federation: Federation) -> int:
-    """Return the first class of a federation's task, which a backdoor teaches: the others' logits may not be trained."""
+    """Return the first class of a federation's task, which a backdoor teaches: others' logits may be untrained."""
     return (0, *federation.cumulative_classes)[-2]
 
 

@@ -120,7 +120,7 @@ class Checkpoint:
     _kept: list[Manifest] = field(default_factory=list)  # the last one last
 
     def due(self) -> bool:
-        """Tell whether it is time to save: within the share of the run's time, or if a minute of rounds could be lost."""
+        """Tell whether it is time to save: within its share of the run's time, or if a minute could be lost."""
         return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, MAX_LOSS_SECONDS))
 
     def save(self, state: SimulationState, records: Mapping[str, Digest]) -> None:

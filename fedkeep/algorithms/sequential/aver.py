@@ -1,7 +1,7 @@
 """AVER, EBKD, CA-MKD: plain distillation from SFedKD's teachers, weighted alike, by entropy or by being right.
 
 "FedSeq + X" of SFedKD's table 2: teachers, their number, selection and schedule are SFedKD's; only the loss differs.
-The paper gives neither weight nor temperature: 1 and 4, as in the code of CA-MKD.
+The paper gives neither weight nor temperature: weight 1, and temperature 1 without tau squared, as in SFedKD.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedkeep.options import option
 
 @dataclass(frozen=True)
 class AVER(Algorithm[PreviousRound, PreparedDistillation]):
-    """Averaged distillation: CE + w_full * 1/K sum_k tau^2 KL(p^k || p^S).
+    """Averaged distillation: CE + s * w_full * 1/K sum_k KL(p^k || p^S), where s is 1 or tau^2.
 
     The first round has no teachers. With ``teachers=0`` this is FedSeq, bit for bit.
     """
@@ -33,8 +33,8 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
     paper = "You et al., 2017: Learning from multiple teacher networks"
     sequential = True
 
-    tau: float = option(4.0, "softmax temperature; the paper gives none", low=1e-3)
-    kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")
+    tau: float = option(1.0, "softmax temperature; the paper prints none", low=1e-3)
+    kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     teachers: int = option(5, "models of the previous round that teach; 0 is FedSeq", low=0)
     w_full: float = option(1.0, "weight of the distillation", low=0.0)
 

@@ -210,7 +210,7 @@ def write_fingerprints(folder: Path, fingerprints: Tensor) -> str:
 
 
 def read_fingerprints(folder: Path) -> Tensor:
-    """Return the fingerprints of the images that a generator of the regime ``same_classes`` was trained on, int64 [m]."""
+    """Return the fingerprints, int64 [m], of the images that a generator of the regime ``same_classes`` learned."""
     card = read_card(folder)
     if not card.seen:
         raise RunError(
