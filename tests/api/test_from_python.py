@@ -21,6 +21,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedkeep
+from fedkeep.data.partition import IID
 from fedkeep.errors import ConfigError, DataError, FedKeepError, PartitionError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.python_recipe import for_workers, make_recipe
@@ -225,7 +226,7 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"partition": {"a": [0, 0]}}, PartitionError, "client 'a' holds a row twice"),
         ({"partition": {"a": [0, 1], "b": [1]}}, PartitionError, "row 1 is held by client 'a' and by client 'b'"),
         ({"partition": {"a": [0, 9999]}}, PartitionError, "there are 1400 training rows"),
-        ({"partition": {"a": []}}, PartitionError, "client 'a' must hold a list of row numbers"),
+        ({"partition": {"a": []}}, PartitionError, "client 'a' holds no rows. Leave it out"),
         ({"partition": {}}, PartitionError, "names no client"),
         ({"methods": ["fedavgg"]}, ConfigError, "there is no method 'fedavgg'. Did you mean"),
         ({"methods": [3]}, ConfigError, r"methods must be methods such as .* or their names.*, not 3"),
@@ -384,7 +385,7 @@ def test_columns_of_a_table_are_named_in_python(given: str, tmp_path: Path) -> N
     assert dataset.features == ("age", "sex=f", "sex=m")
     assert dataset.values["client"] == ("h0", "h1", "h2", "h3")
     named = make_recipe(
-        None, data=data, label="outcome", client="hospital", columns=["age"], partition="iid", model="mlp"
+        None, data=data, label="outcome", client="hospital", columns=["age"], partition=IID(num_clients=4), model="mlp"
     )
     assert Experiment(named).federation(0).dataset.features == ("age",)
     with pytest.raises(DataError, match=r"no column 'hospitl'\. Did you mean 'hospital'"):

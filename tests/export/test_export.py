@@ -340,7 +340,8 @@ def test_nothing_of_a_single_row_is_in_the_exported_files(tmp_path: Path) -> Non
     table.write_text("age,sex,label,mrn\n" + "\n".join(rows) + "\n")
     with pytest.raises(DataError, match="'mrn' has 60 different values in 60 rows"):
         exported_from(table, tmp_path)
-    folder, _ = exported_from(table, tmp_path / "again", exclude='["mrn"]')
+    (tmp_path / "again").mkdir()
+    folder, _ = exported_from(table, tmp_path / "again", exclude=["mrn"])
     texts = [path.read_text() for path in folder.iterdir() if path.suffix in (".json", ".md")]
     assert not [word for text in texts for word in ("MRN0", "Zaphod") if word in text]
     assert any('"values": [' in text for text in texts)
