@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: docs fuzz demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean crash soak
+.PHONY: docs fuzz demo test test-slow test-shaken test-hosts lint audit sbom lock bench bench-peers bench-gpu clean crash soak
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -17,6 +17,11 @@ test: .venv/dev lint
 
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -m slow
+
+# Ten other seeds of the global generators, in random order, three of them on a busy machine: nothing may depend on these.
+SEEDS ?= 10
+test-shaken: .venv/dev
+	$(BIN)/python tools/shake.py --seeds $(SEEDS)
 
 # Odd recipes, command lines, data files, messages and run folders, an hour of them: make fuzz MINUTES=5 for less.
 MINUTES ?= 60

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep.data.partition import Scheme
 from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.run import open_run, prepare_run, retry_command
@@ -26,6 +27,7 @@ from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.training.pooled import PooledTraining
 
 MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
 Examples = Any  # names, paths, arrays, data frames, data sets of FedKeep, Hugging Face and PyTorch
@@ -43,6 +45,8 @@ def run(
     exclude: str | Sequence[str] | None = None,
     size: tuple[int, int] | None = None,
     model: str | Architecture | nn.Module | Factory | type[nn.Module] | None = None,
+    weights: str | Path | Mapping[str, Tensor] | None = None,
+    pretraining: Mapping[str, Any] | PooledTraining | None = None,
     training: Training | None = None,
     methods: MethodLike | Iterable[MethodLike] | None = None,
     rounds: int | None = None,
@@ -87,6 +91,11 @@ def run(
     model : str or Architecture or nn.Module or type or Callable, optional
         A name such as ``"lenet5"``; a class or function without arguments or of (shape, classes), which is called for
         each network; or a network, whose weights every seed begins with.
+    weights : str or Path or Mapping[str, Tensor], optional
+        The model from which the rounds begin: a safetensors file, the folder of an exported model or of a model of
+        Hugging Face, or a state dict.
+    pretraining : Mapping[str, object], optional
+        Pooled training on all clients' examples before the first round, such as ``{"passes": 6, "lr": 0.02}``.
     training : Training, optional
         The settings of local training.
     methods : Iterable[Algorithm or str], optional
@@ -138,6 +147,8 @@ def run(
         exclude=exclude,
         size=size,
         model=model,
+        weights=weights,
+        pretraining=pretraining,
         training=training,
         methods=methods,
         rounds=rounds,
@@ -163,6 +174,7 @@ def resume(
     data: Examples | None = None,
     partition: Rows | None = None,
     model: nn.Module | Factory | type[nn.Module] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
@@ -179,6 +191,8 @@ def resume(
         The clients' rows, if these were given in Python too.
     model : nn.Module or type or Callable, optional
         The network, if it was given in Python and cannot be imported: that of a notebook, for one.
+    weights : Mapping[str, Tensor], optional
+        The state dict from which the run began, if it was given in Python and is no longer in the cache folder.
     machine : Machine, optional
         Workers and folders; device, threads, stack and compile are those with which the run began.
     on_progress : Callable[[Progress], None], optional
@@ -199,6 +213,8 @@ def resume(
     _refuse_workers("resume")
     folder, machine = Path(folder), machine or Machine()
     experiment = open_run(folder, machine, None if model is None else architecture_of(model))
+    if weights is not None and keep_weights(weights) != experiment.recipe.weights:
+        raise RunError(f"{folder} was begun with other weights than these. Give the former.")
     if data is not None:
         found = examples_of(data, partition, machine.data_dir)
         if found != experiment.recipe.data:

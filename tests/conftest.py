@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,33 @@ for name in ("COLUMNS", "LINES"):
     os.unsetenv(name)
 
 pytest.register_assert_rewrite("byhand", "local_transport", "permuting", "toy")
+
+SEED = os.environ.get("FEDKEEP_TEST_SEED", "0")
+
+
+def _seed_global_generators(name: str) -> None:
+    """Give the generators of torch, NumPy and random a state that depends on a name and on nothing else."""
+    import numpy as np  # here, so that pytest starts at once
+    import torch
+
+    seed = zlib.crc32(f"{SEED} {name}".encode())
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the very generator that tests must not depend on
+    random.seed(seed)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
+    """Seed each fixture by its own name, since which test is the first to use it depends on the order."""
+    _seed_global_generators(f"{fixturedef.baseid} {fixturedef.argname} {getattr(request, 'param_index', 0)}")
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Seed each test by its own name: what it draws is the same on every machine, in every order."""
+    _seed_global_generators(item.nodeid)
+    return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")

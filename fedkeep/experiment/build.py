@@ -30,7 +30,7 @@ from fedkeep.generation.diffusion._libraries import check_installed
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training
-from fedkeep.models import Architecture, Pretrained, architectures
+from fedkeep.models import Architecture, Pretrained, Weights, architectures
 from fedkeep.models.custom import Custom
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import Factory
@@ -195,11 +195,13 @@ def build_simulation(
     federation: Federation,
     device: str = "cpu",
     data_dir: str | Path | None = None,
+    initial: Weights | None = None,
 ) -> Simulation:
     """Build the simulation of one trial, before its first round.
 
     ``federation``: Which client holds which examples.
     ``data_dir``: The folder of local generators and extractors.
+    ``initial``: The initial model; by default the network's own initial weights.
     """
     dataset = federation.dataset
     check_cohort(recipe, federation)
@@ -226,6 +228,7 @@ def build_simulation(
         device=check_device(device),
         load_generator=lambda task: load_generator(recipe.generator.for_task(task)),
         client_factories=client_factories(recipe, federation, data_dir),
+        initial=initial,
     )
 
 

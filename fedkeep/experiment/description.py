@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,31 @@ from fedkeep.data import Federation
 from fedkeep.data.columns import columns_to_json
 from fedkeep.data.partition import ByColumn
 from fedkeep.experiment.build import class_names, data_digest, generator_hash
+from fedkeep.experiment.initial_model import InitialModel
 from fedkeep.experiment.model_config import describe_extractor, pretrained_models
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
 from fedkeep.simulation.evaluation_models import distinct_models
+from fedkeep.simulation.state import SimulationState
 
 MAX_LISTED_CLIENTS = 100_000
 """The most clients whose examples by class are recorded; for a million it would be 30 MB in every trial."""
 
 
 def describe_trial(
-    recipe: Recipe, method: Method, seed: int, federation: Federation, data_dir: str | Path | None = None
+    recipe: Recipe,
+    method: Method,
+    seed: int,
+    federation: Federation,
+    data_dir: str | Path | None = None,
+    initial: InitialModel | None = None,
 ) -> dict[str, Any]:
     """Describe a trial, for reports and for a later check that a resumed trial still has the same inputs.
 
     ``federation``: Which client holds which examples.
     ``data_dir``: The folder of local generators and extractors.
+    ``initial``: The model from which it begins, if the recipe gives one.
     Returns: The description, which JSON can represent.
     """
     dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
@@ -74,10 +83,29 @@ def describe_trial(
         dependencies[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
     if extractors:
         description["extractor"] = "; ".join(extractors)
+    if initial is not None:
+        dependencies["initial model"] = initial.digest
+        description["initial_model"] = {"made_by": initial.made_by, "weights": initial.given}
     if "generator" in method.algorithm.needs:
         description["generator"] = recipe.generator.describe(data_dir)
         dependencies["generator"] = generator_hash(recipe, data_dir)
     return description
+
+
+def initial_model_evaluated(
+    description: Mapping[str, Any], state: SimulationState, begun: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a description says of a given initial model, with its evaluation as that of round 0.
+
+    ``begun`` is the description that a resumed trial has on record; empty before the first round.
+    """
+    if "initial_model" not in description:
+        return {}
+    if recorded := begun.get("initial_model"):
+        return {"initial_model": recorded}
+    counts = state.evaluate(state.server.model)
+    evaluated = {"round": 0, "correct": counts.correct, "total": counts.total, "test_loss": counts.loss}
+    return {"initial_model": description["initial_model"] | evaluated}
 
 
 def _partition_hash(federation: Federation) -> str:

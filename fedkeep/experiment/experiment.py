@@ -21,6 +21,7 @@ from fedkeep.experiment.build import (
     untrained_classes,
 )
 from fedkeep.experiment.description import describe_partition, describe_trial
+from fedkeep.experiment.initial_model import InitialModel, initial_model
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.paths import find_damage, is_finished, trial_folder, trial_name
 from fedkeep.experiment.recipe import Method, Recipe, check_robust_aggregation
@@ -50,6 +51,7 @@ class Experiment:
     def __post_init__(self) -> None:
         check_robust_aggregation(self.recipe)
         self._federations: dict[int, Federation] = {}
+        self._initial_models: dict[int, InitialModel | None] = {}
 
     def federation(self, seed: int) -> Federation:
         """Return the federation of a seed.
@@ -62,9 +64,18 @@ class Experiment:
             self._federations[seed] = build_federation(self.recipe, seed, self.machine.data_dir)
         return self._federations[seed]
 
+    def initial_model(self, seed: int) -> InitialModel | None:
+        """Return the model from which a seed's trials begin, if the recipe gives one; it may have to be trained."""
+        if seed not in self._initial_models:
+            device = check_device(self.machine.device)
+            found = initial_model(self.recipe, seed, self.federation(seed), device, self.machine.data_dir)
+            self._initial_models[seed] = found
+        return self._initial_models[seed]
+
     def release(self, seed: int) -> None:
         """Remove a seed's federation from the cache, once all its trials are finished."""
         self._federations.pop(seed, None)
+        self._initial_models.pop(seed, None)
 
     def check(self) -> None:
         """Check the whole experiment before any training."""
@@ -93,7 +104,11 @@ class Experiment:
             )
         for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
             network = check_network(model, federation, data_dir)
-            check_batch_size(network, recipe.training)
+            check_batch_size(network, recipe.training.batch_size)
+            if recipe.pretraining.passes:
+                check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
+        if recipe.weights:
+            self.initial_model(recipe.seeds[0])
 
     def describe_network(self) -> dict[str, Any]:
         """Describe a user's network, so that a resumed run notices another one.
@@ -106,14 +121,17 @@ class Experiment:
     def simulation(self, method: Method, seed: int) -> Simulation:
         """Return the simulation of a trial, before its first round."""
         machine, federation = self.machine, self.federation(seed)
-        return build_simulation(self.recipe, method, seed, federation, machine.device, machine.data_dir)
+        begun = self.initial_model(seed)
+        initial = None if begun is None else begun.weights
+        return build_simulation(self.recipe, method, seed, federation, machine.device, machine.data_dir, initial)
 
     def describe(self, method: Method, seed: int) -> dict[str, Any]:
         """Describe a trial for reports (see `fedkeep.experiment.description.describe_trial`).
 
         Returns: The description, which JSON can represent.
         """
-        return describe_trial(self.recipe, method, seed, self.federation(seed), self.machine.data_dir)
+        initial = self.initial_model(seed)
+        return describe_trial(self.recipe, method, seed, self.federation(seed), self.machine.data_dir, initial)
 
     def describe_partition(self, seed: int) -> dict[str, Any]:
         """Describe a seed's partition for reports (see `fedkeep.experiment.description.describe_partition`).

@@ -32,6 +32,8 @@ SECTIONS = (
     "attack",
 )
 """The sections of a recipe."""
+INITIAL_MODEL = ("weights", "pretraining")
+"""What of ``[model]`` says from which model rounds begin, whatever the network."""
 
 
 def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
         return merge_tables(old, over)
     if kind in over and over[kind] != old.get(kind):
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
-        common = options_of(known) if known else ()
+        common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
         old = {name: value for name, value in old.items() if name in common}
     return merge_tables(old, over)
 
@@ -73,6 +75,8 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
         if not (equals and section.strip(".") and name):
             raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
         value = parse_value(text.strip())
+        if section == "model.pretraining":
+            section, name, value = "model", "pretraining", {name: value}
         if section in SECTIONS:
             table[section] = _merge_section(section, table.get(section, {}), {name: value})
         else:
@@ -236,7 +240,7 @@ def add_grids(table: dict[str, Any], lines: Iterable[str]) -> bool:
     for line in lines:
         path, values = split_grid(line)
         section, _, name = path.rpartition(".")
-        if section in SECTIONS:
+        if section.removesuffix(".pretraining") in SECTIONS:
             raise ConfigError(
                 f"--grid {line}: the methods of one run share [{section}]. Vary it with fedkeep tune, or in several "
                 f"runs with --set {path}."

@@ -20,6 +20,7 @@ from fedkeep.data.python_data import dataset_of, has_columns
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
+from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.plugins import modules_of, why_not_importable
 from fedkeep.experiment.recipe import Method, Recipe, select_methods
@@ -28,7 +29,9 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Training, get_algorithm
 from fedkeep.models import MLP, Architecture, architectures, get_architecture
 from fedkeep.models.custom import Custom, custom
+from fedkeep.options import build
 from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.training.pooled import PooledTraining
 
 log = logging.getLogger(__name__)
 FROM_PYTHON = "python"
@@ -50,6 +53,8 @@ def make_recipe(
     seeds: Any = None,
     title: str | None = None,
     settings: Sequence[str] = (),
+    weights: Any = None,
+    pretraining: Any = None,
     machine: Machine | None = None,
     **columns: Any,
 ) -> Recipe:
@@ -75,6 +80,10 @@ def make_recipe(
         if not isinstance(training, Training):
             raise ConfigError(f"training must be such as fedkeep.Training(lr=0.05, epochs=2), not {training!r:.80}.")
         changes["training"] = training
+    if weights is not None:
+        changes["weights"] = keep_weights(weights)
+    if pretraining is not None:
+        changes["pretraining"] = pretraining_of(pretraining)
     changes["run"] = base.run if rounds is None else replace(base.run, rounds=rounds)
     if cohort_size is not None:
         changes["run"] = replace(changes["run"], cohort_size=cohort_size)
@@ -164,6 +173,15 @@ def architecture_of(model: Any) -> Architecture:
         f"model must be a torch.nn.Module, its class, a function (shape, classes) -> module, or one of "
         f"{', '.join(architectures())}, not {model!r:.80}."
     )
+
+
+def pretraining_of(value: Any) -> PooledTraining:
+    """Return settings of pooled training that were given as such, or as a mapping of options."""
+    if isinstance(value, PooledTraining):
+        return value
+    if isinstance(value, Mapping):
+        return build(PooledTraining, value, "pretraining")
+    raise ConfigError(f'pretraining must be options of pooled training, such as {{"passes": 6}}, not {value!r:.80}.')
 
 
 def _listed(methods: Any) -> list[Any]:

@@ -44,6 +44,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface.codec import from_structure, own_storage, to_structure
+from fedkeep.models import Weights
 from fedkeep.options import as_table, build
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.executor import Future
@@ -183,9 +184,12 @@ class RayActor:
             return MISSING, {}
         import_user_code(machine.use)
         recipe = parse_recipe(content["recipe"], "the recipe", allow_code=machine.allow_code)
-        federation = split_clients(recipe, content["seed"], *_read_data(path))
+        dataset, server, initial = _read_data(path)
+        federation = split_clients(recipe, content["seed"], dataset, server)
         method = recipe.method(content["method"])
-        simulation = build_simulation(recipe, method, content["seed"], federation, machine.device, machine.data_dir)
+        simulation = build_simulation(
+            recipe, method, content["seed"], federation, machine.device, machine.data_dir, initial or None
+        )
         simulation.compile_steps(content["compiled_steps"])
         self.handlers |= step_handlers(simulation)
         return None, {}
@@ -208,20 +212,20 @@ def _listed(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {number}" for name, number in versions.items())
 
 
-def _encode_data(dataset: DataSet, server: Data) -> bytes:
-    """Return the data of a trial as a file."""
-    structure, found = to_structure((dataset, dict(server)))
+def _encode_data(dataset: DataSet, server: Data, initial: Weights) -> bytes:
+    """Return the data of a trial as a file, with its initial model if the recipe gives one."""
+    structure, found = to_structure((dataset, dict(server), dict(initial)))
     storages: set[int] = set()
     tensors = {name: own_storage(tensor, storages) for name, tensor in found.items()}
     return save(tensors, {"structure": json.dumps(structure)})
 
 
-def _read_data(path: Path) -> tuple[DataSet, Data]:
+def _read_data(path: Path) -> tuple[DataSet, Data, Weights]:
     """Return the data of a file; its memory is shared with the other processes of the node."""
     with safe_open(path, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 — not a mapping
-        data: tuple[DataSet, Data] = from_structure(
-            json.loads(opened.metadata()["structure"]), tensors, tuple[DataSet, Data]
+        data: tuple[DataSet, Data, Weights] = from_structure(
+            json.loads(opened.metadata()["structure"]), tensors, tuple[DataSet, Data, Weights]
         )
     return data
 
@@ -360,7 +364,8 @@ class RayExecutor(WorkerExecutor[RayWorker]):
     def _data(self) -> bytes:
         experiment = self._trial.experiment
         found = clients_and_server_data(experiment.recipe, self._trial.seed, experiment.machine.data_dir)
-        return _encode_data(*found)
+        initial = experiment.initial_model(self._trial.seed)
+        return _encode_data(*found, {} if initial is None else initial.weights)
 
     def _describe(self) -> dict[str, Any]:
         """Return what an actor has to know to prepare for the trial."""

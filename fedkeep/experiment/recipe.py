@@ -30,6 +30,7 @@ from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.simulation.robust import KRUM
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.tracking.tracker import check_log
+from fedkeep.training.pooled import PooledTraining
 
 MAX_SLUG_LENGTH = 200
 """The longest folder name of a label, in characters: file systems allow 255 bytes, and the seed is appended."""
@@ -90,6 +91,8 @@ class Recipe:
     ``log``: Where metrics are logged too: ``csv``, ``tensorboard``, ``wandb``, ``mlflow`` (see `fedkeep.tracking`).
     ``validation``: The share of each class's training images that no client holds and that replaces the test images, so
         that options can be chosen; 0: evaluate on the test images.
+    ``weights``: The path of weights from which the rounds begin (``model.weights``); empty for the network's own.
+    ``pretraining``: Pooled training before the first round, from which the rounds then begin (``model.pretraining``).
     """
 
     name: str
@@ -114,6 +117,8 @@ class Recipe:
     validation: float = 0.0
     data_options: DataOptions = field(default_factory=DataOptions)
     log: tuple[str, ...] = ()
+    weights: str = ""
+    pretraining: PooledTraining = field(default_factory=PooledTraining)
 
     def __post_init__(self) -> None:
         if isinstance(self.log, str):
@@ -161,7 +166,7 @@ class Recipe:
             "seeds": list(self.seeds),
             "data": self._data_table(),
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
-            "model": model_to_table(self.model),
+            "model": self._model_table(),
             "training": as_table(self.training),
             "run": as_table(self.run),
             "augmentation": as_table(self.augmentation),
@@ -189,6 +194,12 @@ class Recipe:
         if self.paper:
             table["paper"] = dict(self.paper)
         return tomli_w.dumps(table)
+
+    def _model_table(self) -> dict[str, Any]:
+        """Return the section ``[model]``, with the initial model if the recipe gives one."""
+        given = {"weights": self.weights} if self.weights else {}
+        pooled = {"pretraining": as_table(self.pretraining)} if self.pretraining.passes else {}
+        return model_to_table(self.model) | given | pooled
 
     def _data_table(self) -> dict[str, Any]:
         """Return the section ``[data]``, with those options that are not as they come."""
@@ -250,6 +261,7 @@ def _validate(recipe: Recipe) -> None:
     _check_attack(recipe)
     _check_paper(recipe.paper)
     check_clients(recipe.client_models)
+    _check_initial_model(recipe)
     for method in recipe.methods:
         _check_needs(recipe, method)
 
@@ -366,6 +378,29 @@ def check_robust_aggregation(recipe: Recipe) -> None:
             f"defense.robust_aggregation={defense.robust_aggregation} is defined for f malicious of n clients if "
             f"2 f + 2 < n (Blanchard et al., 2017), and not for f = {malicious} of n = {size}. Raise run.cohort_size, "
             f"or lower defense.byzantine, which is {defense.byzantine:g}."
+        )
+
+
+def _check_initial_model(recipe: Recipe) -> None:
+    """Check that a given initial model can be where all parties begin, and that pooling is no broken promise."""
+    name = "model.weights" if recipe.weights else "model.pretraining"
+    if recipe.weights and recipe.pretraining.passes:
+        raise ConfigError("rounds begin from one model. Leave out model.weights or model.pretraining.")
+    if (recipe.weights or recipe.pretraining.passes) and recipe.client_models:
+        raise ConfigError(
+            f"{name} makes the initial model of one network, and [[client_models]] gives clients others. Leave one of "
+            "the two out."
+        )
+    noised = [
+        option
+        for option in ("noise_multiplier", "client_noise_multiplier", "counts_epsilon", "prototypes_noise_multiplier")
+        if getattr(recipe.privacy, option)
+    ]
+    noised += ["secure_aggregation"] * recipe.privacy.secure_aggregation
+    if recipe.pretraining.passes and noised:
+        raise ConfigError(
+            f"model.pretraining trains on all clients' examples in one place, without noise, and privacy.{noised[0]} "
+            "promises that they stay apart. Leave one of the two out, or begin from public weights (model.weights)."
         )
 
 

@@ -34,6 +34,7 @@ from fedkeep.options import Options, build, options_of
 from fedkeep.simulation.attacks import Attack
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.training.pooled import PooledTraining
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"
 """The folder of the recipes that come with the package."""
@@ -275,7 +276,14 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     partition = build(scheme, sections["partition"], f"{where}, [partition]")
+    weights, pretraining = sections["model"].pop("weights", ""), sections["model"].pop("pretraining", {})
+    if not isinstance(weights, str):
+        raise ConfigError(f"{where}: model.weights is a path, not {weights!r:.80}.")
+    if not isinstance(pretraining, Mapping):
+        raise ConfigError(f"{where}: model.pretraining is a table, such as {{ passes = 6 }}, not {pretraining!r:.80}.")
     parts: dict[str, Any] = {
+        "weights": weights,
+        "pretraining": build(PooledTraining, pretraining, f"{where}, [model.pretraining]"),
         "model": model or read_model(sections["model"], f"{where}, [model]", allow_code),
         "methods": _methods(_method_tables(table, where), where),
         "seeds": table.get("seeds", [0]),

@@ -20,6 +20,7 @@ from fedkeep._utils.files import make_folder
 from fedkeep.data.loading import local_path
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.initial_model import KEPT, locate_weights
 from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -45,7 +46,10 @@ def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequenc
 def _inputs_of(experiment: Experiment) -> dict[str, Any]:
     """Return what a run folder records of a user's own network and files."""
     path = local_path(experiment.recipe.data, experiment.machine.data_dir)
-    return {"network": experiment.describe_network(), "data_path": path}
+    recipe, weights = experiment.recipe, None
+    if recipe.weights and not recipe.weights.startswith(KEPT):
+        weights = locate_weights(recipe.weights, experiment.machine.data_dir)
+    return {"network": experiment.describe_network(), "data_path": path, "weights_path": weights}
 
 
 def create_run_folder(
@@ -55,6 +59,7 @@ def create_run_folder(
     command: Sequence[str] = (),
     network: Mapping[str, Any] | None = None,
     data_path: Path | None = None,
+    weights_path: Path | None = None,
 ) -> Path:
     """Create a run folder for a recipe that was checked before.
 
@@ -62,6 +67,7 @@ def create_run_folder(
     ``machine``: The machine, of which device, threads, stack and compile are recorded.
     ``network``: What is recorded of a user's network (see `Experiment.describe_network`).
     ``data_path``: Where the user's own examples lie, so that the run can be continued from another working directory.
+    ``weights_path``: Where the weights lie from which it begins.
     """
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
@@ -87,6 +93,8 @@ def create_run_folder(
         info["network"] = dict(network)
     if data_path is not None:
         info["data_path"] = str(data_path)
+    if weights_path is not None:
+        info["weights_path"] = str(weights_path)
     write_toml(folder / "recipe.toml", recipe.to_toml())
     write_json(folder / "run.json", info, indent=2)
     return folder
@@ -127,7 +135,8 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
         if not (folder / name).is_file():
             raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
     recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
-    recipe = replace(recipe, data=_data_of(folder, recipe, machine))
+    weights = read_json(folder / "run.json").get("weights_path", recipe.weights)
+    recipe = replace(recipe, data=_data_of(folder, recipe, machine), weights=weights)
     begun = _recorded_network(folder)
     if model is not None and begun is None:
         raise RunError(f"{folder} was begun with a network of its recipe. Leave model= out to continue it.")

@@ -18,6 +18,7 @@ from fedkeep._utils.digests import read_json, write_json
 from fedkeep._utils.signals import raising_terminated
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
+from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE, is_finished
 from fedkeep.experiment.provenance import describe_version
@@ -174,7 +175,7 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     ``description``: The description (see `fedkeep.experiment.description.describe_trial`).
     """
     versions = [describe_version()]
-    if before := _begun_description(folder):
+    if before := begun_description(folder):
         begun, earlier = before.get("dependencies", {}), before.get("versions", ["an unknown version"])
         versions = list(dict.fromkeys([*earlier, *versions]))
         # Older versions recorded fewer dependencies; those that are missing are not compared.
@@ -189,7 +190,7 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     write_json(folder / TRIAL_FILE, {**description, "versions": versions})
 
 
-def _begun_description(folder: Path) -> dict[str, Any]:
+def begun_description(folder: Path) -> dict[str, Any]:
     """Return the recorded description of a trial that has a checkpoint; empty if it has none."""
     if not manifests(folder / "checkpoint"):
         return {}
@@ -218,14 +219,15 @@ class TrialDescription(Callback):
         if steps:
             state.stack = 1
         state.compile_steps(steps)
-        write_description(folder, {**self.description, "stack": state.stack, "compiled_steps": steps})
+        initial = initial_model_evaluated(self.description, state, begun_description(folder))
+        write_description(folder, {**self.description, **initial, "stack": state.stack, "compiled_steps": steps})
         partition = self.trial.experiment.describe_partition(self.trial.seed)
         write_json(folder / "partition.json", partition)
 
     def _stack_size(self, state: SimulationState) -> int:
         """Return how many clients train as one: the recorded number, the user's, or the quickest on this machine."""
         try:
-            return int(_begun_description(self.trial.folder)["stack"])
+            return int(begun_description(self.trial.folder)["stack"])
         except (KeyError, TypeError):
             if state.algorithm.sequential:
                 return 1  # clients train one after another, and stacks would keep workers from preparing the next ones
@@ -233,7 +235,7 @@ class TrialDescription(Callback):
 
     def _compiled_steps(self, state: SimulationState) -> int:
         """Return how many steps are compiled as one graph; 0 if steps are not compiled."""
-        if begun := _begun_description(self.trial.folder):
+        if begun := begun_description(self.trial.folder):
             return int(begun.get("compiled_steps", 0))
         machine = self.trial.experiment.machine
         if machine.compile == "off" or (machine.compile == "auto" and machine.stack > 1):

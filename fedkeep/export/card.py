@@ -11,7 +11,7 @@ from fedkeep.interface import get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.models.custom import Custom
 from fedkeep.options import as_table
-from fedkeep.reporting.table import human_bytes
+from fedkeep.reporting.table import human_bytes, initial_models
 
 
 def model_card(model: TrainedModel, *, onnx: bool) -> str:
@@ -20,6 +20,7 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
     ``onnx``: Whether the model was written for ONNX too.
     """
     trial, recipe = model.trial, model.recipe
+    pooled = recipe.pretraining.passes > 0
     cls = get_algorithm(trial.algorithm)
     kind, shape = model.input["type"], model.input["shape"]
     lines = [
@@ -58,6 +59,7 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
         "",
         "## What left the clients",
         "",
+        *(["- their training examples, all of them, for the pooled training of the initial model"] if pooled else []),
         *[f"- {line}" for line in describe_replies(cls)],
         f"- measured: {human_bytes(trial.up)} sent and {human_bytes(trial.down)} received by a client in a round in "
         "which it took part",
@@ -210,6 +212,7 @@ def _training(model: TrainedModel) -> dict[str, str]:
         "paper": str(trial.info.get("paper", "")),
         "data": f"{trial.info.get('dataset', recipe.data)} {trial.info.get('dataset_note', '')}".strip(),
         "partition": f"{recipe.partition.name} ({partition}), {trial.info.get('num_clients')} clients",
+        "initial model": initial_models([trial]),
         "classes in tasks": ", ".join(map(str, trial.task_sizes)),
         "rounds": f"{trial.rounds_planned}, {trial.info.get('cohort_size')} clients in each",
         "local training": training,

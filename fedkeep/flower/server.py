@@ -28,15 +28,16 @@ from fedkeep.experiment.build import (
     split_server_data,
     without_generator_images,
 )
-from fedkeep.experiment.description import describe_trial
+from fedkeep.experiment.description import describe_trial, initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
-from fedkeep.experiment.trial_runner import trackers, write_description
+from fedkeep.experiment.trial_runner import begun_description, trackers, write_description
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.reply_log import ReplyLog
@@ -90,7 +91,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
     allowed = without_generator_images(recipe, loaded, data_dir)
     dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
-    trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={}, log=())  # the server logs
+    trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={}, log=(), weights="")  # the server logs
     data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
@@ -109,7 +110,10 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     if len(saved["examples"]) < recipe.run.cohort_size:  # the run began without sites that were rejected
         recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
-    simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
+    initial = initial_model(recipe, seed, federation, check_device(config.device), data_dir)
+    simulation = build_simulation(
+        recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
+    )
     simulation.client_state_type = state_ref_type(simulation.client_state_type)
     # The recipe, with the run's seed, goes to every site, and could take noise off that comes from it.
     simulation.context.noise_secret = stored_secret(folder)
@@ -118,9 +122,10 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     reply_log = ReplyLog(folder / "replies")
     executor = FlowerExecutor(simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline)
     simulation.executor = executor
-    description = describe_trial(recipe, method, seed, federation, data_dir)
+    description = describe_trial(recipe, method, seed, federation, data_dir, initial)
     if _all_rolled_back(folder):  # nothing was learned, so starting again loses nothing
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    description |= initial_model_evaluated(description, simulation, begun_description(folder))
     write_description(folder, description)
     log_round = _round_logger(trial_name(method, seed), recipe.rounds, description["test_total"])
     in_a_row = 0
@@ -254,7 +259,17 @@ def _load_recipe(config: RunConfig) -> Recipe:
         raise ConfigError(
             "run.evaluate_local_models needs the clients' examples, which the server does not have. Set it to false."
         )
+    if recipe.pretraining.passes:
+        raise ConfigError(
+            "model.pretraining trains on the clients' examples in one place, and those of sites never leave them. "
+            "Leave it out, or begin from weights that the server has (model.weights)."
+        )
     for method in recipe.methods:
+        if recipe.weights and method.algorithm.clients_read_initial_model:
+            raise ConfigError(
+                f"{method.label}'s clients begin from the initial model themselves, and sites do not have "
+                f"model.weights={recipe.weights!r}. Leave the method or the weights out."
+            )
         for name, step in client_steps(type(method.algorithm)).items():
             if not is_annotated(step):
                 raise ConfigError(

@@ -79,6 +79,9 @@ class Algorithm(Options, ABC, Generic[S, C]):
         Whether all clients must have the same architecture.
     has_rotating_role : bool
         Whether the clients of a cohort get a special role in turn, another client in every round.
+    clients_read_initial_model : bool
+        Whether client steps read `Client.initial_model`: at real sites, which do not know weights that the server was
+        given (``model.weights``), the method then cannot begin from such.
     """
 
     title: ClassVar[str] = ""
@@ -88,6 +91,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     training_options: ClassVar[Mapping[str, Any]] = {}
     networks: ClassVar[Literal["one", "any"]] = "one"
     has_rotating_role: ClassVar[bool] = False
+    clients_read_initial_model: ClassVar[bool] = False
 
     @property
     def sets_eval_model(self) -> bool:

@@ -107,8 +107,8 @@ class Party(ABC, Generic[S]):
     training : Training
         The recipe's settings of local training.
     initial_model : Weights
-        The untrained model, which is the same for everyone with this architecture. Its classifier has rows for all
-        classes that have been seen so far.
+        The model from which the run begins, the same for everyone with this architecture. Its classifier has rows for
+        all classes that have been seen so far.
     parameter_names : tuple[str, ...]
         Names of the model's trained tensors. All other tensors are buffers, such as batch norm's running statistics.
     """

@@ -68,7 +68,7 @@ def check_finite(weights: Weights) -> None:
 
 
 def _diverged(what: str) -> RunError:
-    return RunError(f"the training has diverged: {what}. Begin again in another folder, with a lower training.lr.")
+    return RunError(f"the training has diverged: {what}. Begin again with a lower learning rate.")
 
 
 def save_training(

@@ -160,8 +160,13 @@ def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1)
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
     """
-    rounds = sorted(set.intersection(*(set(map(int, trial.evaluated)) for trial in trials))) if trials else []
     tables = [dict(zip(map(int, trial.evaluated), getattr(trial, HISTORIES[metric]), strict=True)) for trial in trials]
+    if metric == "accuracy":  # a given initial model is that of round 0
+        tables = [
+            ({0: t.initial_accuracy} if t.initial_model else {}) | table
+            for t, table in zip(trials, tables, strict=True)
+        ]
+    rounds = sorted(set.intersection(*map(set, tables))) if trials else []
     scale = 1 if metric == "loss" else 100
     values = np.asarray([[scale * table[r] for r in rounds] for table in tables], dtype=np.float64)
     values = values.reshape(len(trials), len(rounds))

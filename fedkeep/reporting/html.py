@@ -36,7 +36,7 @@ from fedkeep.reporting.report_heatmaps import (
 from fedkeep.reporting.report_local_models import local_training
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
-from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_value
+from fedkeep.reporting.table import NOTHING, caption, human_bytes, initial_models, show, show_value
 from fedkeep.reporting.templates import page, script
 from fedkeep.reporting.trial import TrialResult
 
@@ -131,6 +131,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = [
         ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
+        ("initial model", initial_models(run.trials)),
         ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
         ("clients", f"{info['num_clients']}" + (f", {info['cohort_size']} a round" if len(cohorts) == 1 else "")),
         ("names of clients", _names_of_clients(run.trials[0].partition.get("client_names") or ())),

@@ -113,6 +113,17 @@ class Record:
         return str(self.info.get("extractor", ""))
 
     @property
+    def initial_model(self) -> str:
+        """Return how the model was made from which its rounds began; empty where that was the network's own."""
+        return str((self.info.get("initial_model") or {}).get("made_by", ""))
+
+    @property
+    def initial_accuracy(self) -> float:
+        """Return the accuracy of that model, on the test examples of the first task; NaN where there is none."""
+        made = self.info.get("initial_model") or {}
+        return metrics.accuracy(made["correct"], made["total"]) if made.get("correct") else float("nan")
+
+    @property
     def versions(self) -> tuple[str, ...]:
         """Return the versions of FedKeep that ran its rounds; several where another one resumed it.
 

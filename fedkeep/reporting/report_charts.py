@@ -81,7 +81,8 @@ def line_chart(
     """
     found = [(row, *history(row.trials, metric, window), history(row.trials, metric)[1]) for row in rows]
     found = [(row, rounds, smooth, raw) for row, rounds, smooth, raw in found if len(rounds)]
-    x = (1.0, float(max((rounds[-1] for _, rounds, _, _ in found), default=1)))
+    first, last = ([rounds[end] for _, rounds, _, _ in found] for end in (0, -1))
+    x = (float(min(1, *first)) if first else 1.0, float(max(last, default=1)))
     y = _range(np.concatenate([smooth.ravel() for _, _, smooth, _ in found]) if found else np.zeros(0))
     series = []
     for row, rounds, smooth, raw in found:

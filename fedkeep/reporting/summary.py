@@ -18,6 +18,7 @@ from fedkeep.options import as_table, options_of
 from fedkeep.reporting.columns import Metric, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.training.pooled import PooledTraining
 
 # What of a recipe says nothing about a method's result, or is already in the trial itself.
 NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "log"})
@@ -244,6 +245,7 @@ def input_digests(run: Run, trial: TrialResult) -> dict[str, str]:
     return {
         "data": str(trial.info.get("dependencies", {}).get("data set", "")),
         "network": str(network.get("digest", "")),
+        "weights": str((trial.info.get("initial_model") or {}).get("weights", "")),
     }
 
 
@@ -251,6 +253,9 @@ def _section(name: str, written: Any) -> Any:
     """Return a section of a recipe; what its version did not have yet is at its default, which changes nothing."""
     if name == "data" and isinstance(written, Mapping):  # its name may be a path: the trial has the data set's own
         return {"validation": 0.0} | as_table(DataOptions()) | {k: v for k, v in written.items() if k != "name"}
+    if name == "model" and isinstance(written, Mapping):
+        pretraining = as_table(PooledTraining()) | dict(written.get("pretraining", {}))
+        return {k: v for k, v in written.items() if k != "weights"} | {"pretraining": pretraining}
     if name not in OPTIONS or not isinstance(written, Mapping):
         return written
     section = as_table(OPTIONS[name]()) | dict(written)

@@ -112,16 +112,32 @@ def _window(rows: Sequence[Row]) -> str:
 
 
 def frozen(trials: Iterable[TrialResult]) -> str:
-    """Say which frozen networks trials rest on and what these had seen, after a space; empty where there was none.
+    """Say on which networks trials rest and what these had seen, after a space; empty where there was none.
 
-    These are generators of images, and extractors that read them for the server or for clients.
+    These are given initial models, generators of images, and extractors that read them for the server or for clients.
     """
+    trials = list(trials)
     drew, read = set(), set()
     for trial in trials:
         drew.add(trial.generator)
         read.add(trial.extractor)
-    said = [f" Generator of images: {name}." for name in sorted(drew - {""})]
+    began = initial_models(trials)
+    said = [f" Initial model: {began}."] if began else []
+    said += [f" Generator of images: {name}." for name in sorted(drew - {""})]
     return "".join([*said, *(f" Pre-trained extractor: {name}." for name in sorted(read - {""}))])
+
+
+def initial_models(trials: Iterable[TrialResult]) -> str:
+    """Say how the models were made from which rounds began, and their accuracy; empty where nothing was given."""
+    began: dict[str, list[float]] = {}
+    for trial in trials:
+        if trial.initial_model:
+            began.setdefault(trial.initial_model, []).append(100 * trial.initial_accuracy)
+    said = []
+    for made_by, values in sorted(began.items()):
+        ends = dict.fromkeys(f"{end:.1f}" for end in (min(values), max(values)))
+        said.append(f"{made_by}; accuracy {' to '.join(ends)} %")
+    return "; ".join(said)
 
 
 def full_caption(rows: Sequence[Row]) -> str:

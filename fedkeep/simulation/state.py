@@ -67,6 +67,7 @@ class SimulationState:
     ``client_factories``: Build the networks of clients with another architecture, by client id; clients that share an
         architecture share the factory object.
     ``load_generator``: Returns the frozen image generator of a task. It is called often, so it should cache.
+    ``initial``: The initial model of the server's network; by default what the factory builds.
     ``server``: The server, with its model and state.
     ``client_states``: The clients' states by client id.
     ``changed``: Clients whose state has changed since the last checkpoint.
@@ -97,6 +98,7 @@ class SimulationState:
     through_codec: bool = False
     client_factories: Mapping[str, Factory] = field(default_factory=dict)
     load_generator: LoadGenerator = no_generator
+    initial: Weights | None = None
 
     def __post_init__(self) -> None:
         if self.stack < 1:
@@ -114,7 +116,7 @@ class SimulationState:
         dataset = self.federation.dataset
         self.federation = poison(self.federation.to(self.device), self.attack, self.seed)
         rows = self.algorithm.rows_per_class
-        runner = ModelRunner(self.factory, self.seed, self.device, rows)
+        runner = ModelRunner(self.factory, self.seed, self.device, rows, self.initial)
         base = ClientContext(
             runner,
             dataset.normalise,
@@ -135,7 +137,7 @@ class SimulationState:
         self.contexts = [self.context, *contexts.values()]
         self.own_contexts = {client: contexts[factory] for client, factory in self.client_factories.items()}
         for context in self.contexts:
-            check_batch_size(context.runner.train_network, self.training)
+            check_batch_size(context.runner.train_network, self.training.batch_size)
         server_state, self.client_state_type = state_types(type(self.algorithm))
         self.server = LocalServer(
             self.context,

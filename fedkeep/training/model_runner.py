@@ -10,7 +10,6 @@ from torch.func import functional_call
 
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Training
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split_classifier
@@ -42,6 +41,7 @@ class ModelRunner:
 
     ``factory``: Builds the network, with a classifier row for each class of the first task.
     ``rows_per_class``: Classifier rows for each class. The factory builds the first of them.
+    ``initial``: The initial weights, with one classifier row for each class; by default those that the factory gives.
     ``train_network``: The network that is trained.
     ``eval_network``: The network that evaluates frozen models.
     ``initial``: The initial weights, with classifier rows for all classes of the current task.
@@ -54,7 +54,14 @@ class ModelRunner:
     ``extractor``: The frozen feature extractor of a network that trains only its classifier; None for all others.
     """
 
-    def __init__(self, factory: Factory, seed: int, device: torch.device, rows_per_class: int = 1) -> None:
+    def __init__(
+        self,
+        factory: Factory,
+        seed: int,
+        device: torch.device,
+        rows_per_class: int = 1,
+        initial: Weights | None = None,
+    ) -> None:
         self.factory = factory
         self.seed = seed
         self.device = device
@@ -63,6 +70,8 @@ class ModelRunner:
         with seeds.temporary_seed(seeds.derive(seed, "initial weights")):
             built = factory()
         self._initial_of_task_one: Weights = state_dict_copy(built.to(device))
+        if initial is not None:
+            self._initial_of_task_one = {name: initial[name].to(own) for name, own in self._initial_of_task_one.items()}
         self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
         if rows_per_class > 1:
             if self.extractor is not None:
@@ -158,10 +167,10 @@ def has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
 
-def check_batch_size(network: nn.Module, training: Training) -> None:
+def check_batch_size(network: nn.Module, size: int, option: str = "training.batch_size") -> None:
     """Check that batch norm gets batches of more than one example."""
-    if training.batch_size == 1 and has_batch_norm(network):
+    if size == 1 and has_batch_norm(network):
         raise ConfigError(
-            "batch norm needs at least two examples in a batch, and training.batch_size is 1. Set it to 2 or more, or "
+            f"batch norm needs at least two examples in a batch, and {option} is 1. Set it to 2 or more, or "
             "use a model without batch norm, such as resnet18 with norm=group."
         )

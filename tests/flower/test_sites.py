@@ -16,6 +16,7 @@ import tiny
 import torch
 from fake_device import DEVICE, fake_device
 from local_transport import LocalTransport, Tamper, node_configs
+from safetensors.torch import save_file
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
 from fedkeep._utils.digests import DamagedFile, read_toml, write_toml
@@ -933,3 +934,34 @@ def test_a_reply_that_the_disk_has_damaged_is_asked_for_again(
     assert len(damaged) == 2
     assert sum(kind == "perform" for _, kind, _ in line.sent) == 4 + 2
     assert records(run.path)[0]["lost"] == {}
+
+
+def test_sites_begin_from_weights_that_the_server_has(recipe: str, tmp_path: Path) -> None:
+    weights = tmp_path / "server.safetensors"
+    save_file(load_recipe(recipe).model.build((1, 8, 8), 10).state_dict(), weights)
+    settings = (*SETTINGS, f"model.weights={weights}")
+    alone = embedded(recipe, "sfedkd", tmp_path / "alone", settings=settings)
+    serve(
+        LocalTransport(node_configs(tmp_path / "states")),
+        config(recipe, tmp_path / "sites", settings, methods="sfedkd"),
+    )
+    assert records(tmp_path / "alone") == records(tmp_path / "sites")
+    begun = [next((tmp_path / run / "trials").iterdir()) / "trial.json" for run in ("alone", "sites")]
+    infos = [json.loads(file.read_text()) for file in begun]
+    assert infos[0]["initial_model"] == infos[1]["initial_model"]
+    assert alone.trials[0].initial_model == "the weights of server.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "reason"),
+    [
+        ("moon", "model.weights=server.safetensors", "MOON's clients begin from the initial model themselves"),
+        ("fedavg", "model.pretraining.passes=1", "trains on the clients' examples in one place, and those of sites"),
+    ],
+)
+def test_sites_refuse_an_initial_model_that_cannot_reach_them(
+    method: str, setting: str, reason: str, recipe: str, tmp_path: Path
+) -> None:
+    chosen = config(recipe, tmp_path / "sites", (*SETTINGS, setting), methods=method)
+    with pytest.raises(FedKeepError, match=reason):
+        serve(LocalTransport(node_configs(tmp_path / "states")), chosen)

@@ -107,6 +107,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     paper = "FedDCL, 2025 (arXiv 2509.25977): federated data-free continual learning with diffusion prototypes"
     needs = ("generator",)
     networks = "any"
+    clients_read_initial_model = True
 
     head: Head = option("joint", "joint: softmaxes run over all outputs; sliced: over old and new ones apart")
     tau: float = option(2.0, "softmax temperature of all distillation", low=1e-3)

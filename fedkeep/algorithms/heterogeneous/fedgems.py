@@ -40,6 +40,7 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
     paper = "Cheng et al., 2021: FedGEMS, federated learning of larger server models via selective knowledge fusion"
     needs = ("auxiliary",)
     networks = "any"
+    clients_read_initial_model = True
 
     tau: float = option(1.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
     epsilon: float = option(0.75, "share of the cross-entropy with the public set's labels", low=0.0, high=1.0)

@@ -37,6 +37,7 @@ class FedMD(Algorithm[PublicServerState, PublicClientState]):
     paper = "Li and Wang, 2019: FedMD, heterogenous federated learning via model distillation"
     needs = ("public",)
     networks = "any"
+    clients_read_initial_model = True
 
     server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)

@@ -46,6 +46,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019)"
     needs = ("public",)
     networks = "any"
+    clients_read_initial_model = True
 
     head: Head = option("joint", "joint: softmaxes run over all outputs seen so far; sliced: over the task's own")
     tau: float = option(2.0, "softmax temperature of the distillation", low=1e-3)

@@ -160,6 +160,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
 
     title = "FedWeIT"
     paper = "Yoon et al., 2021: Federated continual learning with weighted inter-client transfer"
+    clients_read_initial_model = True
 
     w_sparse: float = option(1e-3, "weight of the sum of |A|", low=0.0)
     w_l2: float = option(1e-4, "weight of half the squares of A and masks, and of B in the first task", low=0.0)

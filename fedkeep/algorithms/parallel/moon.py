@@ -31,6 +31,7 @@ class MOON(Algorithm[NoState, LastModel]):
     """
 
     paper = "Li et al., 2021: Model-contrastive federated learning"
+    clients_read_initial_model = True
 
     mu: float = option(0.1, "weight of the contrast", low=0.0)
     tau: float = option(0.5, "its temperature", low=1e-3)
