@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.data.columns import Column
+from fedkeep.data.columns import TableColumn
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.decode import decode
@@ -33,7 +33,7 @@ def assemble(
     note: str = "",
     options: DataOptions | None = None,
     own: OwnSplits | None = None,
-    columns: Sequence[Column] = (),
+    columns: Sequence[TableColumn] = (),
 ) -> DataSet:
     """Read, decode and check a data set; raises `DataError` with all that is missing, mixed or out of range.
 

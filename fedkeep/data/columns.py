@@ -25,7 +25,7 @@ MAX_VALUES = 1000
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table as a network takes it; it tells nothing about single rows.
 
     fill, mean, scale : what an empty cell gets, and what numbers (of dates: days since 1970) are scaled with.
@@ -68,7 +68,7 @@ class Column:
         return is_value
 
 
-def fit_columns(columns: Sequence[Column], values: Mapping[str, Array], scaling: str) -> tuple[Column, ...]:
+def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], scaling: str) -> tuple[TableColumn, ...]:
     """Return columns with the numbers and values of training rows, by scikit-learn's `ColumnTransformer`."""
     from sklearn.compose import ColumnTransformer  # its import takes as long as that of PyTorch
     from sklearn.impute import SimpleImputer
@@ -105,12 +105,14 @@ def fit_columns(columns: Sequence[Column], values: Mapping[str, Array], scaling:
     return tuple(replace(column, **fitted[column.name]) for column in columns)
 
 
-def transform(columns: Sequence[Column], values: Mapping[str, Array]) -> Tensor:
+def transform(columns: Sequence[TableColumn], values: Mapping[str, Array]) -> Tensor:
     """Return the features of parsed values, float32 ``[n, features]``."""
     return torch.from_numpy(np.concatenate([column.transform(values[column.name]) for column in columns], 1)).float()
 
 
-def scale_again(columns: Sequence[Column], train: Tensor, test: Tensor) -> tuple[tuple[Column, ...], Tensor, Tensor]:
+def scale_again(
+    columns: Sequence[TableColumn], train: Tensor, test: Tensor
+) -> tuple[tuple[TableColumn, ...], Tensor, Tensor]:
     """Return columns and inputs scaled by the training rows that there are now; what empty cells got stays."""
     result, train, test, place = [], train.double(), test.double(), 0
     for column in columns:
@@ -125,9 +127,9 @@ def scale_again(columns: Sequence[Column], train: Tensor, test: Tensor) -> tuple
     return tuple(result), train.float(), test.float()
 
 
-def columns_to_json(columns: Sequence[Column]) -> list[dict[str, Any]]:
+def columns_to_json(columns: Sequence[TableColumn]) -> list[dict[str, Any]]:
     """Return columns as tables of JSON, without what has its default value."""
-    plain = asdict(Column(""))
+    plain = asdict(TableColumn(""))
     return [
         {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(column).items()
          if key == "name" or value != plain[key]}
@@ -135,21 +137,23 @@ def columns_to_json(columns: Sequence[Column]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def columns_from_json(about: Mapping[str, Any]) -> tuple[Column, ...]:
+def columns_from_json(about: Mapping[str, Any]) -> tuple[TableColumn, ...]:
     """Return the columns of a described input; an older description has features, means and deviations alone.
 
     Raises `DataError` if they are no columns, as in a message that somebody changed.
     """
     try:
         if "columns" in about:
-            return tuple(Column(**{**table, "values": tuple(table.get("values", ()))}) for table in about["columns"])
-        found: dict[str, Column] = {}
+            return tuple(
+                TableColumn(**{**table, "values": tuple(table.get("values", ()))}) for table in about["columns"]
+            )
+        found: dict[str, TableColumn] = {}
         for feature, mean, scale in zip(about.get("features", ()), about["mean"], about["std"], strict=False):
             name, equals, value = feature.partition("=")
             if not equals or (mean, scale) != (0.0, 1.0):
-                found[feature] = Column(feature, fill=mean, mean=mean, scale=scale)
+                found[feature] = TableColumn(feature, fill=mean, mean=mean, scale=scale)
             else:
-                old = found.get(name, Column(name, "category"))
+                old = found.get(name, TableColumn(name, "category"))
                 found[name] = replace(old, values=(*old.values, value))
         return tuple(found.values())
     except (TypeError, KeyError, AttributeError) as error:

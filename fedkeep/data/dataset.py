@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.devices import to_device
-from fedkeep.data.columns import Column
+from fedkeep.data.columns import TableColumn
 from fedkeep.errors import DataError, did_you_mean
 
 Data = Mapping[str, Tensor]
@@ -70,7 +70,7 @@ class DataSet:
     std: tuple[float, ...] = ()
     note: str = ""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    columns: tuple[Column, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.label_names:

@@ -18,7 +18,7 @@ from fedkeep.data import cache, given
 from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.assemble import assemble
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
-from fedkeep.data.columns import Column, columns_to_json
+from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
@@ -53,7 +53,7 @@ def load(
     *,
     data_dir: str | Path | None = None,
     options: DataOptions | None = None,
-    columns: Sequence[Column] = (),
+    columns: Sequence[TableColumn] = (),
 ) -> DataSet:
     """Load a data set.
 
@@ -188,7 +188,7 @@ def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
     return None
 
 
-def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Column] = ()) -> DataSet:
+def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[TableColumn] = ()) -> DataSet:
     if path.suffix.lower() == ".npz" and path.is_file():
         if options != DataOptions():
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
@@ -205,7 +205,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Co
 
 
 def assemble_own(
-    name: str, own: OwnSplits, where: str, options: DataOptions, note: str = "", columns: Sequence[Column] = ()
+    name: str, own: OwnSplits, where: str, options: DataOptions, note: str = "", columns: Sequence[TableColumn] = ()
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
     if columns:

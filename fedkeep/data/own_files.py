@@ -19,7 +19,7 @@ from fedkeep.data.readers import (
     read_parquet,
 )
 from fedkeep.data.schema import CLIENT
-from fedkeep.data.text_files import TextTable, line_of, read_text_table
+from fedkeep.data.text_files import DelimitedText, line_of, read_text_table
 from fedkeep.errors import DataError, in_one_line
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
@@ -103,7 +103,7 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
 
     def read() -> OwnSplits:
         opened = read_parquet({split: [path for path, _ in splits[split]] for split in streamed})
-        texts: list[TextTable] = []
+        texts: list[DelimitedText] = []
         tables = {
             split: [(path, _of_client(client, path, _open(path, texts))) for path, client in files]
             for split, files in splits.items()
@@ -125,7 +125,7 @@ def _is_stream(path: Path, client: str) -> bool:
     return path.suffix == ".parquet" and path.stem.split("-")[0] in ("train", *TEST_NAMES) and not client
 
 
-def _open(path: Path, texts: list[TextTable]) -> Any:
+def _open(path: Path, texts: list[DelimitedText]) -> Any:
     """Return a file as a pyarrow table; how a text file was read is added to `texts`."""
     if path.suffix.lower() != ".parquet":
         texts.append(read_text_table(path))

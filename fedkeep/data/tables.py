@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.libraries import require_optional
-from fedkeep.data.columns import Array, Column, fit_columns, transform
+from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.problems import Problems, Where, at
 from fedkeep.data.readers import MISSING_TEXTS, read_column, to_nfc
@@ -41,8 +41,8 @@ def read_inputs(
     *,
     separator: str = "",
     held_out: Tensor | None = None,
-    columns: Sequence[Column] = (),
-) -> tuple[list[Tensor], tuple[Column, ...]]:
+    columns: Sequence[TableColumn] = (),
+) -> tuple[list[Tensor], tuple[TableColumn, ...]]:
     """Return the inputs of each split of a table, int64 ``[n, length]`` or float32 ``[n, features]``, and its columns.
 
     separator : that of the text file; empty for tables whose columns have types.
@@ -60,7 +60,7 @@ def read_inputs(
         lists = [(read_column(table, schema.inputs[0], str(where)), where) for table, where in pairs]
         return [read_lists(rows, where, options.length, problems, small) for rows, where in lists], ()
     raw = {name: [read_column(table, name, str(where)) for table, where in pairs] for name in schema.inputs}
-    found: list[Column] = []
+    found: list[TableColumn] = []
     for name in schema.inputs:
         with problems.collect():
             known = next((column for column in columns if column.name == name), None)
@@ -120,7 +120,7 @@ def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
 
 def _guess(
     name: str, splits: Sequence[Sequence[Any]], wheres: Sequence[Where], separator: str, named: bool, problems: Problems
-) -> Column:
+) -> TableColumn:
     """Return what a column holds; raise `DataError` if that is unclear, or if it says whose a row is."""
     values = [value for split in splits for value in split]
     odd = next((value for value in values if isinstance(value, list | dict | bytes)), None)
@@ -132,11 +132,11 @@ def _guess(
     texts = [text for value in values if (text := _text(value, separator)) is not None]
     if not texts:
         raise DataError(f"{wheres[0]}: the column {name!r} is empty. {_leave_out(name)}")
-    column = Column(name)
+    column = TableColumn(name)
     if separator or any(isinstance(value, str) for value in splits[0]):
         column = _guess_text(name, texts, splits, wheres, separator)
     elif not all(value is None or isinstance(value, bool | int | float) or _is_decimal(value) for value in values):
-        column = Column(name, "date")
+        column = TableColumn(name, "date")
     different = len(set(texts))
     few_each = column.kind == "category" and different > max(10, len(texts) / 5)
     counted = column.kind == "number" and different >= 0.95 * len(texts) >= 19 and all(map(_is_whole, texts))
@@ -162,17 +162,17 @@ def _guess(
 
 def _guess_text(
     name: str, texts: Sequence[str], splits: Sequence[Sequence[Any]], wheres: Sequence[Where], separator: str
-) -> Column:
+) -> TableColumn:
     """Return what a column of text holds; numbers and dates are only looked for in text files."""
     unit = texts[0][-1] if texts[0][-1] in _UNITS else texts[0][0] if texts[0][0] in _UNITS else ""
     unit = unit if separator and unit and all(unit in text for text in texts) else ""
     is_number = [_to_number(text, separator, unit) is not None for text in texts]
     if separator and not any(map(_CODE.fullmatch, texts)):
         if all(is_number):
-            return Column(name, unit=unit)
+            return TableColumn(name, unit=unit)
         for format, pattern in {"": _ISO, **_DATES}.items():
             if all(map(pattern.fullmatch, texts)):
-                return Column(name, "date", date=_order(name, texts, wheres) if format == "/" else format)
+                return TableColumn(name, "date", date=_order(name, texts, wheres) if format == "/" else format)
     share = np.mean([bool(_LIKE_A_NUMBER.fullmatch(text)) for text in texts])
     if share >= MOSTLY_NUMBERS and not (all(is_number) or any(map(_CODE.fullmatch, texts))):
         for split, where in zip(splits, wheres, strict=True):
@@ -184,7 +184,7 @@ def _guess_text(
                     f"{share:.0%} of the column are. Write a number there (3.5, not 3,5), or empty the cell if the "
                     f"value is unknown. {_leave_out(name)} If its values are categories, let each begin with a letter."
                 )
-    return Column(name, "category")
+    return TableColumn(name, "category")
 
 
 def _order(name: str, texts: Sequence[str], wheres: Sequence[Where]) -> str:
@@ -199,8 +199,8 @@ def _order(name: str, texts: Sequence[str], wheres: Sequence[Where]) -> str:
     return "%d/%m/%Y" if day_first else "%m/%d/%Y"
 
 
-def parse(values: Sequence[Any], column: Column, where: Where | str, separator: str = "") -> Array:
-    """Return a column's values as float64, with NaN for empty cells, or as names, with None; see `Column`."""
+def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separator: str = "") -> Array:
+    """Return a column's values as float64, with NaN for empty cells, or as names, with None; see `TableColumn`."""
     texts = [_text(value, separator) for value in values]
     if column.kind == "category":
         return np.asarray(texts, dtype=object)

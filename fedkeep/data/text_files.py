@@ -20,7 +20,7 @@ _SAMPLE = 1 << 16
 
 
 @dataclass(frozen=True)
-class TextTable:
+class DelimitedText:
     """A table of text cells, how it was separated, and what is to be told about it."""
 
     table: Any
@@ -28,7 +28,7 @@ class TextTable:
     note: str = ""
 
 
-def read_text_table(path: Path) -> TextTable:
+def read_text_table(path: Path) -> DelimitedText:
     """Read a text file as a pyarrow table of strings.
 
     Raises `DataError` for two columns of one name, or lines with more or fewer cells than the first; it names them.
@@ -48,7 +48,7 @@ def read_text_table(path: Path) -> TextTable:
     convert = reader.ConvertOptions(column_types=dict.fromkeys(header, arrow.string()), strings_can_be_null=False)
     try:
         table = reader.read_csv(io.BytesIO(text.encode()), parse_options=parse, convert_options=convert)
-        return TextTable(table.rename_columns(names), separator, note)
+        return DelimitedText(table.rename_columns(names), separator, note)
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
         wrong = [(line, len(row)) for line, row in _records(text, separator) if len(row) != len(header)]
         if not wrong:

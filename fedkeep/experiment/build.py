@@ -14,7 +14,7 @@ from torch import nn
 from fedkeep._utils import seeds
 from fedkeep.data import Data, DataSet, Federation, given, load
 from fedkeep.data.catalog import data_folder
-from fedkeep.data.columns import Column
+from fedkeep.data.columns import TableColumn
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.dedup import without_images
@@ -46,7 +46,7 @@ def load_data(
     data_dir: str | Path | None = None,
     validation: float = 0.0,
     options: DataOptions | None = None,
-    columns: Sequence[Column] = (),
+    columns: Sequence[TableColumn] = (),
 ) -> DataSet:
     """Load a data set. The last two are cached.
 
@@ -66,7 +66,7 @@ def _load(
     validation: float,
     options: DataOptions,
     version: tuple[object, ...],
-    columns: tuple[Column, ...],
+    columns: tuple[TableColumn, ...],
 ) -> DataSet:
     dataset = load(name, data_dir=folder, options=options, columns=columns)
     # Copies are counted only in a user's own files; the notes of known data sets stay as they were.

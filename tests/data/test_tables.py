@@ -13,7 +13,7 @@ import torch
 from small_sources import own_folders, pyarrow
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
-from fedkeep.data.columns import Column, columns_from_json, columns_to_json
+from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
 from fedkeep.data.python_data import dataset_of
 from fedkeep.data.tokens import hash_words
 from fedkeep.errors import ConfigError, DataError
@@ -325,8 +325,8 @@ def test_a_column_of_names_that_is_asked_for_tells_no_single_row(tmp_path: Path)
 
 def test_columns_are_plain_json() -> None:
     columns = (
-        Column("n", fill=1.5, mean=1.0, scale=2.0, unit="%"),
-        Column("c", "category", values=("a", "b"), other=True),
+        TableColumn("n", fill=1.5, mean=1.0, scale=2.0, unit="%"),
+        TableColumn("c", "category", values=("a", "b"), other=True),
     )
     assert columns_from_json({"columns": json.loads(json.dumps(columns_to_json(columns)))}) == columns
     old = {"features": ["n", "c=a", "c=b"], "mean": [1.0, 0.0, 0.0], "std": [2.0, 1.0, 1.0]}
