@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +13,8 @@ from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.messages import StepRequest
+from fedkeep.simulation.reply_step import ReplyStep
+from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import SimulationState
 from fedkeep.testing.federation import (
     CLASSES,
@@ -34,6 +36,8 @@ from fedkeep.testing.federation import (
     stream,
 )
 from fedkeep.testing.interception import record_fits, wrap_steps
+
+StepT = TypeVar("StepT", bound=ReplyStep)
 
 __all__ = [
     "CLASSES",
@@ -187,3 +191,8 @@ def write_recipe(folder: Path, text: str = RECIPE, name: str = "recipe.toml") ->
     path = folder / name
     path.write_text(text)
     return str(path)
+
+
+def step(simulation: Simulation, kind: type[StepT]) -> StepT:
+    """Return a simulation's reply step of a class."""
+    return next(one for one in simulation.steps if isinstance(one, kind))

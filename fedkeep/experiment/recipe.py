@@ -25,7 +25,7 @@ from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
-from fedkeep.simulation.attacks import ON_EXAMPLES, Attack
+from fedkeep.simulation.attack_options import ON_EXAMPLES, Attack
 from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.simulation.robust import KRUM
 from fedkeep.simulation.run_settings import RunSettings

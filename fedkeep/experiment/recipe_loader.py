@@ -31,7 +31,7 @@ from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import Options, build, options_of
-from fedkeep.simulation.attacks import Attack
+from fedkeep.simulation.attack_options import Attack
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.training.pooled import PooledTraining

@@ -31,7 +31,7 @@ from fedkeep.simulation import ipc
 from fedkeep.simulation.autotune import choose_compiled_steps, choose_stack_size
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import manifests
-from fedkeep.simulation.messages import NOT_FINITE
+from fedkeep.simulation.messages import FaultKind
 from fedkeep.simulation.process_executor import step_handlers
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -286,7 +286,7 @@ class ProgressReport(Callback):
         self._subscription.enter_context(progress.subscribe(listener))
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        self._not_finite += sum(NOT_FINITE in reason for reason in result.record["lost"].values())
+        self._not_finite += list(result.record.get("faults", {}).values()).count(FaultKind.NOT_FINITE)
         self._record = result.record if "correct" in result.record else self._record
         self._report(result.record["round"])
 

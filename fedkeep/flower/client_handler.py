@@ -34,7 +34,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
 from fedkeep.simulation.messages import UPDATE, decode_request, results_type
-from fedkeep.simulation.secure_sum import secure_update, without_update
+from fedkeep.simulation.secure_sum import secure_update, without_model
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.context import pinned_threads
 
@@ -93,8 +93,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             result = simulation.serial.wait(future)
             value = result.reply
             if simulation.privacy.secure_aggregation and isinstance(value, Fit):  # the update waits to be masked
-                store.store_update(call_id, secure_update(simulation, request, value).model[UPDATE])
-                value = without_update(value)
+                store.store_update(call_id, secure_update(simulation, request, value)[UPDATE])
+                value = without_model(value)
             sent = (value, state_ref(call_id, simulation.client_state_type), result.uses)
             reply = ((sent,), timer.train, timer.teachers)
             store.store(call_id, result.state, reply)

@@ -24,11 +24,12 @@ from fedkeep.interface.codec import from_structure
 from fedkeep.models import Weights
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import (
-    ClientFailure,
+    Fault,
     StepRequest,
     StepResult,
     UpdateSum,
     encode_request,
+    no_reply,
     results_type,
 )
 from fedkeep.simulation.state import SimulationState
@@ -108,13 +109,13 @@ class FlowerExecutor(Executor):
 
     def _ask(self, call: _Call, envelope: Envelope) -> None:
         message_id = self._send(call.request.client, "perform", envelope)
-        if isinstance(message_id, ClientFailure):
+        if isinstance(message_id, Fault):
             self._log(call, message_id)
         else:
             call.deadline = time.monotonic() + self.deadline
             self.pending[message_id] = call
 
-    def wait(self, future: Future) -> StepResult | ClientFailure:
+    def wait(self, future: Future) -> StepResult | Fault:
         call: _Call = future
         while True:
             while not call.is_logged:
@@ -125,7 +126,7 @@ class FlowerExecutor(Executor):
             if reply is not None:
                 return self._to_result(call, reply)
             if call.is_repeated:
-                return ClientFailure("answered twice, and the server's disk has damaged both replies")
+                return no_reply("answered twice, and the server's disk has damaged both replies")
             call.is_logged, call.is_repeated = False, True
             self._ask(call, self._pack(call.request))
 
@@ -144,7 +145,7 @@ class FlowerExecutor(Executor):
         if found is None:
             aggregation = f"{self.round:06d}-{secrets.token_hex(16)}"
 
-            def ask(stage: str, questions: Mapping[str, Any]) -> Iterator[tuple[str, Envelope | ClientFailure]]:
+            def ask(stage: str, questions: Mapping[str, Any]) -> Iterator[tuple[str, Envelope | Fault]]:
                 head = {"run": self.run, "aggregation": aggregation, "stage": stage}
                 return self._ask_all(
                     {
@@ -159,12 +160,12 @@ class FlowerExecutor(Executor):
         result: UpdateSum = found
         return result
 
-    def _ask_all(self, envelopes: Mapping[str, Envelope]) -> Iterator[tuple[str, Envelope | ClientFailure]]:
+    def _ask_all(self, envelopes: Mapping[str, Envelope]) -> Iterator[tuple[str, Envelope | Fault]]:
         """Send each site an envelope of an aggregation, and yield the replies as they arrive."""
         pending: dict[str, str] = {}
         for site, envelope in envelopes.items():
             message_id = self._send(site, "aggregate", envelope)
-            if isinstance(message_id, ClientFailure):
+            if isinstance(message_id, Fault):
                 yield site, message_id
             else:
                 pending[message_id] = site
@@ -174,12 +175,12 @@ class FlowerExecutor(Executor):
             for start in range(0, len(waiting), REPLIES_AT_ONCE):
                 replies = self.transport.receive(waiting[start : start + REPLIES_AT_ONCE])
                 for message_id, reply in replies.items():
-                    if not isinstance(reply, ClientFailure) and "error" in reply.head:
-                        reply = ClientFailure(f"its site says: {reply.head['error']}")
+                    if not isinstance(reply, Fault) and "error" in reply.head:
+                        reply = no_reply(f"its site says: {reply.head['error']}")
                     yield pending.pop(message_id), reply
             if pending and time.monotonic() > deadline:
                 for site in pending.values():
-                    yield site, ClientFailure(f"did not answer within {self.deadline:g} s")
+                    yield site, no_reply(f"did not answer within {self.deadline:g} s")
                 return
             if len(pending) == len(waiting):
                 time.sleep(POLL_SECONDS)
@@ -191,12 +192,12 @@ class FlowerExecutor(Executor):
     def stop(self) -> None:
         self.pending.clear()
 
-    def _send(self, site: str, kind: MessageKind, envelope: Envelope) -> str | ClientFailure:
+    def _send(self, site: str, kind: MessageKind, envelope: Envelope) -> str | Fault:
         if self.sites.node(site) is None:
             self.sites.refresh()  # the site may have connected again since the round began
         node = self.sites.node(site)
         if node is None:
-            return ClientFailure("is not connected")
+            return no_reply("is not connected")
         return self.transport.send(node, kind, envelope, self.round, self.deadline)
 
     def _receive(self) -> None:
@@ -211,19 +212,19 @@ class FlowerExecutor(Executor):
         for message_id, call in list(self.pending.items()):
             if time.monotonic() > call.deadline:
                 del self.pending[message_id]
-                self._log(call, ClientFailure(f"did not answer within {self.deadline:g} s"))
+                self._log(call, no_reply(f"did not answer within {self.deadline:g} s"))
 
     def _log(self, call: _Call, reply: Any) -> None:
         """Write a reply or a failure into the reply log."""
         try:
             self.reply_log.store(call.call_id, reply)
         except (KeyError, TypeError, ValueError) as error:  # a tensor of a type that safetensors does not have
-            reply = ClientFailure(f"answered with what cannot be stored: {error}", refused=True)
+            reply = Fault(f"answered with what cannot be stored: {error}")
             self.reply_log.store(call.call_id, reply)
         call.is_logged = True
 
-    def _to_result(self, call: _Call, reply: Any) -> StepResult | ClientFailure:
-        if isinstance(reply, ClientFailure):
+    def _to_result(self, call: _Call, reply: Any) -> StepResult | Fault:
+        if isinstance(reply, Fault):
             return reply
         ((value, _, uses),), train, teachers = reply
         self.state.context.timer.add(train, teachers)
@@ -231,23 +232,23 @@ class FlowerExecutor(Executor):
             self.trained[call.request.client] = call.call_id
         return StepResult(value, state_ref(call.call_id, self.state.client_state_type), uses)
 
-    def _read(self, call: _Call, reply: Envelope | ClientFailure) -> Any:
+    def _read(self, call: _Call, reply: Envelope | Fault) -> Any:
         """Return a reply as a value of the step's return type, or the reason why it is not one."""
-        if isinstance(reply, ClientFailure):
+        if isinstance(reply, Fault):
             return reply
         if "error" in reply.head:
-            return ClientFailure(f"its site says: {reply.head['error']}")
+            return no_reply(f"its site says: {reply.head['error']}")
         try:  # on the CPU: from here a reply goes to the reply log, and later from there to the server's device
             value = from_structure(reply.head.get("answer"), reply.tensors, self._reply_type(call.request))
         except ValueRefused as error:
             reason = f"answered with what {call.request.step.__name__} does not give: {error}"
-            return ClientFailure(reason, refused=True)
+            return Fault(reason)
         if reply.head.get("call") != call.call_id:
-            return ClientFailure("answered another call, perhaps with an old reply", refused=True)
+            return Fault("answered another call, perhaps with an old reply")
         _, train, teachers = value
         if not (0 <= train < math.inf and 0 <= teachers < math.inf):
             reason = f"answered with a training of {train} s and teachers of {teachers} s"
-            return ClientFailure(reason, refused=True)
+            return Fault(reason)
         return value
 
     def _reply_type(self, request: StepRequest) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedkeep.errors import ValueRefused
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault, no_reply
 
 MESSAGE_TYPES: dict[MessageKind, str] = {
     "introduce": "query.introduce",
@@ -101,26 +101,26 @@ class FlowerTransport:
         """Return the registered names of the connected nodes; see `fedkeep.flower.transport.Transport`."""
         return {int(node.node_id): str(node.name) for node in self.grid.get_nodes()}
 
-    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | ClientFailure:
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | Fault:
         """Send an envelope; see `fedkeep.flower.transport.Transport`."""
         message = Message(
             pack(envelope), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=seconds, group_id=str(round)
         )
         message_id = next(iter(self.grid.push_messages([message])), None)
-        return message_id or ClientFailure("Flower's SuperLink did not accept the message; its log says why")
+        return message_id or no_reply("Flower's SuperLink did not accept the message; its log says why")
 
-    def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | ClientFailure]:
+    def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | Fault]:
         """Return the replies that have arrived; see `fedkeep.flower.transport.Transport`."""
         replies: Any = self.grid.pull_messages(list(message_ids)) if message_ids else []
         return {reply.metadata.reply_to_message_id: self._read(reply) for reply in replies}
 
-    def _read(self, reply: Message) -> Envelope | ClientFailure:
+    def _read(self, reply: Message) -> Envelope | Fault:
         if reply.has_error():
-            return ClientFailure(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
+            return no_reply(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
         try:
             return unpack(reply.content, self.max_reply_size)
         except ValueRefused as error:
-            return ClientFailure(f"answered with {error}", refused=True)
+            return Fault(f"answered with {error}")
 
 
 class _LimitedClient:

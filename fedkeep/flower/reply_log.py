@@ -11,7 +11,7 @@ import torch
 
 from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.interface.codec import decode, encode
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault, FaultKind
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class ReplyLog:
     def store(self, call_id: str, reply: Any) -> None:
         """Store the reply to a call, or the reason why there was none.
 
-        ``reply``: A value that the codec can encode, or a `ClientFailure`.
+        ``reply``: A value that the codec can encode, or a `Fault`.
         """
-        if isinstance(reply, ClientFailure):
+        if isinstance(reply, Fault):
             kind = "refused" if reply.refused else "lost"
-            write_sealed(self.folder / f"{call_id}.{kind}", reply.reason.encode())
+            write_sealed(self.folder / f"{call_id}.{kind}", reply.text.encode())
         else:
             write_sealed(self.folder / f"{call_id}.reply", encode(reply))
 
@@ -57,8 +57,7 @@ class ReplyLog:
         """Return the stored reply to a call.
 
         ``device``: Where to put the tensors; by default they stay on the CPU.
-        Returns: The reply, a `ClientFailure`, or None if nothing is stored or it is damaged: the site is then asked
-            again.
+        Returns: The reply, a `Fault`, or None if nothing is stored or it is damaged: the site is then asked again.
         """
         for file in self._files(call_id):
             try:
@@ -69,7 +68,8 @@ class ReplyLog:
                 continue
             if file.suffix == ".reply":
                 return decode(content, hint, device)
-            return ClientFailure(content.decode(), refused=file.suffix == ".refused")
+            kind = FaultKind.REFUSED if file.suffix == ".refused" else FaultKind.NO_REPLY
+            return Fault(content.decode(), kind)
         return None
 
     def _files(self, call_id: str) -> list[Path]:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedkeep.flower.secagg import SHORTEST_SHARE, mask, pairwise_seed, threshold
 from fedkeep.flower.transport import Envelope
-from fedkeep.simulation.messages import ClientFailure, UpdateSum
+from fedkeep.simulation.messages import Fault, UpdateSum
 
-Ask = Callable[[str, Mapping[str, Any]], Iterator[tuple[str, Envelope | ClientFailure]]]
+Ask = Callable[[str, Mapping[str, Any]], Iterator[tuple[str, Envelope | Fault]]]
 """Asks sites their questions in a stage, and yields each site with its answer, or why there is none, as they arrive."""
 
 
@@ -107,8 +107,8 @@ class SecureAggregation:
         """Ask in a stage, and return what was read of each answer, in the order of the questions."""
         answers: dict[str, Any] = {}
         for site, reply in self.ask(stage, questions):
-            if isinstance(reply, ClientFailure):
-                self.lost[site] = f"{reply.reason} (secure aggregation, stage {stage})"
+            if isinstance(reply, Fault):
+                self.lost[site] = f"{reply.text} (secure aggregation, stage {stage})"
                 continue
             try:
                 answers[site] = read(site, reply)

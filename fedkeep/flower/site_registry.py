@@ -9,7 +9,7 @@ from typing import Any
 
 from fedkeep.errors import RunError, in_one_line
 from fedkeep.flower.transport import Envelope, Transport
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05  # seconds between two looks for replies
@@ -133,7 +133,7 @@ class SiteRegistry:
             if node in self.names or recently_asked or recently_rejected:
                 continue
             message_id = self.transport.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
-            if isinstance(message_id, ClientFailure):
+            if isinstance(message_id, Fault):
                 self._register(node, message_id)
             else:
                 self.asked[message_id] = node, now
@@ -142,12 +142,12 @@ class SiteRegistry:
             if node not in self.names:  # it was asked twice, and its first answer counts
                 self._register(node, reply)
 
-    def _register(self, node: int, reply: Envelope | ClientFailure) -> None:
+    def _register(self, node: int, reply: Envelope | Fault) -> None:
         """Register a node as the site that it names in its reply, or reject it."""
         site: Any = None
         examples: Any = None
-        if isinstance(reply, ClientFailure):
-            reason = in_one_line(reply.reason)
+        if isinstance(reply, Fault):
+            reason = in_one_line(reply.text)
         elif "error" in reply.head:
             reason = in_one_line(reply.head["error"])
         else:

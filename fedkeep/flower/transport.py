@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from fedkeep.models.weights import tensor_hash
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault
 
 MessageKind = Literal["introduce", "perform", "aggregate"]
 """What the server asks of a site: its name and number of examples, a client step, or a stage of secure aggregation."""
@@ -56,7 +56,7 @@ class Transport(Protocol):
         Returns: By node, the name under which Flower registered it; empty for nodes without a registered name.
         """
 
-    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | ClientFailure:
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | Fault:
         """Send an envelope to a node, without waiting for the reply.
 
         ``round``: The current round, counted over all tasks.
@@ -64,7 +64,7 @@ class Transport(Protocol):
         Returns: An identifier under which `receive` returns the reply, or the reason why the message was not sent.
         """
 
-    def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | ClientFailure]:
+    def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | Fault]:
         """Return the replies that have arrived, without waiting.
 
         ``message_ids``: Identifiers that `send` returned.

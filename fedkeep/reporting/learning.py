@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep.reporting.record import Record
-from fedkeep.simulation.messages import NOT_FINITE, TOO_LARGE
+from fedkeep.simulation.messages import FaultKind
 
 FLAT = 0.9
 """The multiple of the first rounds' loss above which it hardly falls."""
@@ -54,12 +54,12 @@ class LearningMetrics(Record):
     @property
     def not_finite(self) -> int:
         """Return how many local trainings ended in numbers that are not finite."""
-        return sum(NOT_FINITE in lost.reason for lost in self.lost)
+        return sum(lost.kind == FaultKind.NOT_FINITE for lost in self.lost)
 
     @property
     def too_large(self) -> int:
         """Return how many updates were refused since no training that goes well moves a model so far."""
-        return sum(TOO_LARGE in lost.reason for lost in self.lost)
+        return sum(lost.kind == FaultKind.TOO_LARGE for lost in self.lost)
 
     @property
     def learned(self) -> bool:

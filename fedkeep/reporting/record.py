@@ -18,11 +18,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LostClient:
-    """A client that did not finish a round, and why."""
+    """A client that did not finish a round, and why; ``kind`` is that of a fault with a kind of its own."""
 
     round: int
     client: str
     reason: str
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Record:
     def lost(self) -> list[LostClient]:
         """Return every client that was lost, in order of rounds."""
         return [
-            LostClient(int(row["round"]), str(client), str(reason))
+            LostClient(int(row["round"]), str(client), str(reason), str(row.get("faults", {}).get(client, "")))
             for row in self.rounds
             for client, reason in (row.get("lost") or {}).items()
         ]

@@ -1,7 +1,7 @@
-"""Attacks by malicious clients, for trials of defences: the section ``[attack]`` of a recipe.
+"""Attacks by malicious clients, for trials of defences.
 
 Attackers know their own examples and the server's messages. `PoisonedFederation` changes what they train on, and
-`Attacker.tamper` what they answer. Everything else is that of an honest run, on every executor of this machine.
+`Attacker` what they answer. Everything else is that of an honest run, on every executor of this machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,58 +20,15 @@ from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
-from fedkeep.options import Options, option
-from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
-
-AttackKind = Literal[
-    "none",
-    "silent",
-    "scaled_update",
-    "sign_flip",
-    "reversed_update",
-    "random_weights",
-    "label_flip",
-    "backdoor",
-    "lying_teacher",
-    "replay",
-    "false_counts",
-]
-"""What attackers do.
-
-``silent``: they do not answer at all, which is what a perfect defence would leave. ``scaled_update``: their update
-times 100; ``sign_flip``: times -1; ``reversed_update``: times -10. ``random_weights``:
-normal values with each tensor's mean and standard deviation. ``label_flip``: they train on the task's labels in
-reverse, C - 1 - y without tasks. ``backdoor``: they teach that images with a bright corner are of the task's first
-class, 0 without tasks. ``lying_teacher``: their model answers each
-class with the next one. ``replay``: they send their first model again and again. ``false_counts``: they tell 100 times
-their numbers of examples.
-"""
+from fedkeep.simulation.attack_options import ON_EXAMPLES, Attack, AttackKind
+from fedkeep.simulation.messages import no_reply
+from fedkeep.simulation.reply_step import Reply, ReplyStep, Round
+from fedkeep.simulation.state import SimulationState
 
 FACTORS = {"scaled_update": 100.0, "sign_flip": -1.0, "reversed_update": -10.0}
 COUNT_FACTOR = 100
 TRIGGER = 2
 """Side of the bright square in a corner that is a backdoor's trigger, in pixels."""
-ON_EXAMPLES = ("label_flip", "backdoor")
-"""Attacks on what malicious clients train on; the others are on what they answer."""
-
-
-@dataclass(frozen=True)
-class Attack(Options):
-    """Malicious clients, for trials of defences: the section ``[attack]`` of a recipe."""
-
-    kind: AttackKind = option("none", "what malicious clients do")
-    share: float = option(0.2, "share of all clients that are malicious, drawn by the seed", low=0.0, high=1.0)
-
-    def attackers(self, clients: Collection[str], seed: int) -> frozenset[str]:
-        """Draw the malicious clients.
-
-        Returns: Their ids; none without an attack.
-        """
-        if self.kind == "none":
-            return frozenset()
-        listed = list(clients)
-        order = torch.randperm(len(listed), generator=seeds.rng(seed, "attackers")).tolist()
-        return frozenset(listed[i] for i in order[: round(self.share * len(listed))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +51,7 @@ class PoisonedFederation(Federation):
 
 
 def first_new_class(federation: Federation) -> int:
-    """Return the first class of a federation's task, which a backdoor teaches: others' logits may be untrained."""
+    """Return the first class of a task, 0 without tasks. A backdoor teaches it: logits of earlier ones may be fixed."""
     return (0, *federation.cumulative_classes)[-2]
 
 
@@ -136,49 +92,57 @@ def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Ten
     return float((predict(add_trigger(others)).argmax(-1) == target).float().mean())
 
 
-class Attacker:
-    """Changes what malicious clients answer.
+@dataclass
+class FirstModels:
+    """The first model of each attacker that replays, by client."""
 
-    ``first_models``: The first model of each attacker that replays, by client; checkpoints keep them.
-    """
+    models: dict[str, Weights] = field(default_factory=dict)
 
-    def __init__(self, attack: Attack, clients: Collection[str], seed: int) -> None:
-        self.kind = attack.kind
-        self.clients = attack.attackers(clients, seed)
-        self.seed = seed
-        self.first_models: dict[str, Weights] = {}
 
-    def tamper(self, request: StepRequest, result: StepResult, number: int, rows: int) -> StepResult | ClientFailure:
-        """Return what a malicious client sends instead of the result of its step.
+class Attacker(ReplyStep):
+    """Changes what malicious clients answer."""
 
-        ``number``: The round, counted over the whole run.
-        """
-        if request.client not in self.clients:
-            return result
-        if self.kind == "silent":
-            return ClientFailure("does not answer, on purpose")
-        reply = result.reply
-        if unwrap_step(request.step) is rise_of_loss:
-            return replace(result, reply=-reply)  # it blames the honest, and clears its own
-        if self.kind == "false_counts" and unwrap_step(request.step) is send_label_counts:
-            return replace(result, reply=reply * COUNT_FACTOR)
-        sent = sent_model(request, reply.model) if isinstance(reply, Fit) else None
-        return result if sent is None else replace(result, reply=self._lie(request.client, reply, sent, number, rows))
+    kept: FirstModels
 
-    def _lie(self, client: str, fit: Fit, sent: Weights, number: int, rows: int) -> Fit:
-        if self.kind == "false_counts":
+    def __init__(self) -> None:
+        self.kept = FirstModels()
+        self.attackers: frozenset[str] = frozenset()
+
+    def applies(self, state: SimulationState) -> bool:
+        return state.attack.kind != "none"
+
+    def begin_round(self, state: SimulationState, number: int) -> None:
+        self.attackers = self.attackers or state.attack.attackers(state.federation.clients, state.seed)
+
+    def receive(self, round: Round, reply: Reply) -> None:
+        kind, step = round.state.attack.kind, unwrap_step(reply.request.step)
+        if reply.client not in self.attackers:
+            return
+        if kind == "silent":
+            raise no_reply("does not answer, on purpose")
+        if step is rise_of_loss:
+            reply.value = -reply.value  # it blames the honest, and clears its own
+        elif kind == "false_counts" and step is send_label_counts:
+            reply.value = reply.value * COUNT_FACTOR
+        elif reply.sent is not None:
+            reply.value = self._lie(round, reply.client, reply.value, reply.sent)
+
+    def _lie(self, round: Round, client: str, fit: Fit, sent: Weights) -> Fit:
+        state, kind = round.state, round.state.attack.kind
+        if kind == "false_counts":
             return replace(fit, num_examples=fit.num_examples * COUNT_FACTOR)
         change: Callable[[str, Tensor], Tensor]
-        if self.kind in FACTORS:
-            factor = FACTORS[self.kind]
+        if kind in FACTORS:
+            factor = FACTORS[kind]
             change = lambda name, tensor: sent[name] + factor * (tensor - sent[name])  # noqa: E731
-        elif self.kind == "random_weights":
-            rng = seeds.rng(self.seed, "random weights", round=number, client=client)
+        elif kind == "random_weights":
+            rng = seeds.rng(state.seed, "random weights", round=round.number, client=client)
             change = functools.partial(_random, rng)
-        elif self.kind == "lying_teacher":
+        elif kind == "lying_teacher":
+            rows = state.context.num_classes * state.algorithm.rows_per_class
             change = lambda name, tensor: tensor.roll(1, 0) if tensor.dim() and len(tensor) == rows else tensor  # noqa: E731
-        elif self.kind == "replay":
-            first = self.first_models.setdefault(client, fit.model)
+        elif kind == "replay":
+            first = self.kept.models.setdefault(client, fit.model)
             change = lambda name, tensor: first[name]  # noqa: E731
         else:
             return fit  # the examples were false, and the training honest

@@ -4,15 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.aggregation.robust import clip_model, merge
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
 from fedkeep.models.weights_file import form_of
+from fedkeep.simulation.privacy_account import PrivacyAccount
+from fedkeep.simulation.privacy_checks import reason_against_central_noise
+from fedkeep.simulation.reply_step import Reply, ReplyStep, Round
+from fedkeep.simulation.reply_store import ReplyStore
+from fedkeep.simulation.state import SimulationState
+
+
+class CentralNoise(ReplyStep):
+    """Puts the noised mean of the clients' clipped updates in the place of models that were asked for together."""
+
+    def __init__(self, account: PrivacyAccount) -> None:
+        self.account = account
+
+    def applies(self, state: SimulationState) -> bool:
+        return state.privacy.client_noise_multiplier > 0
+
+    def reason_against(self, state: SimulationState) -> str:
+        return reason_against_central_noise(state.algorithm, state.defense)
+
+    def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:
+        state, store = round.state, ReplyStore(round.state.weights_file)
+        fits = {client: reply for client, reply in replies.items() if isinstance(reply.value, Fit)}
+        if not fits:
+            return replies
+        sent = {client: reply.sent for client, reply in fits.items() if reply.sent is not None}
+        if missing := next((client for client in fits if client not in sent), ""):
+            raise ConfigError(
+                f"privacy.client_noise_multiplier: {state.algorithm.name()} sends client {missing} no model that its "
+                "update could be measured from. Give the model to the client step as an argument of its own."
+            )
+        number = self.account.add_mean(sample_rate(round))
+        noise = partial(state.context.repeated_noise, "noised mean", round.number, number)
+        values = {client: reply.value for client, reply in fits.items()}
+        noised = noised_mean(values, sent, state.privacy, noise, store.keep)
+        return {client: reply.with_value(noised[client]) for client, reply in fits.items()}
+
+
+def sample_rate(round: Round) -> float:
+    """Return the probability with which a client is asked; clients that are set aside cannot be."""
+    candidates = len(round.state.federation.clients) - len(round.set_aside)
+    return 1.0 if round.asks_all else min(1.0, len(round.cohort) / max(candidates, 1))
 
 
 @torch.no_grad()
@@ -28,10 +71,6 @@ def noised_mean(
     Whatever a method makes of the replies, it makes of that mean. All clients count alike, as one example and one step
     each, losses are 0, and tensors of integers, such as batch norm's number of batches, are as they were sent: noise
     covers none of these.
-
-    ``fits``: Replies by client; at least one.
-    ``noise``: Returns the noise for a mean, given all that determines it.
-    ``keep``: Puts a new reply away, so that not all must be in memory.
     """
     first = form_of(next(iter(fits.values())).model)
     names = [name for name, form in first.items() if form.is_floating_point()]

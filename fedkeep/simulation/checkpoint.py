@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,16 +24,17 @@ from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
-from fedkeep.simulation.defense import ReplyHistory
-from fedkeep.simulation.state import SimulationState
+from fedkeep.simulation.reply_step import ReplyStep
+from fedkeep.simulation.simulation import Simulation
 
 log = logging.getLogger(__name__)
-FORMAT = 5
+FORMAT = 6
 MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
 LONGEST_CLIENT = 200  # bytes of a client in a file's name, which has 255 with all that `atomic_write` adds meanwhile
 KEPT = 2  # checkpoints that are kept: the last one, and the one before
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
-_ENTRIES = {"format": int, "round": int, "server": str, "model": str, "clients": dict, "records": dict, "replies": dict}
+_ENTRIES: dict[str, type[Any]] = {"format": int, "round": int, "server": str, "model": str, "kept": str}
+_ENTRIES |= {"clients": dict, "records": dict, "steps": list}
 
 CheckRecords = Callable[[Mapping[str, Digest]], None]
 """Raises `DamagedFile` if the record files do not begin as they did when a checkpoint was saved."""
@@ -49,8 +50,8 @@ class Manifest:
     ``averages``: The file of the averages that are evaluated, if there are any.
     ``clients``: The file of each client that has a state.
     ``records``: The digests of the record files at that round.
-    ``replies``: What is known of the clients' replies (see `fedkeep.simulation.defense.ReplyHistory`).
-    ``replayed``: The file of the models that attackers send again and again, if there are any.
+    ``kept``: The file of what reply steps keep.
+    ``steps``: The names of these steps, in order.
     """
 
     round: int
@@ -60,8 +61,8 @@ class Manifest:
     averages: str | None
     clients: Mapping[str, str]
     records: Mapping[str, Digest]
-    replies: Mapping[str, Any]
-    replayed: str | None = None
+    kept: str
+    steps: Sequence[str]
 
     @property
     def name(self) -> str:
@@ -99,8 +100,8 @@ def load_manifest(path: Traversable) -> Manifest:
         entries.get("averages"),
         entries["clients"],
         records,
-        entries["replies"],
-        entries.get("replayed"),
+        entries["kept"],
+        entries["steps"],
     )
 
 
@@ -120,10 +121,10 @@ class Checkpoint:
     _kept: list[Manifest] = field(default_factory=list)  # the last one last
 
     def due(self) -> bool:
-        """Tell whether it is time to save: within its share of the run's time, or if a minute could be lost."""
+        """Tell whether it is time to save: within the share of the time, or if a minute of rounds could be lost."""
         return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, MAX_LOSS_SECONDS))
 
-    def save(self, state: SimulationState, records: Mapping[str, Digest]) -> None:
+    def save(self, state: Simulation, records: Mapping[str, Digest]) -> None:
         """Save a simulation between two rounds.
 
         ``records``: Digests of the record files, which are saved with it.
@@ -151,15 +152,13 @@ class Checkpoint:
         if state.evaluation_models != ("last",) or state.server.eval_model:
             models = state.round_average, state.moving_average, state.server.eval_model
             averages = write(f"averages-{state.finished}.safetensors", encode(models))
-        replayed = None
-        if state.attacker is not None and state.attacker.first_models:
-            replayed = write(f"replayed-{state.finished}.safetensors", encode(state.attacker.first_models))
+        steps = _with_memory(state)
+        kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
-        replies = state.history.to_table()
-        manifest = Manifest(state.finished, files, server, model, averages, clients, records, replies, replayed)
+        names = [step.name for step in steps]
+        manifest = Manifest(state.finished, files, server, model, averages, clients, records, kept, names)
         entries: dict[str, Any] = {"format": FORMAT, "round": manifest.round, "server": server, "model": model}
-        entries |= {"averages": averages, "clients": clients, "replies": replies}
-        entries |= {"replayed": replayed} if replayed else {}
+        entries |= {"averages": averages, "clients": clients, "kept": kept, "steps": names}
         entries["records"] = {name: asdict(digest) for name, digest in records.items()}
         write_manifest(self.folder / manifest.name, files, **entries)
         state.client_states = {client: state.client_states[client] for client in clients}
@@ -173,9 +172,7 @@ class Checkpoint:
         self._saved_at = time.perf_counter()
         self.cost = self._saved_at - began
 
-    def restore(
-        self, state: SimulationState, check_records: CheckRecords = lambda records: None
-    ) -> Mapping[str, Digest]:
+    def restore(self, state: Simulation, check_records: CheckRecords = lambda records: None) -> Mapping[str, Digest]:
         """Restore a simulation from the last checkpoint that is whole, if there is one.
 
         ``state``: The simulation, before its first round.
@@ -217,7 +214,7 @@ class Checkpoint:
                 continue
         return []
 
-    def _put(self, manifest: Manifest, contents: Mapping[str, bytes], state: SimulationState) -> None:
+    def _put(self, manifest: Manifest, contents: Mapping[str, bytes], state: Simulation) -> None:
         """Set a simulation to what a whole checkpoint contains."""
 
         def read(name: str, hint: Any) -> Any:
@@ -229,6 +226,12 @@ class Checkpoint:
                     f"folder {self.folder.parent} to run this trial again."
                 ) from error
 
+        steps = _with_memory(state)
+        if list(manifest.steps) != [step.name for step in steps]:
+            raise RunError(
+                f"the checkpoint in {self.folder} was written with the reply steps {', '.join(manifest.steps)}, and "
+                f"there are {', '.join(step.name for step in steps)} now. Give the same ones, or begin a new run."
+            )
         state.set_task(state.run_settings.position(manifest.round)[0])
         server_state, _ = state_types(type(state.algorithm))
         model = read(manifest.model, Weights)
@@ -243,7 +246,12 @@ class Checkpoint:
         if manifest.averages is not None:
             models = read(manifest.averages, tuple[Weights, Weights, Weights])
             state.round_average, state.moving_average, state.server.eval_model = models
-        if manifest.replayed is not None and state.attacker is not None:
-            state.attacker.first_models = read(manifest.replayed, dict[str, Weights])
-        state.history = ReplyHistory(**manifest.replies)
+        kept_type = tuple.__class_getitem__(tuple(type(step.kept) for step in steps))
+        for step, kept in zip(steps, read(manifest.kept, kept_type), strict=True):
+            step.kept = kept
         state.finished = manifest.round
+
+
+def _with_memory(state: Simulation) -> list[ReplyStep]:
+    """Return the reply steps that keep something."""
+    return [step for step in state.steps if step.kept is not None]

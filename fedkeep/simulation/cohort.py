@@ -10,7 +10,7 @@ from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step
 from fedkeep.interface.cohort import Each
 from fedkeep.simulation.messages import StepRequest
-from fedkeep.simulation.rounds import LOST, RoundState, Step
+from fedkeep.simulation.rounds import RoundState, Step
 
 
 class RoundClient(RemoteClient):
@@ -21,8 +21,8 @@ class RoundClient(RemoteClient):
         self.id = client
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
-        clients = self.round.queue(_step_requests(step, self.round, [self.id], args, kwargs))
-        reply = self.round.collect(clients).get(self.id, LOST)
+        replies = self.round.collect(self.round.queue_up(_step_requests(step, self.round, [self.id], args, kwargs)))
+        reply = replies[self.id].value if self.id in replies else None
         privacy = self.round.state.privacy
         if isinstance(reply, Fit) and (privacy.secure_aggregation or privacy.client_noise_multiplier):
             option = "secure_aggregation" if privacy.secure_aggregation else "client_noise_multiplier"
@@ -30,7 +30,7 @@ class RoundClient(RemoteClient):
                 f"privacy.{option}: {self.round.state.algorithm.name()} asks one client alone for a model, which "
                 "a sum or a mean hides only among several: let it ask the cohort."
             )
-        return None if reply is LOST else reply
+        return reply
 
 
 class RoundCohort(Cohort):
@@ -50,10 +50,8 @@ class RoundCohort(Cohort):
         return len(self.clients)
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        clients = self.round.queue(_step_requests(step, self.round, self.clients, args, kwargs))
-        replies = self.round.collect(clients)
-        arrived = {client: reply for client, reply in replies.items() if reply is not LOST}
-        return self.round.make_private(self.round.make_robust(self.round.make_secure(arrived)))
+        clients = self.round.queue_up(_step_requests(step, self.round, self.clients, args, kwargs))
+        return self.round.combine(self.round.collect(clients))
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
         self.round.start(_step_requests(step, self.round, self.clients, args, kwargs))

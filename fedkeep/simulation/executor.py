@@ -16,7 +16,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import copy_containers, keystr, tree_leaves_with_path
 from fedkeep.models import Weights
-from fedkeep.simulation.messages import UPDATE, ClientFailure, StepRequest, StepResult, UpdateSum
+from fedkeep.simulation.messages import UPDATE, Fault, StepRequest, StepResult, UpdateSum
 from fedkeep.simulation.step_checks import check_arguments, check_reply
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
@@ -46,7 +46,7 @@ class Executor(ABC):
         """Take requests, which may be trained as one stacked model (see `fedkeep.training.vmap_training`)."""
 
     @abstractmethod
-    def wait(self, future: Future) -> StepResult | ClientFailure:
+    def wait(self, future: Future) -> StepResult | Fault:
         """Wait for the result of a request.
 
         In processes of this machine an exception in a step is a bug: it is raised, with a note that says where it

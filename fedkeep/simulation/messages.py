@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MethodType
 from typing import Any
 
@@ -19,10 +20,41 @@ from fedkeep.models import Weights
 
 UPDATE = "update"
 """With secure aggregation, the name of a client's update in the place of its model."""
-NOT_FINITE = "not finite"
-"""What the reason of a lost client contains if its reply had numbers that are not finite."""
-TOO_LARGE = "fits the model that it was sent"
-"""What the reason of a lost client contains if its update was larger than any training's that goes well."""
+
+
+class FaultKind(StrEnum):
+    """Why a client is lost for a round; the record names all kinds but the first two."""
+
+    NO_REPLY = "no reply"
+    REFUSED = "refused"
+    NOT_FINITE = "not finite"
+    TOO_LARGE = "too large"
+    """Its update was larger than that of any training that goes well."""
+    LOSS = "loss"
+    """The loss check refused its model."""
+
+
+class Fault(Exception):
+    """Why a client is lost for the round; its state stays as it was before. The text follows the client's name."""
+
+    def __init__(self, text: str, kind: FaultKind = FaultKind.REFUSED) -> None:
+        super().__init__(text)
+        self.text, self.kind = text, kind
+
+    @property
+    def refused(self) -> bool:
+        """Whether the client answered, and its reply was refused."""
+        return self.kind is not FaultKind.NO_REPLY
+
+
+def refused(answer: str, kind: FaultKind = FaultKind.REFUSED) -> Fault:
+    """Return the fault of a client that answered with what is refused."""
+    return Fault(f"answered with {answer}", kind)
+
+
+def no_reply(text: str) -> Fault:
+    """Return the fault of a client that did not answer."""
+    return Fault(text, FaultKind.NO_REPLY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +97,6 @@ class StepResult:
     reply: Any
     state: Any
     uses: dict[str, int]
-
-
-@dataclass(frozen=True)
-class ClientFailure:
-    """Why a step has no result. The client is lost for the round, and its state stays as it was before.
-
-    ``refused``: Whether the client answered, and its reply was refused.
-    """
-
-    reason: str
-    refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -27,11 +28,56 @@ from fedkeep.models import Weights
 from fedkeep.models.weights import distance, joint_norm
 from fedkeep.models.weights_file import form_of
 from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
-from fedkeep.simulation.reply_store import is_weights
+from fedkeep.simulation.reply_step import Reply, ReplyStep, Round
+from fedkeep.simulation.reply_store import ReplyStore, is_weights
+from fedkeep.simulation.state import SimulationState
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 KRUM = ("krum", "multi_krum")
 """The rules that are defined for less than half of the clients, see `max_byzantine`."""
+
+
+class Robust(ReplyStep):
+    """Applies the recipe's robust aggregation to models that were asked for together."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+        self.less_robust: list[str] = []
+        self.has_warned = False
+
+    def applies(self, state: SimulationState) -> bool:
+        return state.defense.robust_aggregation != "mean"
+
+    def begin_round(self, state: SimulationState, number: int) -> None:
+        self.left_out, self.less_robust = [], []
+
+    def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:
+        state, store = round.state, ReplyStore(round.state.weights_file)
+        values = {client: reply.value for client, reply in replies.items()}
+        sent = {client: reply.sent for client, reply in replies.items() if reply.sent is not None}
+        if reason := reason_less_robust(values, sent, state.defense):
+            self.less_robust.append(reason)
+            if not self.has_warned:
+                log.warning(
+                    "Round %d is less robust than asked: %s Further such rounds have it in their record.",
+                    round.number,
+                    reason,
+                )
+                self.has_warned = True
+        robust = robust_replies(values, sent, state.defense, store.keep, state.context.runner.parameters)
+        for client, reply in replies.items():
+            if client not in robust:
+                self.left_out.append(client)
+                if state.defense.robust_aggregation in KRUM and isinstance(reply.value, Fit):
+                    round.restore(reply)  # Krum did not choose it: what it trained never happened, for itself too
+        return {client: replies[client].with_value(value) for client, value in robust.items()}
+
+    def record(self, round: Round) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.less_robust:
+            found["less_robust"] = list(dict.fromkeys(self.less_robust))
+        return found | ({"left_out": self.left_out} if self.left_out else {})
 
 
 def robust_replies(
@@ -49,13 +95,6 @@ def robust_replies(
     the assumed number of malicious clients. Norms and distances are those of parameters, since batch norm's statistics
     may move much farther than a training; norm clipping shortens the change of these by itself, and each further field
     of the replies.
-
-    ``replies``: By client, as they were asked for together. Replies without a model stay as they are.
-    ``defense``: The rule, and the share of malicious clients that is assumed.
-    ``keep``: Puts a new reply away, so that not all must be in memory.
-    ``parameters``: Names of the models' parameters; all others are buffers. Default: there are no buffers.
-    Returns: The replies as the method sees them. Clients that Krum does not choose are missing, and with all rules but
-        norm clipping those that took no step: a majority of them would decide that the model stays as it is.
     """
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
     trained = {client: fit for client, fit in fits.items() if fit.num_steps}
@@ -75,12 +114,7 @@ def robust_replies(
 
 
 def reason_less_robust(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> str | None:
-    """Say why replies are less robust than the recipe asks.
-
-    ``sent``: The models that the clients were sent.
-    ``defense``: The rule, and the share of malicious clients that is assumed.
-    Returns: The reason; None if the rule is applied as asked, or there is no model that it could be applied to.
-    """
+    """Say why replies are less robust than the recipe asks."""
     rule = defense.robust_aggregation
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
     if rule == "mean" or not fits:

@@ -13,7 +13,11 @@ from typing import Any
 from fedkeep.aggregation.fixed_point import largest_weight, mean_of_sum, quantise
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.interface import Algorithm, Fit
-from fedkeep.simulation.messages import UPDATE, StepRequest, sent_model
+from fedkeep.models import Weights
+from fedkeep.models.weights import find_mismatch
+from fedkeep.simulation.messages import UPDATE, Fault, StepRequest, no_reply, sent_model
+from fedkeep.simulation.privacy_checks import reason_against_sums
+from fedkeep.simulation.reply_step import Reply, ReplyStep, Round
 from fedkeep.simulation.state import SimulationState
 
 ALONE = "is one of fewer than two clients with examples, and a sum over them would show its model"
@@ -21,67 +25,84 @@ ALONE = "is one of fewer than two clients with examples, and a sum over them wou
 
 
 def weight_of(algorithm: Algorithm[Any, Any], fit: Fit) -> int:
-    """Return how much a client counts in the mean.
-
-    ``algorithm``: The method. If it has the option ``aggregation`` with the value ``"uniform"``, all clients with
-        examples count alike.
-    Returns: 0 or 1, or the number of its examples.
-    """
+    """Return how much a client counts in the mean."""
     is_uniform = getattr(algorithm, "aggregation", "num_examples") == "uniform"
     return min(1, fit.num_examples) if is_uniform else fit.num_examples
 
 
-def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Fit:
-    """Return a client's reply with its weighted update, as integers, in the place of its model.
-
-    ``request``: What the client was asked.
-    Returns: The update alone, and the number of examples. Loss and number of steps are 0: nobody adds them up.
-    """
+def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Weights:
+    """Return a client's weighted update, as integers."""
     start = sent_model(request, state.context.runner.initial)
     update = quantise(fit.model, start, weight_of(state.algorithm, fit), state.privacy.clipping_range)
-    return replace(fit, model={UPDATE: update}, num_steps=0, loss=0.0)
+    return {UPDATE: update}
 
 
-def without_update(fit: Fit) -> Fit:
-    """Return what the server sees of a client's reply before the sum: the number of examples.
-
-    Returns: The reply without model, number of steps and loss.
-    """
+def without_model(fit: Fit) -> Fit:
+    """Return what the server sees of a client's reply before the sum: the number of examples."""
     return replace(fit, model={}, num_steps=0, loss=0.0)
 
 
-def secure_mean(
-    state: SimulationState, fits: Mapping[str, Fit], requests: Mapping[str, StepRequest], least: int = 0
-) -> tuple[dict[str, Fit], dict[str, str], int]:
-    """Put the securely aggregated mean in the place of each client's model.
+class SecureSum(ReplyStep):
+    """Puts the securely aggregated mean in the place of models that were asked for together."""
 
-    Whatever convex combination of the replies' models a method makes, it makes of that mean.
+    def applies(self, state: SimulationState) -> bool:
+        return state.privacy.secure_aggregation
 
-    ``fits``: Replies by client; at least one.
-    ``requests``: What the clients were asked.
-    ``least``: With fewer clients in the mean the round is rolled back, so that nothing is summed up.
-    Returns: The replies as the method sees them; clients that are not in the mean, and why; bytes of the vectors that
-        the others sent.
-    """
-    form, clipping_range = state.context.runner.initial, state.privacy.clipping_range
-    weights = {client: weight_of(state.algorithm, fit) for client, fit in fits.items()}
-    if sum(weights.values()) > largest_weight(clipping_range):
-        raise ConfigError(
-            f"privacy.clipping_range={clipping_range:g} leaves room for {largest_weight(clipping_range)} examples in a "
-            f"round, and this one has {sum(weights.values())}. Set it lower, or run.cohort_size."
-        )
-    examples = {client: fit.num_examples for client, fit in fits.items()}
-    if sum(number > 0 for number in examples.values()) < 2:
-        return {}, dict.fromkeys(fits, ALONE), 0
-    result = state.executor.sum_updates({client: fit.model for client, fit in fits.items()}, examples, least)
-    summed = [client for client in fits if client not in result.lost]
-    if not summed:
-        return {}, result.lost, 0
-    starts = [sent_model(requests[client], form) for client in summed]
-    try:
-        mean = mean_of_sum(result.total, starts, [weights[client] for client in summed], form, clipping_range)
-    except ValueRefused as error:
-        reason = f"took part in {error}; which client is the cause cannot be told"
-        return {}, {**result.lost, **dict.fromkeys(summed, reason)}, 0
-    seen = {client: replace(without_update(fits[client]), model=mean) for client in summed}
-    return seen, result.lost, result.total.nbytes * len(summed)
+    def reason_against(self, state: SimulationState) -> str:
+        return reason_against_sums(state)
+
+    def receive(self, round: Round, reply: Reply) -> None:
+        """Take the model out, as a site does by itself; what remains of it is an update that nobody looks at."""
+        fit, form = reply.value, round.state.context_of(reply.client).runner.initial
+        if isinstance(fit, Fit):
+            if fit.model and not find_mismatch(fit.model, form):
+                try:
+                    reply.notes[self.name] = secure_update(round.state, reply.request, fit)
+                except ValueRefused as error:  # as the executor of sites says it
+                    raise no_reply(f"its site says: {error}") from error
+                fit = without_model(fit)
+            reply.value = fit
+
+    def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:
+        fits = {client: reply for client, reply in replies.items() if isinstance(reply.value, Fit)}
+        if not fits:
+            return replies
+        with round.timed():
+            others = sum(client not in round.lost and client not in fits for client in round.cohort)
+            mean, faults, size = self._mean(round.state, fits, round.fewest - others)
+        round.costs.up += size
+        round.lose_in_sum(fits, faults)
+        for client in fits.keys() - faults.keys():
+            fits[client].value = replace(fits[client].value, model=mean)
+        return {client: reply for client, reply in replies.items() if client not in faults}
+
+    def _mean(
+        self, state: SimulationState, fits: Mapping[str, Reply], fewest: int
+    ) -> tuple[Weights, dict[str, Fault], int]:
+        """Return the mean of models, the clients that are not in it, and the bytes of the vectors that the others sent.
+
+        Whatever convex combination of the replies' models a method makes, it makes of that mean.
+        """
+        form, clipping_range = state.context.runner.initial, state.privacy.clipping_range
+        weights = {client: weight_of(state.algorithm, reply.value) for client, reply in fits.items()}
+        if sum(weights.values()) > largest_weight(clipping_range):
+            raise ConfigError(
+                f"privacy.clipping_range={clipping_range:g} leaves room for {largest_weight(clipping_range)} examples "
+                f"in a round, and this one has {sum(weights.values())}. Set it lower, or run.cohort_size."
+            )
+        examples = {client: reply.value.num_examples for client, reply in fits.items()}
+        if sum(number > 0 for number in examples.values()) < 2:
+            return {}, dict.fromkeys(fits, no_reply(ALONE)), 0
+        updates = {client: reply.notes.get(self.name, {}) for client, reply in fits.items()}
+        result = state.executor.sum_updates(updates, examples, fewest)
+        faults = {client: no_reply(reason) for client, reason in result.lost.items()}
+        summed = [client for client in fits if client not in faults]
+        if not summed:
+            return {}, faults, 0
+        starts = [sent_model(fits[client].request, form) for client in summed]
+        try:
+            mean = mean_of_sum(result.total, starts, [weights[client] for client in summed], form, clipping_range)
+        except ValueRefused as error:
+            fault = no_reply(f"took part in {error}; which client is the cause cannot be told")
+            return {}, faults | dict.fromkeys(summed, fault), 0
+        return mean, faults, result.total.nbytes * len(summed)

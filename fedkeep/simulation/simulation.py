@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedkeep.aggregation.mean import ema
+from fedkeep.errors import ConfigError
 from fedkeep.interface import NoState
 from fedkeep.interface.algorithm import handles_tasks, state_types
 from fedkeep.interface.pytree import copy_containers
+from fedkeep.simulation.attacks import poison
 from fedkeep.simulation.callbacks import Callback, Evaluation
 from fedkeep.simulation.cohort import RoundCohort
+from fedkeep.simulation.reply_step import ReplyStep, set_aside
+from fedkeep.simulation.reply_steps import reply_steps
 from fedkeep.simulation.reply_store import load
 from fedkeep.simulation.rounds import RoundState, TooFewClients
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -26,9 +28,19 @@ class Simulation(SimulationState):
 
     ``callbacks``: Called at the end of every round; by default `Evaluation`. `fedkeep.simulation.trial.run_trial` adds
         others.
+    ``own_steps``: Reply steps of the user, which take their turns after the built-in checks.
     """
 
     callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
+    own_steps: Sequence[ReplyStep] = ()
+
+    def __post_init__(self) -> None:
+        self.steps = reply_steps(self.own_steps)
+        reasons = [reason for step in self.steps if step.applies(self) and (reason := step.reason_against(self))]
+        if reasons:
+            raise ConfigError(" ".join(reasons))
+        self.federation = poison(self.federation, self.attack, self.seed)
+        super().__post_init__()
 
     def run_round(self) -> RoundResult:
         """Carry out the next round, and the beginning or the end of a task if it is due.
@@ -38,13 +50,13 @@ class Simulation(SimulationState):
         began = time.perf_counter()
         number = self.finished + 1
         before = self.server.model, self.server.eval_model, copy_containers(self.server.state)
-        averages, task, history = (self.round_average, self.moving_average), self.federation.task, self.history
-        if number > 1 and self.run_settings.position(number)[1] == 1:
-            self.history = copy(history)
-            self.history.begin_task()
+        averages, task = (self.round_average, self.moving_average), self.federation.task
+        kept = [copy_containers(step.kept) for step in self.steps]
+        for step in self.steps:
+            step.begin_round(self, number)
         self.context.timer.reset()
         self.server.logged = {}
-        round = RoundState(self, number, self.sample_cohort(number))
+        round = RoundState(self, number, self.sample_cohort(number, set_aside(self.steps, self)), self.steps)
         rolled_back = False
         try:
             self.set_task(round.task)
@@ -74,14 +86,15 @@ class Simulation(SimulationState):
                     round.finish()
             self.server.model, self.server.eval_model = load(self.server.model), load(self.server.eval_model)
             self.context.synchronize()
-            server_work = self.context.timer.total - round.client_seconds
-            server_seconds = time.perf_counter() - started - round.waiting_seconds - server_work
-            round.evaluate_own_models()
+            server_work = self.context.timer.total - round.costs.client_seconds
+            server_seconds = time.perf_counter() - started - round.costs.waiting_seconds - server_work
+            record = round.record() | {"rolled_back": rolled_back, "log": self.server.logged}
             self.finished = number
         except BaseException:
             self.server.model, self.server.eval_model, self.server.state = before
             self.round_average, self.moving_average = averages
-            self.history = history
+            for step, before_round in zip(self.steps, kept, strict=True):
+                step.kept = before_round
             self.set_task(task)
             self.executor.stop()
             raise
@@ -92,41 +105,15 @@ class Simulation(SimulationState):
             self._average(round)
         timings = {"round": number, "train": self.context.timer.train, "teachers": self.context.timer.teachers}
         timings["server"] = server_seconds
-        timings |= {f"step {name}": seconds for name, seconds in round.step_seconds.items()}
-        timings["evaluate"] = round.evaluation_seconds
-        result = RoundResult(round.record() | {"rolled_back": rolled_back, "log": self.server.logged}, timings)
+        timings |= {f"step {name}": seconds for name, seconds in round.queue.step_seconds.items()}
+        timings["evaluate"] = round.costs.evaluation_seconds
+        result = RoundResult(record, timings)
         for callback in self.callbacks:
             callback.on_round_end(self, result)
-        self._keep_history(round, result.record)
+        for step in round.steps:
+            step.end_round(round, result.record)
         timings["round_seconds"] = time.perf_counter() - began
         return result
-
-    def _keep_history(self, round: RoundState, record: Mapping[str, Any]) -> None:
-        """Keep what the round showed of the clients' replies and of the model."""
-        if round.round == 1 and round.task > 1:
-            self.history.forget_measurements()
-        updates = {
-            client: [
-                (update.parameter_change, update.sent_fingerprint, update.returned_fingerprint) for update in listed
-            ]
-            for client, listed in round.updates.items()
-        }
-        similarities = [update.similarity for listed in round.updates.values() for update in listed]
-        self.history.end_round(
-            round.answered,
-            round.refused,
-            updates,
-            label_counts=round.loss_checker.label_counts,
-            loss_falls=round.loss_checker.loss_falls,
-            logit_excesses=round.loss_checker.logit_excesses,
-            similarities=similarities,
-            losses=round.loss_checker.losses,
-            explained=round.loss_checker.explained,
-            backoffs=dict.fromkeys(round.loss_checker.refused, self.defense.backoff),
-        )
-        if "correct" in record:
-            accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)
-            self.history.add_accuracy(accuracy, 1 / self.context.num_classes, round.number)
 
     def _begin_task(self, round: RoundState) -> None:
         """Let the method prepare for a task; one that handles no tasks starts with fresh states, from its model."""

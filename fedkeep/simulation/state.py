@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import torch
@@ -16,11 +17,10 @@ from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
 from fedkeep.models.weights_file import WeightsFile
-from fedkeep.simulation.attacks import Attack, Attacker, poison
-from fedkeep.simulation.defense import Defense, ReplyHistory
+from fedkeep.simulation.attack_options import Attack
+from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.evaluation_models import EvaluationModel, distinct_models
 from fedkeep.simulation.executor import Executor, SerialExecutor
-from fedkeep.simulation.privacy_checks import check_central, check_private, check_secure
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.training.compiled_training import TorchCompiler
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
@@ -32,6 +32,8 @@ from fedkeep.training.party import LocalServer
 FaultInjector = Callable[[int, str, str], str | None]
 """Lets client steps fail on demand: maps (round, client, step) to the reason of the failure, or to None."""
 
+MAX_STEP_FACTOR = 10
+"""How many times the optimizer steps that the recipe's epochs and batch size need a client may have taken."""
 MAX_PERMUTED = 100_000
 """Largest number of clients for which a cohort is sampled by permuting all of them."""
 
@@ -73,10 +75,7 @@ class SimulationState:
     ``changed``: Clients whose state has changed since the last checkpoint.
     ``finished``: Number of finished rounds, over all tasks.
     ``executor``: Carries out client steps; `serial`, in this process, unless it is replaced.
-    ``attacker``: Changes what malicious clients answer.
-    ``history``: What is kept of earlier replies.
     ``client_state_type``: The dataclass of what a client keeps between rounds.
-    ``warned_less_robust``: Whether a warning has said that a round was less robust than the recipe asks.
     ``weights_file``: Where models of a round lie for which memory has no room.
     ``round_average``: The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
     ``moving_average``: The moving average of these models; empty before the first.
@@ -103,18 +102,8 @@ class SimulationState:
     def __post_init__(self) -> None:
         if self.stack < 1:
             raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
-        check_private(self.algorithm, self.privacy, self.defense)
-        check_central(self.algorithm, self.privacy, self.defense)
-        check_secure(
-            self.algorithm,
-            self.privacy,
-            self.defense,
-            self.run_settings,
-            self.client_factories,
-            len(self.federation.clients),
-        )
         dataset = self.federation.dataset
-        self.federation = poison(self.federation.to(self.device), self.attack, self.seed)
+        self.federation = self.federation.to(self.device)
         rows = self.algorithm.rows_per_class
         runner = ModelRunner(self.factory, self.seed, self.device, rows, self.initial)
         base = ClientContext(
@@ -152,11 +141,6 @@ class SimulationState:
         self.client_states: dict[str, Any] = {}
         self.changed: set[str] = set()
         self.finished = 0
-        self.history = ReplyHistory()
-        self.attacker = (
-            Attacker(self.attack, self.federation.clients, self.seed) if self.attack.kind != "none" else None
-        )
-        self.warned_less_robust = False
         self.weights_file = WeightsFile()
         self.round_average: Weights = self.server.model
         self.moving_average: Weights = {}
@@ -203,17 +187,16 @@ class SimulationState:
         """
         return self.own_contexts.get(client, self.context)
 
-    def sample_cohort(self, round: int) -> list[str]:
-        """Return the clients of a round, which are the same for every method with this seed.
+    def sample_cohort(self, round: int, aside: Collection[str] = ()) -> list[str]:
+        """Return the clients of a round, in order, which are the same for every method with this seed.
 
-        Clients that are set aside are not drawn, so that a cohort stays as large as the recipe says.
-
-        ``round``: The round, counted over the whole run.
+        Clients that are set aside are not drawn, so that a cohort stays as large as the recipe says. The round is
+        counted over the whole run.
         """
-        clients, aside = self.federation.clients, self.clients_set_aside()
+        clients = self.federation.clients
         population = len(clients)
         if len(aside) == population:
-            aside = []
+            aside = ()
         size = min(self.run_settings.cohort_size, population - len(aside))
         rng = seeds.rng(self.seed, "cohort", round=round)
         if population <= MAX_PERMUTED:
@@ -227,10 +210,16 @@ class SimulationState:
             order = list(first)
         return [client for client in order if client not in aside][:size]
 
-    def clients_set_aside(self) -> list[str]:
-        """Return the clients that are not asked, for some rounds or for good, since their replies were refused."""
-        known = {**self.history.refused, **self.history.backoffs}
-        return [client for client in known if self.history.is_set_aside(client, self.defense)]
+    def trainable_examples(self, client: str) -> int:
+        """Return on how many examples a client can train at most in this task."""
+        algorithm, federation = self.algorithm, self.federation
+        held = federation.total_examples(client) if algorithm.keeps_examples else federation.num_examples(client)
+        return held + algorithm.generated_per_class * self.context.num_classes
+
+    def most_steps(self, client: str) -> int:
+        """Return how many optimizer steps a client's training has at most."""
+        batches = ceil(self.trainable_examples(client) / self.training.batch_size)
+        return MAX_STEP_FACTOR * self.training.epochs * max(batches, 1)
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.

@@ -61,7 +61,7 @@ def run_trial(
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
             all_callbacks = [
                 records,
-                Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share), records, may_repeat),
+                Checkpoints(simulation, Checkpoint(folder / "checkpoint", checkpoint_share), records, may_repeat),
                 *callbacks,
             ]
             with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
@@ -81,8 +81,8 @@ def run_trial(
 
 def _stop_if_useless(simulation: Simulation) -> None:
     """Raise `RunError` if the model no longer answers, so that more rounds would be wasted."""
-    reason = simulation.history.reason_to_stop(simulation.defense, simulation.finished)
-    if reason is not None and simulation.finished < simulation.rounds:
+    reason = " ".join(filter(None, (step.reason_to_stop(simulation) for step in simulation.steps)))
+    if reason and simulation.finished < simulation.rounds:
         raise RunError(
             f"stopped after round {simulation.finished}: {reason} All rounds are saved. Begin again from the recipe "
             "with stricter checks ([defense]) or other training options; report.html names the refused replies."
@@ -247,14 +247,15 @@ class Checkpoints(Callback):
     ``records``: The records of the same trial, called before this; their files are truncated to the checkpoint.
     """
 
-    def __init__(self, checkpoint: Checkpoint, records: Records, may_repeat: MayRepeat) -> None:
+    def __init__(self, simulation: Simulation, checkpoint: Checkpoint, records: Records, may_repeat: MayRepeat) -> None:
+        self.simulation = simulation
         self.checkpoint = checkpoint
         self.records = records
         self.may_repeat = may_repeat
         self.saved = 0  # number of rounds that are saved
 
     def on_trial_begin(self, state: SimulationState) -> None:
-        self.records.seek(state.finished, self.checkpoint.restore(state, self.records.check))
+        self.records.seek(state.finished, self.checkpoint.restore(self.simulation, self.records.check))
         self.saved = state.finished
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
@@ -269,5 +270,5 @@ class Checkpoints(Callback):
             self._save(state)
 
     def _save(self, state: SimulationState) -> None:
-        self.checkpoint.save(state, self.records.on_disk())
+        self.checkpoint.save(self.simulation, self.records.on_disk())
         self.saved = state.finished

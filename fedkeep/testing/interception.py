@@ -21,7 +21,7 @@ from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.simulation.callbacks import Callback, OnRoundEnd
 from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult
+from fedkeep.simulation.messages import Fault, StepRequest, StepResult
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import SimulationState
 from fedkeep.training.local_training import BatchStream, TrainJob
@@ -64,7 +64,7 @@ class WrappedSteps(Executor):
     def submit(self, *requests: StepRequest) -> list[Future]:
         return self.inner.submit(*(replace(request, step=self.wrap(request)) for request in requests))
 
-    def wait(self, future: Future) -> StepResult | ClientFailure:
+    def wait(self, future: Future) -> StepResult | Fault:
         return self.inner.wait(future)
 
     def cancel_all(self) -> None:
@@ -82,7 +82,7 @@ class BackwardExecutor(Executor):
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.pending: list[tuple[int, Future]] = []
-        self.results: dict[int, StepResult | ClientFailure] = {}
+        self.results: dict[int, StepResult | Fault] = {}
         self.submitted = 0
 
     def submit(self, *requests: StepRequest) -> list[Future]:
@@ -92,7 +92,7 @@ class BackwardExecutor(Executor):
         self.pending += zip(numbers, futures, strict=True)
         return numbers
 
-    def wait(self, future: Future) -> StepResult | ClientFailure:
+    def wait(self, future: Future) -> StepResult | Fault:
         while self.pending:
             number, inner = self.pending.pop()
             self.results[number] = self.inner.wait(inner)

@@ -13,7 +13,7 @@ from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.models.mlp import MLP
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_checker import LossChecker
+from fedkeep.simulation.loss_checker import LossCheck
 from fedkeep.simulation.simulation import Simulation
 
 WITHOUT_TOY_TASKS = ("fedgems",)  # its public images are of all classes from the start
@@ -48,7 +48,7 @@ def test_honest_models_are_similar_to_those_that_were_sent(cls: type[Algorithm[A
 @pytest.mark.parametrize("cls", METHODS)
 def test_trainings_can_be_rerun(cls: type[Algorithm[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """And a re-run changes neither the server's model nor what clients draw later."""
-    compare, reruns = LossChecker.compare_learning, list[Any]()
+    compare, reruns = LossCheck.compare_learning, list[Any]()
 
     def run() -> Simulation:
         check = Defense(loss_check="server", loss_slack=99.0)
@@ -56,14 +56,14 @@ def test_trainings_can_be_rerun(cls: type[Algorithm[Any, Any]], monkeypatch: pyt
         tiny.run_rounds(simulation)
         return simulation
 
-    def rerun_all(checker: LossChecker, measured: Any) -> None:
-        check = checker.round.state.server.check
+    def rerun_all(checker: LossCheck, round: Any, measured: Any) -> Any:
+        check = round.state.server.check
         assert check is not None
-        reruns.extend(checker.rerun(one.asked, check.examples_like(one.counts)) for one in measured)
-        compare(checker, measured)
+        reruns.extend(checker.rerun(round.state, one.asked, check.examples_like(one.counts)) for one in measured)
+        return compare(checker, round, measured)
 
     plain = run()
-    monkeypatch.setattr(LossChecker, "compare_learning", rerun_all)
+    monkeypatch.setattr(LossCheck, "compare_learning", rerun_all)
     assert tiny.equal(plain.server.model, run().server.model)
     assert all(model is not None and tiny.finite(model) for model in reruns) or cls.name() in WITHOUT_REPLAY
     assert reruns or cls.name() in TRAIN_WHAT_THE_SERVER_HAS_NOT

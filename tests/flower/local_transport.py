@@ -10,9 +10,9 @@ from pathlib import Path
 from fedkeep.flower.client_handler import handle_message
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault, no_reply
 
-Tamper = Callable[[NodeConfig, MessageKind, Envelope, Envelope], Envelope | ClientFailure | None]
+Tamper = Callable[[NodeConfig, MessageKind, Envelope, Envelope], Envelope | Fault | None]
 """May change what a site answers, given what it was asked; None: no answer ever."""
 
 
@@ -23,19 +23,19 @@ class LocalTransport:
         self.node_configs = node_configs
         self.registered: dict[int, str] = {}
         self.tamper = tamper
-        self.waiting: dict[str, Envelope | ClientFailure] = {}
+        self.waiting: dict[str, Envelope | Fault] = {}
         self.sent: list[tuple[str, MessageKind, Envelope]] = []
 
     def nodes(self) -> dict[int, str]:
         return {node: self.registered.get(node, "") for node in self.node_configs}
 
-    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | ClientFailure:
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | Fault:
         if node not in self.node_configs:
-            return ClientFailure("the node is gone")
+            return no_reply("the node is gone")
         self.sent.append((self.node_configs[node].site, kind, envelope))
         arrived = Envelope(json.loads(json.dumps(envelope.head)), envelope.tensors)
         answer = handle_message(kind, arrived, self.node_configs[node])
-        reply: Envelope | ClientFailure | None = Envelope(json.loads(json.dumps(answer.head)), answer.tensors)
+        reply: Envelope | Fault | None = Envelope(json.loads(json.dumps(answer.head)), answer.tensors)
         if self.tamper is not None:
             assert isinstance(reply, Envelope)
             reply = self.tamper(self.node_configs[node], kind, arrived, reply)
@@ -43,7 +43,7 @@ class LocalTransport:
             self.waiting[str(len(self.sent))] = reply
         return str(len(self.sent))
 
-    def receive(self, sent: Collection[str]) -> dict[str, Envelope | ClientFailure]:
+    def receive(self, sent: Collection[str]) -> dict[str, Envelope | Fault]:
         return {number: self.waiting.pop(number) for number in list(sent) if number in self.waiting}
 
 

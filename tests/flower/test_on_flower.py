@@ -42,7 +42,7 @@ from fedkeep.flower.client_app import app as client_app
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.records import FlowerTransport, pack, unpack
 from fedkeep.flower.server_app import app as server_app
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault
 
 QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]
@@ -102,7 +102,7 @@ class PretendedSuperLink:
         pass
 
 
-def receive(superlink: PretendedSuperLink, max_size: float) -> Envelope | ClientFailure:
+def receive(superlink: PretendedSuperLink, max_size: float) -> Envelope | Fault:
     grid = HttpGrid(token="t")
     grid.set_run(Run.create_empty(1))
     grid._client = superlink  # type: ignore[assignment]
@@ -118,8 +118,8 @@ def answered(*tensors: torch.Tensor) -> Message:
 def test_a_reply_that_is_too_large_is_not_read_to_its_end() -> None:
     superlink = PretendedSuperLink(answered(*(torch.rand(500_000) for _ in range(20))))  # 40 MB
     reply = receive(superlink, 2e6)
-    assert isinstance(reply, ClientFailure)
-    assert "more than 2.0 MB" in reply.reason
+    assert isinstance(reply, Fault)
+    assert "more than 2.0 MB" in reply.text
     assert superlink.read < 12e6
     superlink = PretendedSuperLink(answered(torch.rand(400_000)))
     whole = receive(superlink, 2e6)
@@ -130,8 +130,8 @@ def test_a_reply_that_is_too_large_is_not_read_to_its_end() -> None:
 def test_a_reply_that_never_becomes_whole_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records_module, "UPLOAD_SECONDS", 0.0)
     reply = receive(PretendedSuperLink(answered(torch.rand(4)), available=1), 2e6)
-    assert isinstance(reply, ClientFailure)
-    assert "was not whole" in reply.reason
+    assert isinstance(reply, Fault)
+    assert "was not whole" in reply.text
 
 
 def test_a_head_that_is_too_large_is_refused_unread() -> None:

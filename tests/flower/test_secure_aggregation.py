@@ -31,7 +31,7 @@ from fedkeep.flower.secagg import SEED_BYTES, mask, threshold
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault, no_reply
 
 SECURE = ("auxiliary.images_per_class=2", "run.cohort_size=4", "privacy.secure_aggregation=true")
 
@@ -61,14 +61,14 @@ def silent(victims: Sequence[int], stage: str, rounds: Sequence[int] = (1, 2)) -
     """Lose sites of a round in a stage: those at some positions among the names that are asked in it."""
     seen: dict[str, list[str]] = {}
 
-    def tamper(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | ClientFailure:
+    def tamper(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | Fault:
         if kind != "aggregate" or asked.head["stage"] != stage:
             return reply
         aggregation = str(asked.head["aggregation"])
         order = seen.setdefault(aggregation, [])
         order.append(site.site)
         is_lost = int(aggregation.split("-")[0]) in rounds and order.index(site.site) in victims
-        return ClientFailure("the node is gone") if is_lost else reply
+        return no_reply("the node is gone") if is_lost else reply
 
     return tamper
 
@@ -181,12 +181,12 @@ def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tm
 def test_lost_rounds_whose_sum_sites_have_unmasked_are_not_repeated(recipe: str, tmp_path: Path) -> None:
     """Sites that told shares for one sum would give none for another sum of the same updates."""
 
-    def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | ClientFailure:
+    def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | Fault:
         aggregation = str(asked.head.get("aggregation", "0-"))
         if kind != "aggregate" or aggregation.startswith("000001"):
             return reply
         if asked.head["stage"] == Stage.COLLECT_MASKED_VECTORS and lost.setdefault(aggregation, site.site) == site.site:
-            return ClientFailure("the node is gone")
+            return no_reply("the node is gone")
         if asked.head["stage"] == Stage.UNMASK and isinstance(reply.head["answer"], dict):
             return Envelope({"answer": {name: share[::-1] for name, share in reply.head["answer"].items()}})
         return reply
@@ -287,7 +287,7 @@ def test_rounds_that_are_repeated_unmask_no_second_sum(recipe: str, tmp_path: Pa
     """All rounds are rolled back, since a site is lost in each, and the run is started again in the same folder."""
     told: dict[str, set[tuple[str, ...]]] = {}
 
-    def watch(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | ClientFailure:
+    def watch(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope | Fault:
         if kind == "aggregate" and asked.head["stage"] == Stage.UNMASK and "answer" in reply.head:
             told.setdefault(str(asked.head["call"]), set()).add(tuple(asked.head["question"]["active"]))
         return reply if lose is None else lose(site, kind, asked, reply)  # type: ignore[return-value]

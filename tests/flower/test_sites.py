@@ -34,7 +34,7 @@ from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.interface import Fit
 from fedkeep.simulation import reply_store
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault, no_reply
 from fedkeep.simulation.trial import TrialBusy
 
 METHODS = (
@@ -252,9 +252,7 @@ def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, t
 def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
     """Let one site answer badly in some rounds, each time in another way."""
 
-    def tamper(
-        node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope
-    ) -> Envelope | ClientFailure | None:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | Fault | None:
         request = asked.head.get("request", {})
         round = request.get("round")
         if round not in hows or (node_config.site, request.get("step")) != (victims[round], "train"):
@@ -263,7 +261,7 @@ def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
         bad = {
             "error": Envelope({"error": "ZeroDivisionError: on purpose"}),
             "silence": None,
-            "gone": ClientFailure("no answer: the node is gone"),
+            "gone": no_reply("no answer: the node is gone"),
             "nan": Envelope(reported.head, {**reported.tensors, first: reported.tensors[first] * torch.nan}),
             "shape": Envelope(reported.head, {**reported.tensors, first: torch.zeros(3, 5)}),
             "type": Envelope(reported.head, {**reported.tensors, first: reported.tensors[first].double()}),
@@ -428,7 +426,7 @@ class OneNode:
 
     def __init__(self) -> None:
         self.sent = 0
-        self.replies: dict[str, Envelope | ClientFailure] = {}
+        self.replies: dict[str, Envelope | Fault] = {}
 
     def nodes(self) -> dict[int, str]:
         return {1: ""}
@@ -437,7 +435,7 @@ class OneNode:
         self.sent += 1
         return str(self.sent)
 
-    def receive(self, message_ids: Any) -> dict[str, Envelope | ClientFailure]:
+    def receive(self, message_ids: Any) -> dict[str, Envelope | Fault]:
         return {name: self.replies.pop(name) for name in list(message_ids) if name in self.replies}
 
 
@@ -658,8 +656,8 @@ def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Pat
     replies = ReplyLog(tmp_path)
     replies.begin_round(2)
     (tmp_path / ".000002-abc.reply.77.tmp").write_text("half")
-    replies.store("000001-old", ClientFailure("gone"))
-    replies.store("000002-new", ClientFailure("gone"))
+    replies.store("000001-old", no_reply("gone"))
+    replies.store("000002-new", no_reply("gone"))
     replies.begin_round(2)
     assert [file.name for file in tmp_path.iterdir()] == ["000002-new.lost"]
 
@@ -753,7 +751,7 @@ def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[lis
     """Neither with an error, nor with the name of a tensor that is no model's, nor as it comes in again."""
     victims = cohorts[1][:2]
 
-    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | ClientFailure:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | Fault:
         if asked.head.get("request", {}).get("round") != 2 or node_config.site not in victims:
             return reported
         if node_config.site == victims[0]:
@@ -774,12 +772,12 @@ def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[lis
 
 @pytest.mark.parametrize("how", ["error", "lost", "name"])
 def test_a_newcomer_forges_no_line_of_a_log(how: str, recipe: str, tmp_path: Path) -> None:
-    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | ClientFailure:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | Fault:
         if node_config.site != "3":
             return reported
         bad = {
             "error": Envelope({"error": FORGED}),
-            "lost": ClientFailure(FORGED),
+            "lost": no_reply(FORGED),
             "name": Envelope({**reported.head, "site": "3\n4"}),
         }
         return bad[how]

@@ -24,7 +24,7 @@ from fedkeep.flower.client_handler import handle_message
 from fedkeep.flower.config import NodeConfig, RunConfig
 from fedkeep.flower.server import serve
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.messages import Fault, no_reply
 
 SITES = ["0", "1", "2", "3", "4"]
 LYING, REPLAYING, FLOODING = "2", "3", "4"
@@ -98,7 +98,7 @@ class HonestAlone:
             number: NodeConfig(site=site, partition_id=number, num_partitions=len(SITES), state_dir=str(folder / site))
             for number, site in enumerate(SITES)
         }
-        self.waiting: dict[str, Envelope | ClientFailure] = {}
+        self.waiting: dict[str, Envelope | Fault] = {}
 
     def nodes(self) -> dict[int, str]:
         return dict.fromkeys(self.places, "")
@@ -106,10 +106,10 @@ class HonestAlone:
     def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str:
         site, name = self.places[node].site, str(len(self.waiting)) + f"-{node}-{time.monotonic_ns()}"
         fails = kind == "perform" and (site in (LYING, FLOODING) or (site == REPLAYING and round > 1))
-        self.waiting[name] = ClientFailure("hostile") if fails else handle_message(kind, envelope, self.places[node])
+        self.waiting[name] = no_reply("hostile") if fails else handle_message(kind, envelope, self.places[node])
         return name
 
-    def receive(self, message_ids: Any) -> dict[str, Envelope | ClientFailure]:
+    def receive(self, message_ids: Any) -> dict[str, Envelope | Fault]:
         return {name: self.waiting.pop(name) for name in list(message_ids) if name in self.waiting}
 
 

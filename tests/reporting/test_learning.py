@@ -46,7 +46,7 @@ def diverged(tmp_path: Path) -> Run:
     run = write_run(tmp_path / "run")
     for seed in range(2):
         write_trial(run, "FedAvg", seed, [[95, 95], [90, 95], [94, 96 + seed], [92, 95]], total=[100, 100])
-        lost = {"lost": {"3": "answered with a model.weight that is not finite"}}
+        lost = {"lost": {"3": "answered with a model.weight that is not finite"}, "faults": {"3": "not finite"}}
         stuck = [[100, 0]] * 4
         write_trial(run, "FedSeq", seed, stuck, total=[100, 100], rows={2: lost, 3: lost} if seed else None)
     return read_run(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType, NoneType
@@ -26,11 +25,13 @@ from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, 
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
+from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import rise_of_loss
 from fedkeep.simulation import loss_check, loss_checker
-from fedkeep.simulation.attacks import Attack, add_trigger
+from fedkeep.simulation.attack_options import Attack
+from fedkeep.simulation.attacks import add_trigger
 from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.defense import Defense, ReplyHistory
+from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.loss_check import (
     LogitRise,
     choose_checkers,
@@ -43,10 +44,12 @@ from fedkeep.simulation.loss_check import (
     standardised_residual,
     suspected_deviation,
 )
-from fedkeep.simulation.loss_checker import LossChecker, MeasuredModel, ReturnedModel
+from fedkeep.simulation.loss_checker import LossCheck, MeasuredModel
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
-from fedkeep.simulation.rounds import LOST, RoundState
+from fedkeep.simulation.reply_step import Reply
+from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.standing import Standing
 from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
@@ -68,7 +71,7 @@ def measured(
 ) -> MeasuredModel:
     """A model whose logits rose from 0 to some others, if that matters."""
     request = StepRequest(client, FedSeq.train, (), {}, 1, number)
-    returned = ReturnedModel(request, Fit({}, 1, 1, 0.5), LOST, None)
+    returned = Reply(request, Fit({}, 1, 1, 0.5))
     one = MeasuredModel(returned, [request], answers(ZEROS), answers(logits), torch.tensor([20.0] + [0.0] * 9))
     vars(one).update(rise=rise, fall=fall)
     return one
@@ -191,7 +194,7 @@ def test_a_model_that_knows_its_clients_classes_and_nothing_else_any_more_is_ref
     (record,) = tiny.run_rounds(simulation, 1)
     assert list(record["lost"]) == record["refused"] == [liar]
     assert "ruined: its mean loss over all classes is" in record["lost"][liar]
-    assert len(simulation.history.losses) == 2 * 6 + 5
+    assert len(tiny.step(simulation, LossCheck).kept.losses) == 2 * 6 + 5
 
 
 def test_a_loss_is_too_large_beside_those_of_the_last_models() -> None:
@@ -424,15 +427,18 @@ def simulation_with_usual_rises(
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: found)
     monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *args: like_false_labels)
     simulation = tiny.simulation(FedSeq(), **COMMON)
-    simulation.history.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
-    monkeypatch.setattr(LossChecker, "rerun", lambda *args: simulation.server.model)
+    tiny.step(simulation, LossCheck).kept.logit_excesses = [0.1, 0.2, 0.3, 0.4] * 8
+    monkeypatch.setattr(LossCheck, "rerun", lambda *args: simulation.server.model)
     simulation.server.check = ModelCheck(simulation.context, simulation.federation.server_data, 4)
     return simulation
 
 
 def compare(simulation: Simulation, number: int, *models: MeasuredModel) -> RoundState:
-    round_state = RoundState(simulation, number, ["0", "1"])
-    round_state.loss_checker.compare_learning(models)
+    round_state = RoundState(simulation, number, ["0", "1"], simulation.steps)
+    check = tiny.step(simulation, LossCheck)
+    check.begin_round(simulation, number)
+    for reply, fault in check.compare_learning(round_state, models):
+        round_state.refuse(reply, fault)
     return round_state
 
 
@@ -443,12 +449,12 @@ def test_a_training_is_refused_where_reruns_tell_false_labels(
     simulation = simulation_with_usual_rises(found, monkeypatch, like)
     round_state = compare(simulation, 1, measured("0", excess(0.51)), measured("1", excess(0.49)))  # 2.1 and 1.9
     assert list(round_state.refused) == (["0"] if refused else [])
-    assert round_state.loss_checker.explained == ({} if refused else {"0": 1})
+    assert tiny.step(simulation, LossCheck).new.explained == ({} if refused else {"0": 1})
     if refused:
-        assert "learned a class from images of another" in round_state.refused["0"]
+        assert "learned a class from images of another" in round_state.refused["0"].text
         assert (
             "67.0% of the way from a re-run on true labels to one on false labels, and 66.7% are allowed"
-            in round_state.refused["0"]
+            in round_state.refused["0"].text
         )
 
 
@@ -469,7 +475,7 @@ def test_the_last_rerun_has_images_of_the_other_class_under_the_label(monkeypatc
     residuals: list[Any] = []
     likenesses: list[Any] = []
     models = iter(["tenth", "fifth", "false"])
-    monkeypatch.setattr(LossChecker, "rerun", lambda _, requests, data: (seen.append(data), next(models))[1])
+    monkeypatch.setattr(LossCheck, "rerun", lambda _, state, requests, data: (seen.append(data), next(models))[1])
     monkeypatch.setattr(ModelCheck, "scores", lambda _, model: model)
     monkeypatch.setattr(loss_checker, "standardised_residual", lambda *args: (residuals.append(args[3:]), 2.0)[1])
     monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *args: (likenesses.append(args[3:]), 1.0)[1])
@@ -494,7 +500,7 @@ def test_a_rerun_has_no_more_images_than_the_client(told: list[float], monkeypat
     """Whatever label counts it told: noised ones, or those of a recipe that checks no replies."""
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     seen: list[int] = []
-    monkeypatch.setattr(LossChecker, "rerun", lambda _, requests, data: seen.append(len(data["label"])))
+    monkeypatch.setattr(LossCheck, "rerun", lambda _, state, requests, data: seen.append(len(data["label"])))
     one = measured("4", excess(0.9))
     vars(one)["counts"] = torch.tensor(told)
     compare(simulation, 1, one)
@@ -507,7 +513,7 @@ def test_what_a_smaller_rerun_cannot_do_a_larger_one_may(
 ) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
     models = iter([None if number in fails else simulation.server.model for number in range(3)])
-    monkeypatch.setattr(LossChecker, "rerun", lambda *_: next(models))
+    monkeypatch.setattr(LossCheck, "rerun", lambda *_: next(models))
     round_state = compare(simulation, 1, measured("0", excess(0.51)))  # 2.1 deviations, and 4 without a re-run
     assert list(round_state.refused) == (["0"] if fails == (0,) else [])
 
@@ -519,33 +525,35 @@ def test_a_fifth_of_the_examples_can_explain_what_a_tenth_does_not(monkeypatch: 
     monkeypatch.setattr(loss_checker, "false_label_likeness", lambda *_: pytest.fail("there is nothing to decide"))
     round_state = compare(simulation, 1, measured("0", excess(0.51)))
     assert not round_state.refused
-    assert round_state.loss_checker.explained == {"0": 1}
+    assert tiny.step(simulation, LossCheck).new.explained == {"0": 1}
 
 
 def test_an_explained_client_is_rerun_later_only_where_it_stands_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(0.0, monkeypatch)
-    first = compare(simulation, 1, measured("0", excess(0.51))).loss_checker
-    assert first.explained == {"0": 1}
-    simulation.history.end_round(["0"], [], {}, {}, explained=first.explained)
-    assert not compare(simulation, 2, measured("0", excess(0.59))).loss_checker.explained, "2.9 deviations"
-    assert compare(simulation, 2, measured("0", excess(0.61))).loss_checker.explained == {"0": 2}
-    kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
-    assert kept.explained == {"0": 1}, "a resume goes on with them"
-    simulation.history.begin_task()
-    assert not simulation.history.explained
+    check = tiny.step(simulation, LossCheck)
+    state = compare(simulation, 1, measured("0", excess(0.51)))
+    assert check.new.explained == {"0": 1}
+    check.end_round(state, {})
+    compare(simulation, 2, measured("0", excess(0.59)))
+    assert not check.new.explained, "2.9 deviations"
+    compare(simulation, 2, measured("0", excess(0.61)))
+    assert check.new.explained == {"0": 2}
+    assert decode(encode(check.kept), type(check.kept)) == check.kept, "a resume goes on with them"
+    check.begin_round(simulation, simulation.run_settings.rounds + 1)
+    assert not check.kept.explained
 
 
 def test_the_first_trainings_are_rerun_before_it_is_known_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(1.5, monkeypatch)
-    simulation.history.logit_excesses = [0.25] * 6
+    tiny.step(simulation, LossCheck).kept.logit_excesses = [0.25] * 6
     assert list(compare(simulation, 1, measured("0", excess(0.1))).refused) == ["0"]
-    simulation.history.logit_excesses = [0.25] * 7
+    tiny.step(simulation, LossCheck).kept.logit_excesses = [0.25] * 7
     assert not compare(simulation, 1, measured("0", excess(0.1))).refused
 
 
 def test_who_was_refused_lately_is_always_rerun(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulation_with_usual_rises(2.0, monkeypatch)
-    simulation.history.refused = {"0": 0.25}
+    tiny.step(simulation, Standing).kept.times = {"0": 0.25}
     assert list(compare(simulation, 1, measured("0", excess(0.1)), measured("1", excess(0.1))).refused) == ["0"]
 
 
@@ -553,7 +561,7 @@ def test_a_training_that_cannot_be_rerun_is_judged_by_its_deviation(monkeypatch:
     simulation = simulation_with_usual_rises(0.0, monkeypatch)
     monkeypatch.undo()
     broken = measured("0", excess(0.9))
-    assert RoundState(simulation, 1, ["0"]).loss_checker.rerun(broken.asked, {}) is None, "no arguments"
+    assert tiny.step(simulation, LossCheck).rerun(simulation, broken.asked, {}) is None, "no arguments"
     assert list(compare(simulation, 1, broken).refused) == ["0"]
     assert not compare(simulation, 1, measured("0", None), measured("1", excess(0.3))).refused
 
@@ -567,8 +575,8 @@ def test_a_rerun_without_memory_is_not_held_against_the_client(monkeypatch: pyte
 
     one = measured("0", excess(0.9))
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        RoundState(simulation, 1, ["0"]).loss_checker.rerun(
-            [replace(request, step=exhausted) for request in one.asked], {}
+        tiny.step(simulation, LossCheck).rerun(
+            simulation, [replace(request, step=exhausted) for request in one.asked], {}
         )
 
 

@@ -89,7 +89,7 @@ def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.
         written.clear()
         checkpoint.save(simulation, {})
         clients = [f"client-{client}-{number}.safetensors" for client in sorted(cohort)]
-        assert written == [*clients, f"server-{number}.safetensors", f"model-{number}.safetensors"]
+        assert written == [*clients, *(f"{name}-{number}.safetensors" for name in ("server", "model", "kept"))]
         last = [load_manifest(tmp_path / name) for name in manifests(tmp_path)]
         assert [manifest.round for manifest in last] == [number, number - 1][:number], "the last two are kept"
         on_disk = {path.name for path in tmp_path.iterdir()}
@@ -189,6 +189,7 @@ def test_leftovers_of_a_kill_while_writing_are_cleared(tmp_path: Path) -> None:
     tmp_path.joinpath("model-7.safetensors").write_bytes(b"never named")
     Checkpoint(tmp_path).save(simulation, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "kept-1.safetensors",
         "manifest-1.json",
         "model-1.safetensors",
         "server-1.safetensors",
@@ -373,8 +374,8 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
     simulation = tiny.simulation(FedAvg())
     assert checkpoint.due(), "the first is free"
     checkpoint.save(simulation, {})
-    assert checkpoint.cost == pytest.approx(1.5)
-    now[0] += 29.9
+    assert checkpoint.cost == pytest.approx(2.25)
+    now[0] += 44.9
     assert not checkpoint.due()
     now[0] += 0.2
     assert checkpoint.due()

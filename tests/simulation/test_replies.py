@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,17 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.interface.steps import invalid_counts
 from fedkeep.models import Weights
 from fedkeep.models.mlp import MLP
-from fedkeep.simulation import replies
+from fedkeep.simulation import plausible
 from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.defense import Defense, ReplyHistory
-from fedkeep.simulation.messages import StepRequest
+from fedkeep.simulation.collapse import Collapse
+from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.messages import Fault, FaultKind, StepRequest
+from fedkeep.simulation.reply_step import set_aside
 from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.standing import Standing
 from fedkeep.simulation.trial import JsonlWriter, run_trial
+from fedkeep.simulation.updates import Updates
 from fedkeep.testing.interception import record_fits, wrap_steps
 from fedkeep.training.model_check import ModelCheck
 from fedkeep.training.party import discrete_laplace
@@ -175,14 +179,14 @@ def test_a_test_loss_that_is_not_finite_is_null_in_the_record(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["find_nonfinite", "find_out_of_range"])
 def test_a_check_that_fails_refuses_the_reply_and_not_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = getattr(replies, name)
+    check = getattr(plausible, name)
 
     def fail_for_one(reply: Fit) -> Any:
         if reply.num_examples == tiny.SIZES[3]:
             raise OverflowError("too large")
         return check(reply)
 
-    monkeypatch.setattr(replies, name, fail_for_one)
+    monkeypatch.setattr(plausible, name, fail_for_one)
     (record,) = tiny.run_rounds(tiny.simulation(FedAvg(), cohort_size=6, rounds=1))
     assert record["lost"] == {"3": "answered with what cannot be checked (OverflowError: too large)"}
 
@@ -324,7 +328,7 @@ def test_a_client_refused_again_and_again_is_set_aside() -> None:
     assert [list(record["lost"]) for record in records] == [["2"], ["2"], [], []]
     assert ["2" in record["cohort"] for record in records] == [True, True, False, False]
     assert [record.get("set_aside") for record in records] == [None, None, ["2"], ["2"]]
-    assert simulation.history.refused == {"2": 2}
+    assert tiny.step(simulation, Standing).kept.times == {"2": 2}
 
 
 def test_after_a_reply_that_the_loss_check_refused_a_client_is_not_drawn_for_a_while() -> None:
@@ -335,55 +339,72 @@ def test_after_a_reply_that_the_loss_check_refused_a_client_is_not_drawn_for_a_w
     records = tiny.run_rounds(simulation)
     assert [number for number, record in enumerate(records, 1) if "2" in record["cohort"]] == [1, 3, 6], "twice as long"
     assert [number for number, record in enumerate(records, 1) if "set_aside" in record] == [2, 4, 5, 7, 8]
-    assert simulation.history.refused == {"2": 3}
+    assert tiny.step(simulation, Standing).kept.times == {"2": 3}
 
 
-def test_a_client_that_is_not_drawn_for_a_while_is_not_asked_either() -> None:
+def end_round(standing: Standing, refused: Sequence[str], useful: Sequence[str] = ("a",), defense: Any = None) -> None:
+    """Let a round end in which the loss check refused some clients' replies."""
+    simulation = tiny.simulation(FedAvg(), defense=defense or Defense(backoff=0))
+    state = RoundState(simulation, 1, ["a", "b"], [standing])
+    state.attendance.refused = {client: Fault("", FaultKind.LOSS) for client in refused}
+    state.attendance.answered = {*refused, *useful}
+    standing.end_round(state, {})
+
+
+def test_a_client_that_is_not_drawn_for_a_while_is_not_asked_either(tmp_path: Path) -> None:
     simulation = tiny.simulation(FedAvg(), cohort_size=2)
-    simulation.history.end_round(["0"], ["1"], {}, {}, backoffs={"1": 2})
-    state = RoundState(simulation, 1, ["0", "1"])
-    state.queue([StepRequest("1", FedAvg.train, (), {}, 1, 1)])
-    assert "is not asked for 2 more rounds" in state.lost["1"]
-    kept = ReplyHistory(**json.loads(json.dumps(simulation.history.to_table())))
-    assert kept.backoffs == {"1": 2}, "a resume goes on with them"
-    kept.end_round(["0"], [], {}, {})
-    kept.end_round(["0"], [], {}, {})
-    assert not kept.is_set_aside("1", simulation.defense)
-    simulation.history.begin_task()
-    assert not simulation.history.is_set_aside("1", simulation.defense), "a task has begun"
+    standing = tiny.step(simulation, Standing)
+    end_round(standing, ["1"], defense=Defense(backoff=2))
+    state = RoundState(simulation, 1, ["0", "1"], simulation.steps)
+    state.start([StepRequest("1", FedAvg.train, (), {}, 1, 1)])
+    assert "is not asked for 2 more rounds" in state.lost["1"].text
+    Checkpoint(tmp_path).save(simulation, {})
+    other = tiny.simulation(FedAvg(), cohort_size=2)
+    Checkpoint(tmp_path).restore(other)
+    standing = tiny.step(other, Standing)
+    assert standing.kept.backoffs == {"1": 2}, "a resume goes on with them"
+    end_round(standing, [])
+    end_round(standing, [])
+    assert not standing.set_aside(other)
+    standing.kept.backoffs = {"1": 2}
+    standing.begin_round(other, other.run_settings.rounds + 1)
+    assert not standing.set_aside(other), "a task has begun"
 
 
 def test_rounds_out_are_doubled_for_each_refusal_that_was_not_made_up_for() -> None:
-    history, out = ReplyHistory(), []
+    standing, out = Standing(), []
     for refused in [True, False, True, *[True] * 6]:
-        history.end_round(["a"] if refused else ["a", "b"], ["b"] if refused else [], {}, {}, backoffs={"b": 8})
-        out.append(history.backoffs["b"])
+        useful = ["a"] if refused else ["a", "b"]
+        end_round(standing, ["b"] if refused else [], useful, Defense(backoff=8))
+        out.append(standing.kept.backoffs["b"])
     assert out == [8, 7, 8, 16, 32, 64, 128, 128, 128]
 
 
 def test_accepted_replies_make_up_for_refused_ones() -> None:
-    history, defense = ReplyHistory(), Defense(refusals=2)
+    standing, simulation = Standing(), tiny.simulation(FedAvg(), defense=Defense(refusals=2, backoff=0))
     for refused in ([True, False, False, False, False], [True, False, True, False, True]):
         for one in refused:
-            history.end_round(["a"] if one else ["a", "b"], ["b"] if one else [], {}, {})
-        assert history.is_set_aside("b", defense) == (sum(refused) > 1)
-        assert history.refused == ({"b": 2.5} if sum(refused) > 1 else {})
-    history.end_round([], ["a"], {}, {}, backoffs={"a": 2})
-    assert history.refused == {"b": 2.5}, "if no reply could be used, no client is blamed"
-    assert not history.backoffs
+            end_round(standing, ["b"] if one else [], ["a"] if one else ["a", "b"])
+        assert ("b" in standing.set_aside(simulation)) == (sum(refused) > 1)
+        assert standing.kept.times == ({"b": 2.5} if sum(refused) > 1 else {})
+    end_round(standing, ["a"], [], Defense(backoff=2))
+    assert standing.kept.times == {"b": 2.5}, "if no reply could be used, no client is blamed"
+    assert not standing.kept.backoffs
 
 
 def test_who_is_not_set_aside_takes_the_place() -> None:
     simulation = tiny.simulation(FedAvg(), cohort_size=2)
     before = {number: simulation.sample_cohort(number) for number in range(1, 9)}
-    simulation.history.refused = {"2": 3}
+    tiny.step(simulation, Standing).kept.times = {"2": 3}
     for number, cohort in before.items():
-        after = simulation.sample_cohort(number)
+        after = simulation.sample_cohort(number, set_aside(simulation.steps, simulation))
         assert len(after) == 2
         assert "2" not in after
         assert [client for client in cohort if client != "2"] == after[: sum(client != "2" for client in cohort)]
-    simulation.history.refused = dict.fromkeys(simulation.federation.clients, 3)
-    assert simulation.sample_cohort(1) == before[1], "if all were set aside, the model is at fault"
+    tiny.step(simulation, Standing).kept.times = dict.fromkeys(simulation.federation.clients, 3)
+    assert simulation.sample_cohort(1, set_aside(simulation.steps, simulation)) == before[1], (
+        "if all were set aside, the model is at fault"
+    )
 
 
 def test_a_model_that_no_longer_answers_stops_the_run(tmp_path: Path) -> None:
@@ -403,17 +424,20 @@ def test_a_model_that_no_longer_answers_stops_the_run(tmp_path: Path) -> None:
         ruin(simulation)
         with pytest.raises(RunError, match=r"stopped after round [56].*The model is that of round 2"):
             run_trial(simulation, tmp_path / "trial")
-    assert simulation.history.refused == {}, "the model's fault is no client's"
+    assert tiny.step(simulation, Standing).kept.times == {}, "the model's fault is no client's"
 
 
 def test_a_collapse_stops_the_run_only_after_it_was_far_above_chance() -> None:
-    history, defense = ReplyHistory(), Defense(collapsed_rounds=2)
-    for number, accuracy in enumerate([0.1, 0.1, 0.1, 0.6, 0.1, 0.5, 0.1], start=1):
-        history.add_accuracy(accuracy, 0.1, number)
-        assert history.reason_to_stop(defense, number) is None
-    history.add_accuracy(0.11, 0.1, 8)
-    assert "after round 4" in str(history.reason_to_stop(defense, 8))
-    assert history.reason_to_stop(Defense(), 8) is None, "off by default: a method may be as bad as that"
+    collapse, simulation = Collapse(), tiny.simulation(FedAvg(), defense=Defense(collapsed_rounds=2))
+    total = len(simulation.federation.dataset.test["label"])
+    for number, accuracy in enumerate([0.1, 0.1, 0.1, 0.9, 0.1, 0.8, 0.1], start=1):
+        assert not collapse.reason_to_stop(simulation)
+        collapse.end_round(RoundState(simulation, number, [], []), {"correct": [accuracy * total]})
+    assert not collapse.reason_to_stop(simulation)
+    collapse.end_round(RoundState(simulation, 8, [], []), {"correct": [0.11 * total]})
+    assert "after round 4" in collapse.reason_to_stop(simulation)
+    simulation.defense = Defense()
+    assert not collapse.reason_to_stop(simulation), "off by default: a method may be as bad as that"
 
 
 def test_what_is_known_of_replies_is_in_the_checkpoint(tmp_path: Path) -> None:
@@ -424,9 +448,9 @@ def test_what_is_known_of_replies_is_in_the_checkpoint(tmp_path: Path) -> None:
     Checkpoint(tmp_path).save(simulation, {})
     other = tiny.simulation(FedSeq(), cohort_size=6, rounds=3)
     Checkpoint(tmp_path).restore(other)
-    assert other.history == simulation.history
-    assert other.history.refused == {client: 1}
-    assert len(other.history.norms) == 5
+    assert [step.kept for step in other.steps] == [step.kept for step in simulation.steps]
+    assert tiny.step(other, Standing).kept.times == {client: 1}
+    assert len(tiny.step(other, Updates).kept.norms) == 5
 
 
 def wide() -> nn.Module:
@@ -463,7 +487,7 @@ def test_weights_that_have_nothing_of_those_that_were_sent_are_refused(method: A
     refused = tiny.run_rounds(simulation)[first - 1]
     assert list(refused["lost"]) == refused["refused"] == [client]
     assert "have nothing of those that it was sent" in refused["lost"][client]
-    assert len(simulation.history.similarities) == 14
+    assert len(tiny.step(simulation, Updates).kept.similarities) == 14
 
 
 def test_one_large_client_among_small_ones_is_no_stranger() -> None:
@@ -477,7 +501,7 @@ def test_one_large_client_among_small_ones_is_no_stranger() -> None:
     )
     (record,) = tiny.run_rounds(simulation, 1)
     assert not record["lost"]
-    large, *small = sorted(simulation.history.similarities)
+    large, *small = sorted(tiny.step(simulation, Updates).kept.similarities)
     assert large < 0.15
     assert min(small) > 0.9, "the others' are usual"
 
@@ -485,7 +509,7 @@ def test_one_large_client_among_small_ones_is_no_stranger() -> None:
 def test_layers_that_begin_at_zero_refuse_nobody() -> None:
     simulation = tiny.simulation(FedAvg(), cohort_size=5, rounds=2, factory=wide_from_zero)
     assert not any(record["lost"] for record in tiny.run_rounds(simulation))
-    assert min(simulation.history.similarities[:5]) == 0.0
+    assert min(tiny.step(simulation, Updates).kept.similarities[:5]) == 0.0
 
 
 def test_the_first_hop_of_a_sequence_may_not_be_huge() -> None:

@@ -34,10 +34,11 @@ from fedkeep.losses import (
 )
 from fedkeep.metrics import dp_sgd_epsilon
 from fedkeep.reporting.columns import METRICS, columns_for
-from fedkeep.simulation.central_dp import noised_mean
+from fedkeep.simulation.central_dp import noised_mean, sample_rate
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.rounds import RoundState
+from fedkeep.simulation.standing import Standing
 from fedkeep.testing.interception import wrap_steps
 from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob
@@ -351,13 +352,13 @@ def test_a_run_with_noised_means_tells_the_epsilon_of_a_client(tmp_path: Path) -
 def test_clients_that_are_set_aside_make_the_others_likelier() -> None:
     simulation = tiny.simulation(FedAvg(), privacy=Privacy(client_noise_multiplier=1.0))
     clients = simulation.federation.clients
-    state = RoundState(simulation, 1, list(clients[:2]))
-    assert state._sample_rate() == pytest.approx(2 / len(clients))
-    simulation.history.refused = dict.fromkeys(clients[2:], 99)
-    assert state._sample_rate() == 1.0
-    simulation.history.refused = {}
+    state = RoundState(simulation, 1, list(clients[:2]), simulation.steps)
+    assert sample_rate(state) == pytest.approx(2 / len(clients))
+    tiny.step(simulation, Standing).kept.times = dict.fromkeys(clients[2:], 99)
+    assert sample_rate(state) == 1.0
+    tiny.step(simulation, Standing).kept.times = {}
     with state.between_rounds():
-        assert state._sample_rate() == 1.0, "everybody is asked"
+        assert sample_rate(state) == 1.0, "everybody is asked"
 
 
 @pytest.mark.parametrize("changed", [{"robust_aggregation": "median"}, {"loss_check": "server"}])

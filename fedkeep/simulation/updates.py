@@ -1,35 +1,26 @@
-"""Checks of clients' replies before they are used: the same for simulations and for sites on Flower.
+"""How far trainings moved models: updates that are too large, repeated, or nothing like what was sent.
 
-A reply is checked alone (`find_fault`), and its update is compared with others (`find_outliers`): with those of the
-cohort if it was asked together, otherwise with those that were accepted last.
+An update is compared with those of the cohort if it was asked together, otherwise with those that were accepted last.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
 import torch
 
 from fedkeep.interface import Fit
-from fedkeep.interface.algorithm import unwrap_step
-from fedkeep.interface.privacy import find_implausible_spending
-from fedkeep.interface.pytree import find_nonfinite, iter_instances
-from fedkeep.interface.ranges import find_out_of_range
-from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models import Weights
-from fedkeep.models.weights import distance, find_mismatch, joint_norm
-from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
-from fedkeep.simulation.messages import NOT_FINITE, TOO_LARGE, StepRequest
+from fedkeep.models.weights import distance, joint_norm
+from fedkeep.simulation.defense import HISTORY_LENGTH, MIN_FOR_MEDIAN, Defense
+from fedkeep.simulation.messages import Fault, FaultKind, refused
+from fedkeep.simulation.reply_step import Reply, ReplyStep, Round, begins_task
 from fedkeep.simulation.state import SimulationState
-from fedkeep.training.model_runner import ModelRunner
 
-MAX_STEP_FACTOR = 10
-"""How many times the optimizer steps that the recipe's epochs and batch size need a client may have taken."""
 BUFFER_FACTOR = 1000
 """How many times farther than parameters buffers may move: no learning rate bounds batch norm's variances."""
 FREE_NORM = 3.0
@@ -40,6 +31,102 @@ MIN_ELEMENTS = 256
 """Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
 FINGERPRINT_VALUES = 64
 """Number of values of each tensor that make a model's fingerprint."""
+REMEMBERED_REPLIES = 8
+"""Number of each client's replies that are recognised when they are sent again."""
+
+
+@dataclass(frozen=True)
+class KnownModels:
+    """Fingerprints of the models that a client was sent and of those that it returned, in pairs."""
+
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    def with_updates(self, updates: Sequence[UpdateSummary]) -> KnownModels:
+        """Return the last pairs, these updates' too."""
+        return KnownModels((self.pairs + pairs_of(updates))[-REMEMBERED_REPLIES:])
+
+
+@dataclass
+class UsualUpdates:
+    """What the last accepted updates were like, and which models each client sent."""
+
+    norms: list[float] = field(default_factory=list)
+    similarities: list[float] = field(default_factory=list)
+    models: dict[str, KnownModels] = field(default_factory=dict)
+
+
+class Updates(ReplyStep):
+    """Refuses updates that are too large, repeated, or unlike those of the others."""
+
+    kept: UsualUpdates
+
+    def __init__(self) -> None:
+        self.kept = UsualUpdates()
+        self.accepted_updates: dict[str, list[UpdateSummary]] = {}
+
+    def applies(self, state: SimulationState) -> bool:
+        return state.defense.check_replies or state.defense.loss_check != "off"
+
+    def begin_round(self, state: SimulationState, number: int) -> None:
+        self.accepted_updates = {}
+
+    def receive(self, round: Round, reply: Reply) -> None:
+        if reply.sent is not None:
+            parameters = round.state.context_of(reply.client).runner.parameters
+            reply.notes[UPDATE_NOTE] = measure_update(reply.sent, reply.value, parameters)
+
+    def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
+        defense, updates = round.state.defense, dict[str, UpdateSummary]()
+        for reply in replies:
+            if (update := summary_of(reply)) is None or reply.client in round.lost:
+                continue
+            earlier = self.kept.models.get(reply.client, KnownModels()).pairs
+            earlier += pairs_of(self.accepted_updates.get(reply.client, ()))
+            if defense.check_replies and (too_large := find_too_large(update, defense)):
+                yield reply, refused(too_large, FaultKind.TOO_LARGE)
+            elif defense.check_replies and is_replay(update, earlier):
+                yield reply, refused("a model that it had answered with before")
+            else:
+                updates[reply.client] = update
+        # Central DP's noise covers the mean alone, so whether a client is in it must not depend on the others.
+        if not defense.check_replies or round.state.privacy.client_noise_multiplier:
+            return
+        before = [update for each in self.accepted_updates.values() for update in each]
+        outliers = find_outliers(updates, defense, [*self.kept.norms, *(one.parameter_change for one in before)])
+        outliers |= find_unrelated(updates, [*self.kept.similarities, *(one.similarity for one in before)])
+        for reply in replies:
+            if reply.client in outliers:
+                yield reply, refused(outliers[reply.client])
+
+    def accepted(self, round: Round, reply: Reply) -> None:
+        if update := summary_of(reply):
+            self.accepted_updates.setdefault(reply.client, []).append(update)
+
+    def end_round(self, round: Round, record: Mapping[str, Any]) -> None:
+        kept = self.kept
+        if begins_task(round.state, round.number):  # which the last task still judged: nothing else was known
+            kept.norms, kept.similarities = [], []
+        for client, updates in self.accepted_updates.items():
+            kept.models[client] = kept.models.get(client, KnownModels()).with_updates(updates)
+        found = [update for updates in self.accepted_updates.values() for update in updates]
+        norms = [update.parameter_change for update in found if update.parameter_change > 0]
+        kept.norms = [*kept.norms, *norms][-HISTORY_LENGTH:]
+        kept.similarities = [*kept.similarities, *(update.similarity for update in found)][-HISTORY_LENGTH:]
+
+
+UPDATE_NOTE = Updates.__name__
+"""The note of a reply that holds its `UpdateSummary`."""
+
+
+def pairs_of(updates: Iterable[UpdateSummary]) -> tuple[tuple[str, str], ...]:
+    """Return fingerprints of the models that were sent and returned."""
+    return tuple((update.sent_fingerprint, update.returned_fingerprint) for update in updates)
+
+
+def summary_of(reply: Reply) -> UpdateSummary | None:
+    """Return how far a reply's model moved, if it was measured."""
+    found: UpdateSummary | None = reply.notes.get(UPDATE_NOTE)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,97 +150,8 @@ class UpdateSummary:
     returned_fingerprint: str
 
 
-def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
-    """Check a reply alone: no NaN or infinity, in range, plausible, of the model's form, and valid for the method.
-
-    ``request``: What the client was asked.
-    Returns: Why the reply is refused, after "answered with"; None if it is valid.
-    """
-    try:
-        return _find_fault(state, request, reply)
-    except Exception as error:  # a malformed reply must not stop the run
-        return f"what cannot be checked ({type(error).__name__}: {error})"
-
-
-def _find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
-    where = find_nonfinite(reply)
-    if where is not None:
-        return f"a {where} that is {NOT_FINITE}"
-    if (fault := find_out_of_range(reply)) and state.defense.check_replies:
-        return fault
-    if unwrap_step(request.step) is send_label_counts and state.defense.check_replies:
-        held, epsilon = state.federation.num_examples(request.client), state.privacy.counts_epsilon
-        return invalid_counts(reply, state.context.num_classes, held, epsilon)
-    runner = state.context_of(request.client).runner
-    hidden = state.privacy.secure_aggregation and isinstance(reply, Fit) and not reply.model
-    mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) and not hidden else []
-    mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
-    if mismatch := next(filter(None, mismatches), None):
-        return f"another model: {mismatch}"
-    if (fault := _implausible(state, request.client, reply)) and state.defense.check_replies:
-        return fault
-    return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(request.client))
-
-
-def find_spending_fault(
-    state: SimulationState, client: str, before: Mapping[str, int], after: Mapping[str, int]
-) -> str | None:
-    """Check what a client says that a step spent of its privacy; it is in the record even if its reply is refused.
-
-    ``before``, ``after``: Its uses of randomness in the round, before the step and after it.
-    Returns: Why the reply is refused, after "answered with"; None if it can be true.
-    """
-    return find_implausible_spending(before, after, state.privacy, _most_steps(state, _trainable(state, client)))
-
-
-def _implausible(state: SimulationState, client: str, reply: Any) -> str | None:
-    """Return why a training cannot be true, such as one on more examples than the client holds."""
-    for fit in iter_instances(reply, Fit):
-        held = _trainable(state, client)
-        if fit.num_examples > held:
-            hint = "" if state.algorithm.keeps_examples else " in this task; the method does not say `keeps_examples`"
-            return f"a model trained on {fit.num_examples} examples, and it has {held}{hint}"
-        most = _most_steps(state, held)
-        if fit.num_steps > most:
-            return f"a model trained in {fit.num_steps} steps, and its examples need at most {most}"
-        if state.algorithm.uses_num_steps and not state.privacy.secure_aggregation:  # which hides the number
-            batch_norm = state.context_of(client).runner.has_batch_norm
-            needed = state.training.num_steps(fit.num_examples, batch_norm=batch_norm)
-            if fit.num_steps != needed:
-                return f"a model trained in {fit.num_steps} steps, and its {fit.num_examples} examples need {needed}"
-    return None
-
-
-def _trainable(state: SimulationState, client: str) -> int:
-    """Return on how many examples a client can train at most in this task."""
-    algorithm, federation = state.algorithm, state.federation
-    held = federation.total_examples(client) if algorithm.keeps_examples else federation.num_examples(client)
-    return held + algorithm.generated_per_class * state.context.num_classes
-
-
-def _most_steps(state: SimulationState, examples: int) -> int:
-    """Return how many optimizer steps a training on so many examples has at most."""
-    batches = math.ceil(examples / state.training.batch_size)
-    return MAX_STEP_FACTOR * state.training.epochs * max(batches, 1)
-
-
-def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
-    """Return how tensors under a model's names differ from the model's form; None if they do not.
-
-    Parameters without buffers are a valid form too.
-    """
-    if weights.keys().isdisjoint(runner.initial):
-        return None
-    whole = weights.keys() != set(runner.parameters)
-    expected = runner.initial if whole else {name: runner.initial[name] for name in runner.parameters}
-    return find_mismatch(weights, expected)
-
-
 def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> UpdateSummary:
-    """Measure how far a client's training moved a model.
-
-    ``parameters``: Names of the trained tensors.
-    """
+    """Measure how far a client's training moved a model."""
     trained = [name for name in parameters if sent[name].is_floating_point()]
     buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
     before, before_buffers = (joint_norm([sent[name] for name in names]) for names in (trained, buffers))
@@ -180,25 +178,18 @@ def fingerprint(model: Weights) -> str:
     return hashlib.blake2b(joined.numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def find_replay(update: UpdateSummary, known: Iterable[Sequence[str]]) -> str | None:
+def is_replay(update: UpdateSummary, known: Iterable[tuple[str, str]]) -> bool:
     """Tell whether a client returned a model that it had returned before, when it was sent another one.
 
-    Returns: The reason; None for a new model. A client that changes nothing, or is sent the same again, replays
-        nothing.
+    A client that changes nothing, or is sent the same again, replays nothing.
     """
     if update.sent_fingerprint == update.returned_fingerprint:
-        return None
-    replayed = any(
-        returned == update.returned_fingerprint and sent != update.sent_fingerprint for sent, returned in known
-    )
-    return "a model that it had answered with before" if replayed else None
+        return False
+    return any(returned == update.returned_fingerprint and sent != update.sent_fingerprint for sent, returned in known)
 
 
 def find_too_large(update: UpdateSummary, defense: Defense) -> str | None:
-    """Tell whether an update is too large for the model that it changes.
-
-    Returns: The reason; None if it is not, or without a limit.
-    """
+    """Tell whether an update is too large for the model that it changes."""
     parts = (
         ("an update", update.parameter_change, defense.model_norm * max(update.parameter_norm, 1.0)),
         (
@@ -209,7 +200,7 @@ def find_too_large(update: UpdateSummary, defense: Defense) -> str | None:
     )
     for what, norm, limit in parts if defense.model_norm else ():
         if not norm <= limit:
-            return f"{what} of norm {norm:.3g}, where at most {limit:.3g} {TOO_LARGE}"
+            return f"{what} of norm {norm:.3g}, where at most {limit:.3g} fits the model that it was sent"
     return None
 
 
@@ -220,9 +211,6 @@ def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] 
     Fashion-MNIST, 500 of them with tasks, the least similarity was 0.70. It was 0.17 at 50 times the learning rate, and
     0.11 for one client of 1,000 examples among clients of 30 after 20 epochs with a strong weight decay. Where the
     others' models keep nothing either, as in layers that begin at zero, no client is refused.
-
-    ``known``: Similarities of earlier updates, which are the reference if there are too few updates.
-    Returns: The reasons, by client.
     """
     similarities = [update.similarity for update in updates.values()]
     similarities = similarities if len(similarities) >= MIN_FOR_MEDIAN else [*known, *similarities]
@@ -246,9 +234,6 @@ def find_outliers(
     An update of up to `FREE_NORM` times the norm of the model that it changes is never an outlier: where most clients
     have nothing left to learn, one with new classes may move thousands of times as far, and is honest. Beyond that an
     update is too large as long as too few others are known to compare it with: the first hop of a sequence is one.
-
-    ``known``: Norms of earlier updates, which are the reference if there are too few updates.
-    Returns: The reasons, by client, of those that are too large.
     """
     found: dict[str, str] = {}
     limit = defense.update_norm
@@ -256,7 +241,7 @@ def find_outliers(
         ("an update", limit, lambda update: (update.parameter_change, update.parameter_norm), known),
         ("buffers with a change", 10 * limit, lambda update: (update.buffer_change, update.buffer_norm), ()),
     )
-    for what, times, measure, earlier in measures if limit and defense.check_replies else ():
+    for what, times, measure, earlier in measures if limit else ():
         norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
         norms = norms if len(norms) >= MIN_FOR_MEDIAN else [*earlier, *norms]
         usual = median_low(norms) if len(norms) >= MIN_FOR_MEDIAN else 0.0
