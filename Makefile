@@ -68,7 +68,7 @@ lock: .venv/dev
 	grep -Ev '^(#|torch==)' constraints.txt | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-annotate --no-header \
 	--universal --python-version 3.11 --quiet --output-file constraints-hashed.txt
 
-# The documentation site, in build/site. Warnings are errors. Its search needs a server: python -m http.server -d build/site
+# The documentation site, in build/site. Warnings are errors. It can be opened as files.
 docs: .venv/dev
 	$(BIN)/python tools/site_source.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file build/mkdocs.yml

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,14 +174,18 @@ class RunResult(Run):
         Returns
         -------
         Figure
-            A Matplotlib figure; ``figure.savefig("accuracy.pdf", bbox_inches="tight")`` writes it.
+            A Matplotlib figure, which a notebook shows; ``figure.savefig("accuracy.pdf", bbox_inches="tight")`` writes
+            it.
 
         Raises
         ------
         RunError
             For another metric.
         """
-        return curves(trials_of(summary(self)), metric)
+        figure = curves(trials_of(summary(self)), metric)
+        # Without pyplot, which chooses a backend for the whole process, a notebook would show its address.
+        figure._repr_svg_ = partial(_svg, figure)  # type: ignore[attr-defined]
+        return figure
 
     def compare(self, method: str, reference: str, metric: str = "accuracy") -> Difference:
         """Return what a method gained on another, paired by seed, with the 95 % interval.

@@ -41,6 +41,31 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert 'class="mermaid"' not in text, "diagrams would be drawn by a script from elsewhere"
 
 
+def test_the_search_needs_no_server(site: Path) -> None:
+    """A page that is opened as a file may load scripts, and neither JSON nor a Worker."""
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert index.startswith("var __index")
+    for page in (site / "index.html", site / "docs" / "data.html"):
+        scripts = re.findall(r"<script[^>]*\bsrc=\"?([^\s\">]+)", page.read_text(encoding="utf-8"))
+        assert [(page.parent / name).resolve() for name in scripts if "worker" in name] == [site / "iframe-worker.js"]
+
+
+def test_a_word_is_found_in_a_page_that_is_opened_as_a_file(site: Path) -> None:
+    pytest.importorskip("playwright", reason="Playwright is not installed")
+    sys.path.append(str(ROOT / "tools"))
+    from screenshots import CHROMIUM, browser
+
+    if not Path(CHROMIUM).is_file():
+        pytest.skip("CHROMIUM names no Chromium")
+    with browser() as chromium:
+        page = chromium.new_page()
+        page.goto((site / "index.html").as_uri())
+        page.click("[data-md-component=search-query]")
+        page.keyboard.type("dirichlet")
+        page.wait_for_selector(".md-search-result__item", timeout=20_000)
+        assert "dirichlet" in page.inner_text(".md-search-result__list").lower()
+
+
 def test_every_page_is_accessible_and_none_is_wider_than_a_phone(site: Path) -> None:
     pytest.importorskip("playwright", reason="Playwright is not installed")
     sys.path.append(str(ROOT / "tools"))

@@ -74,7 +74,7 @@ def main() -> None:
         program = (ROOT / "docs" / "tutorials" / f"{name}.py").read_text(encoding="utf-8")
         write(f"docs/tutorials/{name}.md", tutorial_page(name, program))
         write(f"docs/tutorials/{name}.ipynb", notebook(program))
-    for name in ("site.css", "site.js"):
+    for name in ("site.css", "site.js", "iframe-worker.js"):
         shutil.copy(ROOT / "tools" / name, SOURCE / name)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     config |= {"nav": navigation(methods), "docs_dir": str(SOURCE), "site_dir": str(ROOT / "build" / "site")}

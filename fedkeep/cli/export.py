@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from argparse import Namespace
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedkeep._utils.escaping import csv_text
 from fedkeep.cli.text import say
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.export.files import export_model, onnx_available
@@ -47,9 +47,8 @@ def predict_files(options: Namespace, console: Console) -> int:
     heads = ("file", *["row"] * rows, "class", "probability")
     places = [(str(each.path), *["" if each.row is None else str(each.row)] * rows, each.label) for each in found]
     if options.format == "csv":
-        lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(heads)
-        lines.writerows((*place, f"{each.probability:.4f}") for place, each in zip(places, found, strict=True))
+        cells = ((*place, f"{each.probability:.4f}") for place, each in zip(places, found, strict=True))
+        sys.stdout.write(csv_text([heads, *cells]))
         return 0
     table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:

@@ -7,11 +7,9 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from fedkeep._utils.memory import keep_freed_memory
 from fedkeep.cli.commands import COMMANDS, Command
-from fedkeep.cli.text import FittingFormatter, Parser, forget_odd_width, say_error
+from fedkeep.cli.text import FittingFormatter, Parser, Terminal, forget_odd_width, say_error
 from fedkeep.errors import FedKeepError
 
 
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler.setFormatter(FittingFormatter("%(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     options = parser().parse_args(arguments)
-    console = Console(stderr=False)
+    console = Terminal()
     keep_freed_memory()
     command: Command = options.command
     try:
@@ -43,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_error(f"{error.strerror or error}{what}")
         return 1
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped.")
+        Terminal(stderr=True).print("stopped.")
         return 130
 
 

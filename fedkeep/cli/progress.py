@@ -24,10 +24,10 @@ def progress_bars(console: Console, shown: bool) -> Progress:
     """Return progress bars with a note and the time left, not started yet."""
     whole = Column(no_wrap=True)  # on a narrow terminal the words are cut, and the numbers are not
     return Progress(
-        TextColumn("{task.description}", table_column=Column(overflow="ellipsis")),
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="ellipsis")),
         BarColumn(bar_width=24),
         MofNCompleteColumn(table_column=whole),
-        TextColumn("{task.fields[note]}", table_column=Column(overflow="ellipsis")),
+        TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="ellipsis")),
         TimeRemainingColumn(elapsed_when_finished=True, table_column=whole.copy()),
         console=console,
         disable=not shown,
@@ -101,7 +101,9 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
     """
     by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
     with suppress(OSError):
-        text = f"\nstopped{by}; the last finished rounds are saved. Continue with: {command}"
+        text = (
+            f"\nstopped{by}; finished rounds are saved; the round that was going begins again. Continue with: {command}"
+        )
         say(console, text)
     return code
 

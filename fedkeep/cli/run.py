@@ -16,6 +16,7 @@ from fedkeep._utils.signals import Terminated
 from fedkeep.cli.progress import Display, say_stopped
 from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.description import describe_data
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import is_finished
 from fedkeep.experiment.plugins import import_user_code
@@ -26,12 +27,16 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import as_table
 from fedkeep.reporting.columns import headline
+from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import leaders
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.outputs import REPORT, write_all
 from fedkeep.reporting.profile import profile_table, step_table
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import print_table
+
+CLASSES_SHOWN = 12
+"""Classes and clients that are listed on the console; the report has all."""
 
 
 def run(options: Namespace, console: Console) -> int:
@@ -47,6 +52,7 @@ def run(options: Namespace, console: Console) -> int:
     console.print(recipe.title, style="bold", highlight=False, markup=False)
     console.print(_describe(recipe), highlight=False, markup=False)
     say(console, f"run folder: {folder}")
+    say(console, _data_of(experiment))
     return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
 
 
@@ -186,6 +192,14 @@ def machine_of(options: Namespace) -> Machine:
         allow_code=options.allow_code,
         use=tuple(options.use),
     )
+
+
+def _data_of(experiment: Experiment) -> str:
+    """Return what was read, a line each."""
+    seed = experiment.recipe.seeds[0]
+    read = data_read(describe_data(experiment.federation(seed)), experiment.describe_partition(seed))
+    lines = (f"  {what}: {text}" for what, text in read.facts(CLASSES_SHOWN) if text)
+    return "\n".join(["data as read:", *lines])
 
 
 def _describe(recipe: Recipe) -> str:

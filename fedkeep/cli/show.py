@@ -108,7 +108,7 @@ def recipes(options: Namespace, console: Console) -> int:
     if (options.name or "").rstrip("/") in tables:
         _paper_table(tables[options.name.rstrip("/")], console)
     elif options.name:
-        console.print(load_recipe(options.name).to_toml(), highlight=False, markup=False, soft_wrap=True)
+        console.print(Text(load_recipe(options.name).to_toml()), soft_wrap=True)
     else:
         _recipe_list(tables, console)
     return 0
@@ -205,7 +205,7 @@ def _text(options: Namespace, rows: list[Row], path: Path | None, console: Conso
     """Print results in a text format, or write them into a file."""
     text = TEXTS[options.format](rows, options.against or "", options.target)
     if path is None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
+        console.print(Text(text), soft_wrap=True, end="")
     else:
         _wrote(atomic_write(path, text), console)
 

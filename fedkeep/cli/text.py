@@ -6,16 +6,24 @@ import argparse
 import logging
 import os
 import re
+import shlex
+import shutil
 import sys
 import textwrap
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
+from fedkeep._utils.escaping import printable
 from fedkeep.errors import nearest
 
-_COMMAND = re.compile(r"(?:fedkeep|flwr|export|nginx|python) ")
+_COMMAND = re.compile(r"(?:\S*/)?(?:fedkeep|flwr|export|nginx|python) ")
+_OWN_COMMAND = re.compile(r"(?<![\w./-])fedkeep (?=[a-z]|-)|(?<![\w./-])pip install (?=['\"])")
 _WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 _KEPT = "\N{NO-BREAK SPACE}"
 
@@ -25,6 +33,54 @@ def forget_odd_width() -> None:
     width = os.environ.get("COLUMNS", "80")
     if not (width.isdecimal() and 20 <= int(width[:9]) <= 10_000):
         del os.environ["COLUMNS"]
+
+
+class Terminal(Console):
+    """A console that shows names of others without obeying them, and its own commands as they can be run here."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the parts of what is shown; Rich's own controls pass."""
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=printable(part.text))
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print text, or what Rich draws."""
+        super().print(*(runnable(one) if isinstance(one, str) else one for one in objects), **options)
+
+
+@cache
+def program() -> tuple[str, str]:
+    """Return the words by which this program, and pip beside it, were and can be started: of the shell that did it."""
+    begun, python = Path(sys.argv[0]), _from_here(Path(sys.executable))
+    if begun.name == "__main__.py" and begun.parent.name == "fedkeep":
+        return f"{python} -m fedkeep", f"{python} -m pip"
+    if begun.stem != "fedkeep" or _is_found(begun):
+        return "fedkeep", "pip"
+    return _from_here(begun), f"{python} -m pip"
+
+
+def _is_found(path: Path) -> bool:
+    """Return whether the shell finds a program by its name alone."""
+    found = shutil.which(path.name)
+    return found is not None and Path(found).absolute() == path.absolute()
+
+
+def _from_here(path: Path) -> str:
+    """Return a program as a shell in the working directory starts it."""
+    if _is_found(path):
+        return path.name
+    path, here = path.absolute(), Path.cwd()
+    near = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return shlex.quote(near if os.sep in near else os.path.join(".", near))
+
+
+def runnable(text: str) -> str:
+    """Return text whose commands begin as this program was started."""
+    own, pip = program()
+    return _OWN_COMMAND.sub(lambda found: f"{own} " if found[0].startswith("fedkeep") else f"{pip} install ", text)
 
 
 def say(console: Console, text: str, style: str = "", *, paragraphs: bool = False) -> None:
@@ -42,14 +98,14 @@ def say_error(message: str) -> None:
 
     ``message``: What was wrong.
     """
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     text = Text(fit(f"error: {message}", console))
     text.stylize("bold red", 0, len("error:"))
     console.print(text, soft_wrap=True)
 
 
 def fit(text: str, console: Console) -> str:
-    """Break lines that are wider than the terminal; paths and other long words stay whole.
+    """Make text harmless and its commands runnable; break lines that are wider than the terminal, but no long words.
 
     In a file or a pipe lines stay as they are, so that they can be searched.
 
@@ -57,6 +113,7 @@ def fit(text: str, console: Console) -> str:
     ``console``: Where it will be printed.
     Returns: The text. A command that has a line of its own goes on after a backslash, as a shell reads it.
     """
+    text = printable(runnable(text))
     if not (console.is_terminal or "COLUMNS" in os.environ):
         return text
     return "\n".join(_broken(line, console.width) for line in text.split("\n"))
@@ -72,7 +129,9 @@ def _broken(line: str, width: int) -> str:
         return " \\\n".join(_wrapped(" ".join(words), indent, f"{indent}  ", width - 2))
     hanging = indent + "  " * stripped.startswith("- ")
     short = re.sub(
-        r"\bfedkeep \S+( \S+)?|\bpip install( '[^']*')+", lambda found: found[0].replace(" ", _KEPT), stripped
+        r"(\S*/)?\bfedkeep \S+( \S+)?|(\S* -m )?\bpip install( '[^']*')+",
+        lambda found: found[0].replace(" ", _KEPT),
+        stripped,
     )
     return "\n".join(_wrapped(short, indent, hanging, width))
 
@@ -94,7 +153,7 @@ class FittingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a message."""
-        return fit(super().format(record), Console(stderr=True))
+        return fit(super().format(record), Terminal(stderr=True))
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,5 +175,5 @@ class Parser(argparse.ArgumentParser):
             choices = re.findall(r"[^\s,']+", found[2])
             message += f".{nearest(found[1], choices)}"
         self.print_usage(sys.stderr)
-        sys.stderr.write(fit(f"{self.prog}: error: {message}\n", Console(stderr=True)))
+        sys.stderr.write(fit(f"{self.prog}: error: {message}\n", Terminal(stderr=True)))
         raise SystemExit(2)

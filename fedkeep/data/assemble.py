@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,11 +80,12 @@ def assemble(
             hold_out_groups(within, labels[0], schema.test_share) if whole else hold_out(within, schema.test_share)
         )
     inputs: list[Tensor] = []
+    seen: Counter[str] = Counter()
     if schema.image:
         for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
             batches = read_batches(table, schema.image, str(what))
             rows = len(labels[number])
-            inputs.append(decode(batches, rows, str(what), schema.channels, schema.side, options.size))
+            inputs.append(decode(batches, rows, str(what), schema.channels, schema.side, options.size, seen))
     else:
         with problems.collect():
             inputs, columns = read_inputs(
@@ -116,6 +118,9 @@ def assemble(
     if schema.image:
         parts = _equal_channels(parts)
         mean, std = normalisation or channel_statistics(parts[0]["input"])
+    notes += [f"{count} images are {what}." for what, count in sorted(seen.items())]
+    unused = sorted({*splits} - {*present}) if is_own else []
+    notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
     notes.append(_classes_without_training(parts, label_names))
     train, test = parts
     values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed

@@ -12,10 +12,12 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -25,7 +27,8 @@ from fedkeep.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_VERSION = 3  # to be raised when the same files would be decoded to something else
+_VERSION = 4  # to be raised when the same files would be decoded to something else
+_SETTLED = 2.0  # seconds without a change after which a time of change tells the next one
 
 
 def cache_folder() -> Path:
@@ -41,13 +44,40 @@ def cache_folder() -> Path:
     return base / "fedkeep"
 
 
-def file_stamps(files: Iterable[Path], root: Path) -> list[tuple[str, int, int]]:
-    """Return the name below `root`, the size and the time of change of each file: a change of any of them shows."""
-    found = []
-    for path in files:
-        stat = path.stat()
-        found.append((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns))
+def file_digests(files: Iterable[Path], root: Path) -> list[tuple[str, str]]:
+    """Return the name below `root` and the SHA-256 of each file: times and sizes do not tell a corrected file."""
+    return [(path.relative_to(root).as_posix(), _file_digest(path)) for path in files]
+
+
+_digests: dict[Path, tuple[tuple[int, ...], str]] = {}
+
+
+def _file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file; a process reads it once, unless the system says that it was written since."""
+    status = path.stat()
+    # Nobody can set the time of change, unlike that of modification; it is as coarse as a tick of the system's clock.
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    known = _digests.get(path)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    begun = time.time()
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if begun - status.st_ctime > _SETTLED and sys.platform != "win32":  # where it is the time of creation
+        _digests[path] = stamp, found
     return found
+
+
+def digest(dataset: DataSet) -> str:
+    """Return a hash of all that is in a data set, names and examples: 16 hexadecimal digits."""
+    names = dataset.name, dataset.label_names, dataset.mean, dataset.std, dataset.note, dataset.features
+    columns = columns_to_json(dataset.columns)
+    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()), *columns)).encode())
+    for split in (dataset.train, dataset.test):
+        for name, column in sorted(split.items()):
+            hashed.update(f"{name} {column.dtype} {list(column.shape)} ".encode())
+            hashed.update(column.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()[:16]
 
 
 def entry_path(name: str, how: Any, version: Any, decoding: int = _VERSION) -> Path:
@@ -55,7 +85,7 @@ def entry_path(name: str, how: Any, version: Any, decoding: int = _VERSION) -> P
 
     ``name``: The data set's name or Hub id.
     ``how``: How the data set is decoded. Another value gives another entry.
-    ``version``: The version of the source, such as `file_stamps` or a commit.
+    ``version``: The version of the source, such as `file_digests` or a commit.
     ``decoding``: The version of the code that decodes; for what is not decoded one that stays, so that the entry does
         too.
     """
@@ -68,17 +98,17 @@ def latest_entry(name: str, how: Any) -> Path | None:
     return found[-1] if found else None
 
 
-def load_or_build(path: Path, build: Callable[[], DataSet]) -> DataSet:
-    """Return the data set of a cache entry; build and save it if there is none that can be read.
+def load_or_build(path: Path, build: Callable[[], DataSet], expected: str = "") -> DataSet:
+    """Return the data set of a cache entry (see `read_entry`); build and save it if there is none, or a damaged one.
 
     If the cache cannot be written to, there is a warning and the data set is decoded again next time.
     """
-    if (dataset := read_entry(path)) is not None:
+    if (dataset := read_entry(path, expected)) is not None:
         return dataset
     dataset = build()
     try:
         _write_entry(path, dataset)
-        return read_entry(path) or dataset  # what is read back shares its memory with other processes
+        return read_entry(path, expected) or dataset  # what is read back shares its memory with other processes
     except (OSError, SafetensorError) as error:
         log.warning(
             "The decoded data set %s cannot be kept in %s (%s) and is decoded again next time. Set FEDKEEP_CACHE to a "
@@ -90,8 +120,11 @@ def load_or_build(path: Path, build: Callable[[], DataSet]) -> DataSet:
         return dataset
 
 
-def read_entry(path: Path) -> DataSet | None:
-    """Return the data set of a cache entry, or None if there is none that can be read."""
+def read_entry(path: Path, expected: str = "") -> DataSet | None:
+    """Return the data set of a cache entry, or None if there is none that is whole.
+
+    Its content must have a digest: the expected one, or else the one that was written beside it.
+    """
     try:
         if not path.is_file():
             return None
@@ -105,11 +138,14 @@ def read_entry(path: Path) -> DataSet | None:
         columns_of_table = columns_from_json({"columns": metadata.get("columns", ())})
         values = {column: tuple(names) for column, names in metadata["values"].items()}
         name, note = metadata["name"], metadata["note"]
-        return DataSet(
+        dataset = DataSet(
             name, columns["train"], columns["test"], note=note, values=values, columns=columns_of_table, **texts
         )
+        if digest(dataset) != (expected or metadata["digest"]):
+            raise ValueError("its content is not what was written")
+        return dataset
     except (OSError, SafetensorError, DataError, ValueError, KeyError, TypeError) as error:
-        log.warning("The cache entry %s cannot be read (%s); it is made again.", path, error)
+        log.warning("The cache entry %s is damaged (%s); it is made again.", path, error)
         return None
 
 
@@ -120,8 +156,11 @@ def _write_entry(path: Path, dataset: DataSet) -> None:
         for column, values in data.items()
     }
     metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
-    metadata["columns"] = columns_to_json(dataset.columns)
-    metadata["values"] = dict(dataset.values)
+    metadata |= {
+        "columns": columns_to_json(dataset.columns),
+        "values": dict(dataset.values),
+        "digest": digest(dataset),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may write the same entry: each writes its own file, and the last rename wins.
     handle, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 89_478_485
 """The most pixels of an image, which is also where Pillow begins to warn of decompression bombs."""
 
+_ANIMATED = ("GIF", "PNG", "WEBP")  # and not phones' JPEGs, beside whose photo are smaller ones of it
 _DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")  # Pillow's modes with more than 8 bits a channel
 # What Pillow reads 16 bits a channel from, to keep the upper 8 in modes such as RGB. BMP's "BGR;16" is 16 bits a pixel.
 _DEEP_SOURCE = re.compile(r"\w+;16[BLN]")
@@ -33,6 +36,7 @@ def decode(
     channels: int | None = None,
     side: int | None = None,
     size: tuple[int, ...] = (),
+    seen: Counter[str] | None = None,
 ) -> Tensor:
     """Decode images into one tensor; a photo is turned upright if its EXIF data say how the camera was turned.
 
@@ -42,6 +46,7 @@ def decode(
         otherwise.
     ``side``: The middle square of each image is resized to this many pixels (Lanczos); None leaves images as they are.
     ``size``: Height and width to which each whole image is resized (Lanczos); empty leaves images as they are.
+    ``seen``: Gets the number of images of which not all is read, by what they are.
     Returns: uint8 ``[rows, channels, height, width]``.
     """
     pillow = require_optional("PIL.Image", "Decoding images", "data")
@@ -51,7 +56,10 @@ def decode(
     for batch in images:
         for encoded in batch:
             source = _source(encoded, row, where)
-            image = _upright(_open(pillow, source, formats, row, where), source, row, where)
+            image = _open(pillow, source, formats, row, where)
+            if seen is not None and image.format in _ANIMATED and getattr(image, "is_animated", False):
+                seen["animations, of which the first picture is read"] += 1
+            image = _upright(image, source, row, where)
             image = _convert(image, channels)
             if side is not None and image.size != (side, side):
                 image = _resize_middle(pillow, image, side)
@@ -100,10 +108,11 @@ def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) ->
         refused = _why_refused(image)
         if not refused:
             image.load()
+            refused = _transparency(image)
     except Exception as error:  # damaged files make Pillow's readers raise almost anything
         raise DataError(
             f"{where}: row {row}{_path_of(source)} is not an image that Pillow can read: "
-            f"{in_one_line(error, 200) or type(error).__name__}. Formats: {', '.join(FORMATS)}. Replace or remove it."
+            f"{in_one_line(error, 200) or type(error).__name__}. {_advice(source)}"
         ) from error
     if refused:
         raise DataError(f"{where}: row {row}{_path_of(source)} has {refused}")
@@ -121,6 +130,30 @@ def _why_refused(image: Any) -> str:
     if image.format == "TIFF" and image.n_frames > 1:  # of an animation, the first image stands for all
         return f"{image.n_frames} pages, of which only the first would be used. Save each page as an image of its own."
     return ""
+
+
+def _transparency(image: Any) -> str:
+    """Return that an image has transparent pixels; empty if it has none, whatever its mode.
+
+    What is drawn with transparency has any colour behind it, and black or white in black or white would be nothing.
+    """
+    if not image.has_transparency_data or image.convert("RGBA").getchannel("A").getextrema()[0] == 255:
+        return ""
+    return (
+        "transparent pixels, which a network does not see. Put the images on a background that they do not have "
+        "themselves, such as white: magick mogrify -background white -alpha remove FILES."
+    )
+
+
+def _advice(source: Any) -> str:
+    """Return what to do about a file that is no image."""
+    beginning = source[:64] if isinstance(source, bytes) else b""
+    if not isinstance(source, bytes):
+        with suppress(OSError), Path(source).open("rb") as file:
+            beginning = file.read(64)
+    if beginning.startswith(b"version https://git-lfs") or beginning.lstrip(b"/").startswith(b"annex/objects/"):
+        return "It stands for an image that is elsewhere: fetch it with git lfs pull, or git annex get."
+    return f"Formats: {', '.join(FORMATS)}. Replace or remove it."
 
 
 def _deep_pixels(image: Any) -> str:

@@ -6,7 +6,6 @@ exactly the same examples.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedkeep.data import cache
-from fedkeep.data.columns import columns_to_json
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import DataError, PartitionError
@@ -67,26 +65,14 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
     return replace(dataset, train=train, test=test, values=values, note=" ".join(filter(None, (dataset.note, note))))
 
 
-def digest(dataset: DataSet) -> str:
-    """Return a hash of all that is in a data set, names and examples: 16 hexadecimal digits."""
-    names = dataset.name, dataset.label_names, dataset.mean, dataset.std, dataset.note, dataset.features
-    columns = columns_to_json(dataset.columns) or ()
-    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()), *columns)).encode())
-    for split in (dataset.train, dataset.test):
-        for name, column in sorted(split.items()):
-            hashed.update(f"{name} {column.dtype} {list(column.shape)} ".encode())
-            hashed.update(column.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return hashed.hexdigest()[:16]
-
-
 def keep(dataset: DataSet) -> str:
     """Keep a data set in the cache folder, and return the name by which `find` returns it.
 
     Returns: Such as ``arrays:0123456789abcdef``, which depends on everything in it.
     """
-    name = PREFIX + digest(dataset)
-    cache.load_or_build(_entry(name), lambda: dataset)
-    if cache.read_entry(_entry(name)) is None:
+    name = PREFIX + cache.digest(dataset)
+    kept = cache.load_or_build(_entry(name), lambda: dataset, name.removeprefix(PREFIX))
+    if kept is dataset:
         raise DataError(
             f"the examples cannot be kept in {cache.cache_folder()}, where worker processes and a resumed run would "
             "find them. Set FEDKEEP_CACHE to a folder that can be written to."
@@ -99,10 +85,10 @@ def find(name: str) -> DataSet:
 
     ``name``: Its name, as `keep` returned it.
     """
-    dataset = cache.read_entry(_entry(name))
+    dataset = cache.read_entry(_entry(name), name.removeprefix(PREFIX))
     if dataset is None:
         raise DataError(
-            f"the examples {name!r} were given in Python, and are no longer in {cache.cache_folder()}. Give them "
+            f"the examples {name!r} were given in Python, and are no longer whole in {cache.cache_folder()}. Give them "
             "again: fedkeep.resume(RUN, data=...), with the partition if that was given too."
         )
     return dataset

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +168,8 @@ def local_path(name: str, data_dir: str | Path | None) -> Path | None:
 
 
 def _version(path: Path, files: Iterable[Path]) -> tuple[object, ...]:
-    """Return what tells a file or folder from all others, and its content from earlier ones.
-
-    Files of two sites may have the same names, sizes and times, as those of an archive do: so where they lie counts.
-    """
-    return path.resolve(), *cache.file_stamps(files, path if path.is_dir() else path.parent)
+    """Return what tells the content of a file or folder from all others, wherever it lies."""
+    return tuple(cache.file_digests(files, path if path.is_dir() else path.parent))
 
 
 def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
@@ -199,8 +197,9 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
     how = ["folder", as_table(options), found.note, columns_to_json(columns)]
-    if found.note:
-        log.warning("%s: %s", name, found.note)
+    if found.note and parent_process() is None:  # workers read the same
+        such_as = f" Such as: {found.examples}." if found.examples else ""
+        log.warning("%s: %s%s", name, found.note, such_as)
     return cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedkeep._utils.libraries import require_optional
 from fedkeep.data.readers import (
     TEST_NAMES,
+    LeftOut,
     RawSplits,
     datasets_library,
     image_files,
+    is_hidden,
     parquet_files,
     read_images,
     read_parquet,
@@ -51,6 +54,7 @@ class DataFiles:
     files: Sequence[Path]
     read: Callable[[], OwnSplits]
     note: str = ""
+    examples: str = ""  # paths of what was left out, which are told but not recorded
 
 
 def find_data_files(path: Path) -> DataFiles:
@@ -66,17 +70,16 @@ def find_data_files(path: Path) -> DataFiles:
     splits = table_files(path)
     if splits:
         return _tables({split: [(file, "") for file in files] for split, files in splits.items()})
-    images, empty = image_files(path)
+    left_out = LeftOut()
+    images, empty = image_files(path, left_out)
     every = [file for classes in images.values() for files in classes.values() for file in files]
-    return DataFiles(every, lambda: OwnSplits(read_images(images)), _empty_note(empty))
+    return DataFiles(every, lambda: OwnSplits(read_images(images)), _note(empty, left_out), left_out.examples())
 
 
-def _empty_note(empty: Sequence[str]) -> str:
-    if not empty:
-        return ""
-    return (
-        f"No images in {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}: no class is made of an empty folder."
-    )
+def _note(empty: Sequence[str], left_out: LeftOut) -> str:
+    named = f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}"
+    about_empty = f"No images in {named}: no class is made of an empty folder." if empty else ""
+    return " ".join(filter(None, (about_empty, left_out.note())))
 
 
 def table_files(folder: Path) -> dict[str, list[Path]]:
@@ -187,10 +190,14 @@ def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[t
 
 def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     """Return the files of a folder that holds a file or a folder for each client."""
-    visible = [entry for entry in sorted(clients.iterdir()) if not entry.name.startswith(".")]
+    visible = [entry for entry in sorted(clients.iterdir()) if not is_hidden(entry.name)]
     tables: dict[str, list[tuple[str, Path]]] = {}
     images: dict[str, dict[str, dict[str, list[Path]]]] = {}
     notes: list[str] = []
+    left_out = LeftOut()
+    beside = [entry for entry in sorted(path.iterdir()) if entry.is_dir() or entry.suffix.lower() in TABLE_SUFFIXES]
+    unread = [e for e in beside if e != clients and re.split(r"[.-]", e.name)[0] not in TEST_NAMES]
+    left_out.add(f"folders or tables beside {CLIENTS_FOLDER}", *(e for e in unread if not is_hidden(e.name)))
     for entry in visible:
         if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES:
             tables.setdefault("train", []).append((entry.stem, entry))
@@ -199,10 +206,12 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
             for split, files in splits.items():
                 tables.setdefault(split, []).extend((entry.name, file) for file in files)
             if not splits:
-                found, empty = image_files(entry)
-                notes += empty
+                found, empty = image_files(entry, left_out)
+                notes += [f"{CLIENTS_FOLDER}/{entry.name}/{name}" for name in empty]
                 for split, classes in found.items():
                     images.setdefault(split, {})[entry.name] = classes
+        else:
+            left_out.add("files that are no table and no folder of a client", entry)
     if bool(tables) == bool(images):
         what = "both tables and images" if tables else "neither tables nor images"
         raise DataError(
@@ -215,17 +224,20 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     if twice is not None:
         raise DataError(f"{clients} has two sources of client {twice!r}. Remove one.")
     if images:
-        return _image_clients(path, images, notes)
-    return _table_clients(path, tables)
+        return _image_clients(path, images, notes, left_out)
+    return _table_clients(path, tables, left_out)
 
 
-def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]]) -> DataFiles:
+def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]], left_out: LeftOut) -> DataFiles:
     shared = {split: files for split, files in table_files(path).items() if split != "train"}
     own = {split: files for split, files in tables.items() if split == "train" or not shared}
-    return _tables(
+    for split in tables.keys() - own.keys():
+        left_out.add(f"clients' own {split} files, since there is one for all", *(file for _, file in tables[split]))
+    found = _tables(
         {split: [(file, name) for name, file in files] for split, files in own.items()}
         | {split: [(file, "") for file in files] for split, files in shared.items()}
     )
+    return replace(found, note=left_out.note(), examples=left_out.examples())
 
 
 def _of_client(name: str, path: Path, table: Any) -> Any:
@@ -239,16 +251,19 @@ def _of_client(name: str, path: Path, table: Any) -> Any:
     return table.append_column(CLIENT, [[name] * table.num_rows])
 
 
-def _image_clients(path: Path, images: _ByClient, notes: Sequence[str]) -> DataFiles:
+def _image_clients(path: Path, images: _ByClient, notes: Sequence[str], left_out: LeftOut) -> DataFiles:
     by_client: dict[str, Mapping[str, _ByClass]] = dict(images)
     shared = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
     if shared is not None:
-        classes, empty = image_files(shared)
-        notes = [*notes, *empty]
+        classes, empty = image_files(shared, left_out)
+        notes = [*notes, *(f"{shared.name}/{name}" for name in empty)]
+        own = [file for by_class in by_client.get("test", {}).values() for files in by_class.values() for file in files]
+        left_out.add("test images of clients, since there are some for all", *own)
         by_client["test"] = {"": classes["train"]}
     by_class = [classes for each in by_client.values() for classes in each.values()]
     every = [file for classes in by_class for files in classes.values() for file in files]
-    return DataFiles(every, lambda: OwnSplits(read_images_of_clients(by_client)), _empty_note(notes))
+    note = _note(notes, left_out)
+    return DataFiles(every, lambda: OwnSplits(read_images_of_clients(by_client)), note, left_out.examples())
 
 
 def read_images_of_clients(images: _ByClient) -> dict[str, Any]:
@@ -268,4 +283,6 @@ def read_images_of_clients(images: _ByClient) -> dict[str, Any]:
                 by_class[name] += [client] * len(files)
         owners[split] = [client for of_class in by_class.values() for client in of_class]
     tables = read_images(merged)
-    return {split: table.add_column(CLIENT, owners[split]) for split, table in tables.items()}
+    # Test images that are there for all clients are nobody's.
+    named = {split: table.add_column(CLIENT, owners[split]) for split, table in tables.items() if any(owners[split])}
+    return {**tables, **named}

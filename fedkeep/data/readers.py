@@ -19,7 +19,24 @@ RawSplits: TypeAlias = Mapping[str, Any]
 TEST_NAMES = ("test", "validation", "valid", "val")
 """The names that a test split may have, the preferred one first."""
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+"""The suffixes of the files that are read as images."""
+_OTHER_IMAGES = (
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jxl",
+    ".jp2",
+    ".svg",
+    ".ico",
+    ".tga",
+    ".psd",
+    ".dng",
+    ".cr2",
+    ".nef",
+    ".arw",
+)
+_SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 
 MISSING_TEXTS = frozenset(
     ["", "#n/a", "#n/a n/a", "#na", "-nan", "n/a", "na", "nan", "null", "none", "1.#ind", "1.#qnan", "-1.#ind"]
@@ -108,6 +125,9 @@ def read_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
         # Each split for itself, so that it keeps its own columns and class names. Escaped, since these are patterns.
         patterns = {split: [glob.escape(str(path)) for path in paths]}
         try:
+            if any("::" in str(path) for path in paths):  # which `datasets` takes for an archive and a file in it
+                opened[split] = _in_memory(library, paths)
+                continue
             opened[split] = library.load_dataset("parquet", data_files=patterns, split=split, streaming=True)
         except Exception as error:  # odd metadata makes `datasets` raise almost anything
             raise DataError(
@@ -116,29 +136,68 @@ def read_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
     return opened
 
 
-def image_files(root: Path) -> tuple[dict[str, dict[str, list[Path]]], list[str]]:
-    """Return the image files of a folder by split and class name, all in sorted order, and the folders without images.
+def _in_memory(library: Any, paths: Sequence[Path]) -> Any:
+    """Return Parquet files as a table that is read whole."""
+    arrow, parquet = (
+        require_optional(name, "Reading Parquet files", "data") for name in ("pyarrow", "pyarrow.parquet")
+    )
+    return library.Dataset(arrow.concat_tables([parquet.ParquetFile(path).read() for path in paths]))
+
+
+class LeftOut:
+    """Counts what a folder holds and nobody reads, and why."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, dict[Path, None]] = {}
+
+    def add(self, why: str, *paths: Path) -> None:
+        """Count paths, if there are any."""
+        if paths:
+            self.paths.setdefault(why, {}).update(dict.fromkeys(paths))
+
+    def note(self) -> str:
+        """Return numbers and reasons; no names, since those of files may say whose they are. Empty if nothing is."""
+        found = [f"{len(paths)} {why}" for why, paths in self.paths.items()]
+        return f"Left out: {'; '.join(found)}." if found else ""
+
+    def examples(self) -> str:
+        """Return the first path of each reason, for the person who has the files; empty if there is none."""
+        return ", ".join(in_one_line(next(iter(paths)), 300) for paths in self.paths.values())
+
+
+def image_files(root: Path, left_out: LeftOut | None = None) -> tuple[dict[str, dict[str, list[Path]]], list[str]]:
+    """Return the image files of a folder by split and class name, all in sorted order, and the classes without images.
 
     The folder holds ``train/CLASS/*.png`` and ``test/CLASS/*.png`` (or ``valid``, ``val``, ``validation``), or
-    ``CLASS/*.png`` alone. Hidden folders and files that are not images are ignored.
+    ``CLASS/*.png`` alone. What is not read is counted in ``left_out``.
     """
-    folders = _subfolders(root)
+    left_out = LeftOut() if left_out is None else left_out
+    folders = _subfolders(root, left_out)
     if "train" in folders:
         test = next((name for name in TEST_NAMES if name in folders), None)
         splits = {"train": folders["train"]} | ({} if test is None else {"test": folders[test]})
+        others = [path for path in folders.values() if path not in splits.values()]
+        left_out.add("folders beside train and test", *others)
     else:
         splits = {"train": root}
-    every = {split: _images_by_class(folder) for split, folder in splits.items()}
+    dangling: list[Path] = []
+    every = {split: _images_by_class(folder, left_out, dangling) for split, folder in splits.items()}
     found = {split: {name: files for name, files in classes.items() if files} for split, classes in every.items()}
-    empty = [f"{splits[split] / name}" for split, classes in every.items() for name in classes if not classes[name]]
+    if dangling:
+        total = len(dangling) + sum(len(files) for classes in found.values() for files in classes.values())
+        raise DataError(
+            f"{root}: {len(dangling)} of {total} images are links to files that are not there, such as {dangling[0]}. "
+            "Fetch the files (git annex get, dvc pull, git lfs pull), or remove the links."
+        )
     for split, classes in found.items():
         if not classes:
             raise DataError(
                 f"{root}: the split {split!r} has no images. Expected are train/CLASS/*.png and test/CLASS/*.png, or "
                 f"CLASS/*.png alone (file types: {', '.join(IMAGE_SUFFIXES)}), or the Parquet files train.parquet and "
-                "test.parquet (or .csv)."
+                f"test.parquet (or .csv). {left_out.note()}".rstrip()
             )
-    return found, empty
+    empty = [splits[split] / name for split, classes in every.items() for name in classes if not classes[name]]
+    return found, [path.relative_to(root).as_posix() for path in empty]
 
 
 def read_images(files: Mapping[str, Mapping[str, Sequence[Path]]]) -> dict[str, Any]:
@@ -162,20 +221,50 @@ def read_images(files: Mapping[str, Mapping[str, Sequence[Path]]]) -> dict[str, 
     return tables
 
 
-def _subfolders(root: Path) -> dict[str, Path]:
-    return {path.name: path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")}
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is the system's, such as what macOS adds to archives."""
+    return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
-def _images_by_class(folder: Path) -> dict[str, list[Path]]:
+def _subfolders(root: Path, left_out: LeftOut) -> dict[str, Path]:
+    folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir()}
+    left_out.add(
+        "folders of the system (__MACOSX and such)", *(folders[name] for name in _SYSTEM_FOLDERS if name in folders)
+    )
+    return {name: path for name, path in folders.items() if not is_hidden(name)}
+
+
+def _images_by_class(folder: Path, left_out: LeftOut, dangling: list[Path]) -> dict[str, list[Path]]:
+    """Return the images of each class, and add links to nothing to a list."""
     found: dict[str, list[Path]] = {}
-    for name, path in sorted((to_nfc(name), path) for name, path in _subfolders(folder).items()):
-        found.setdefault(name, []).extend(_images(path))
+    beside = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (*IMAGE_SUFFIXES, *_OTHER_IMAGES)]
+    left_out.add("images outside the folders of classes", *(path for path in beside if not path.is_dir()))
+    for name, path in sorted((to_nfc(name), path) for name, path in _subfolders(folder, left_out).items()):
+        found.setdefault(name, []).extend(_images(path, left_out, dangling))
     return found
 
 
-def _images(folder: Path) -> list[Path]:
-    visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
-    return sorted(path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES)
+def _images(folder: Path, left_out: LeftOut, dangling: list[Path]) -> list[Path]:
+    found = []
+    for path in sorted(folder.iterdir()):
+        suffix = path.suffix.lower()
+        if is_hidden(path.name):
+            left_out.add("hidden images", *[path] * (suffix in IMAGE_SUFFIXES))
+        elif path.is_dir():
+            deeper = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+            left_out.add("images in subfolders of classes: move them up, into the folder of their class", *deeper)
+        elif suffix not in IMAGE_SUFFIXES:
+            told = (
+                "images that are not read here: save them as JPEG or PNG" if suffix in _OTHER_IMAGES else "other files"
+            )
+            left_out.add(f"{suffix} {told}".lstrip(), path)
+        elif path.is_file():
+            found.append(path)
+        elif path.is_symlink():
+            dangling.append(path)
+        else:
+            left_out.add("that are no files, such as pipes", path)
+    return found
 
 
 def is_offline() -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedkeep._utils import seeds
 from fedkeep.data import Data, DataSet, Federation, given, load
+from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.data_options import DataOptions
@@ -83,9 +84,7 @@ def data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:
     return _digest(load_data(recipe.data, data_dir, recipe.validation, recipe.data_options))
 
 
-@lru_cache(maxsize=2)
-def _digest(dataset: DataSet) -> str:
-    return given.digest(dataset)
+_digest = lru_cache(maxsize=2)(digest)
 
 
 def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:

@@ -57,21 +57,10 @@ def describe_trial(
         "evaluation_models": list(distinct_models(recipe.run.evaluation_models, method.algorithm)),
         "sequential": method.algorithm.sequential,
         "paper": method.algorithm.paper,
-        "num_clients": len(federation.clients),
         "cohort_size": recipe.run.cohort_size,
         "num_classes": classes,
-        "label_names": list(class_names(federation)),
-        "input": {
-            "shape": list(dataset.shape),
-            "type": str(dataset.train["input"].dtype).removeprefix("torch."),
-            "mean": list(dataset.mean),
-            "std": list(dataset.std),
-            "columns": columns_to_json(dataset.columns),
-        },
         "dependencies": dependencies,
-        "dataset": dataset.name,
-        "dataset_note": dataset.note,
-        "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
+        **describe_data(federation),
     }
     if recipe.has_tasks:
         tasks = final.stream.tasks if final.stream else ()
@@ -90,6 +79,26 @@ def describe_trial(
         description["generator"] = recipe.generator.describe(data_dir)
         dependencies["generator"] = generator_hash(recipe, data_dir)
     return description
+
+
+def describe_data(federation: Federation) -> dict[str, Any]:
+    """Describe the data of a federation, over all tasks: names, inputs, test examples of each class."""
+    dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
+    return {
+        "num_clients": len(federation.clients),
+        "label_names": list(class_names(federation)),
+        "input": {
+            "shape": list(dataset.shape),
+            "type": str(dataset.train["input"].dtype).removeprefix("torch."),
+            "mean": list(dataset.mean),
+            "std": list(dataset.std),
+            "features": list(dataset.features),
+            "columns": columns_to_json(dataset.columns),
+        },
+        "dataset": dataset.name,
+        "dataset_note": dataset.note,
+        "test_total": torch.bincount(final.dataset.test["label"], minlength=final.cumulative_classes[-1]).tolist(),
+    }
 
 
 def initial_model_evaluated(

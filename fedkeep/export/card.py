@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fedkeep._utils.escaping import markdown
 from fedkeep.data.columns import columns_from_json
 from fedkeep.errors import MissingExtra
 from fedkeep.export.trained_model import TrainedModel
@@ -11,6 +12,7 @@ from fedkeep.interface import get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.models.custom import Custom
 from fedkeep.options import as_table
+from fedkeep.reporting.data_read import NOT_KNOWN, DataRead, data_read
 from fedkeep.reporting.table import human_bytes, initial_models
 
 
@@ -22,17 +24,18 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
     trial, recipe = model.trial, model.recipe
     pooled = recipe.pretraining.passes > 0
     cls = get_algorithm(trial.algorithm)
+    read = data_read(trial.info, trial.partition)
     kind, shape = model.input["type"], model.input["shape"]
     lines = [
         "---",
         "tags: [federated-learning, pytorch]",
         "---",
         "",
-        f"# {trial.label} on {trial.info.get('dataset', recipe.data)}",
+        f"# {markdown(trial.label)} on {markdown(str(trial.info.get('dataset', recipe.data)))}",
         "",
-        f"A network ({recipe.model.name}) with {len(model.label_names)} classes, trained by federated learning with "
-        f"[FedKeep](https://github.com/fedkeep/fedkeep). Accuracy on the test examples after the last round: "
-        f"{100 * trial.last:.2f} %.",
+        f"A network ({markdown(recipe.model.name)}) with {len(model.label_names)} classes, trained by federated "
+        f"learning with [FedKeep](https://github.com/fedkeep/fedkeep). Accuracy on the test examples after the last "
+        f"round: {100 * trial.last:.2f} %.",
         "",
         "## Use it",
         "",
@@ -53,14 +56,18 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
         "",
         *_table(_training(model)),
         "",
+        "## What was read",
+        "",
+        *_table({what: text for what, text in read.facts() if text and what in ("inputs", "examples", "noted")}),
+        "",
         "## Accuracy by class",
         "",
-        *_accuracies(model),
+        *_accuracies(model, read),
         "",
         "## What left the clients",
         "",
         *(["- their training examples, all of them, for the pooled training of the initial model"] if pooled else []),
-        *[f"- {line}" for line in describe_replies(cls)],
+        *[f"- {markdown(line)}" for line in describe_replies(cls)],
         f"- measured: {human_bytes(trial.up)} sent and {human_bytes(trial.down)} received by a client in a round in "
         "which it took part",
         "",
@@ -210,7 +217,7 @@ def _training(model: TrainedModel) -> dict[str, str]:
     rows = {
         "method": trial.label + (f" ({options})" if options else ""),
         "paper": str(trial.info.get("paper", "")),
-        "data": f"{trial.info.get('dataset', recipe.data)} {trial.info.get('dataset_note', '')}".strip(),
+        "data": str(trial.info.get("dataset", recipe.data)),
         "partition": f"{recipe.partition.name} ({partition}), {trial.info.get('num_clients')} clients",
         "initial model": initial_models([trial]),
         "classes in tasks": ", ".join(map(str, trial.task_sizes)),
@@ -223,15 +230,14 @@ def _training(model: TrainedModel) -> dict[str, str]:
 
 
 def _table(rows: dict[str, str]) -> list[str]:
-    return ["| | |", "|:--|:--|", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
+    return ["| | |", "|:--|:--|", *(f"| {name} | {markdown(value)} |" for name, value in rows.items())]
 
 
-def _accuracies(model: TrainedModel) -> list[str]:
+def _accuracies(model: TrainedModel, read: DataRead) -> list[str]:
     values = model.trial.class_history[-1]
     shown = ("no test examples" if math.isnan(value) else f"{100 * value:.1f} %" for value in values)
-    names = zip(model.label_names, shown, strict=True)
-    return ["| class | accuracy |", "|:--|--:|", *(f"| {_cell(name)} | {value} |" for name, value in names)]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    lines = [
+        f"| {markdown(name)} | {NOT_KNOWN if train is None else train} | {test} | {value} |"
+        for (name, train, test), value in zip(read.classes, shown, strict=True)
+    ]
+    return ["| class | examples in training | in testing | accuracy |", "|:--|--:|--:|--:|", *lines]

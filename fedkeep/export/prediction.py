@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.decode import decode
 from fedkeep.data.inputs import SUFFIXES, read_rows
-from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError
+from fedkeep.data.readers import IMAGE_SUFFIXES, is_hidden
+from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, in_one_line
 from fedkeep.experiment.model_config import read_model
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.export.trained_model import Resizing
@@ -24,8 +25,6 @@ from fedkeep.models import Architecture
 from fedkeep.models.predictor import Predictor, build_predictor
 from fedkeep.options import build
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-"""The suffixes of the files that are read in a folder."""
 BATCH = 64
 """Examples that are predicted at once."""
 
@@ -77,7 +76,12 @@ def load_model(
         raise RunError(f"{folder} is no exported model: it has no config.json.{hint}")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        about = config["input"]
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(_unreadable(folder, error)) from None
+    if wrong := _faults(config):
+        raise RunError(_unreadable(folder, "config.json: " + "; ".join(wrong)))
+    about = config["input"]
+    try:
         predictor = build_predictor(
             _architecture(config["network"], folder / "config.json", allow_code)
             if network is None
@@ -91,11 +95,50 @@ def load_model(
         )
     except FedKeepError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise RunError(
-            f"cannot read the model in {folder}: {type(error).__name__}: {error}. Export it again."
-        ) from None
+    except Exception as error:  # PyTorch raises almost anything for a network that cannot be
+        raise RunError(_unreadable(folder, f"{type(error).__name__}: {error}")) from None
     return predictor, config
+
+
+def _unreadable(folder: Path, why: object) -> str:
+    return f"cannot read the model in {folder}: {in_one_line(why, 500)}. Export it again."
+
+
+def _faults(config: Any) -> list[str]:
+    """Return what is wrong with a ``config.json``, which somebody else may have written; all of it."""
+    if not isinstance(config, dict):
+        return [f"it should be a table, not {type(config).__name__}"]
+    about = config.get("input")
+    about = about if isinstance(about, dict) else {}
+    shape, classes, names = about.get("shape"), config.get("first_classes"), config.get("label_names")
+    mean, std = about.get("mean"), about.get("std")
+    checks = {
+        "network should be a table with a name": isinstance(config.get("network"), dict)
+        and isinstance(config["network"].get("name"), str),
+        "input.shape should list sizes from 1 on, whose product is below 2^31": _is_list(shape, int)
+        and min(shape, default=0) > 0
+        and math.prod(shape) < 2**31,
+        "input.type should be uint8, int64 or float32": about.get("type") in ("uint8", "int64", "float32"),
+        "input.mean and input.std should list as many numbers": _is_list(mean, (int, float))
+        and _is_list(std, (int, float))
+        and len(mean) == len(std)
+        and all(map(math.isfinite, (*mean, *std))),
+        "input.features should list texts": _is_list(about.get("features", []), str),
+        "first_classes should be the number of classes, from 1 to 2^20": _is_count(classes),
+        "rows_per_class should be a number, from 1 to 2^20": _is_count(config.get("rows_per_class")),
+        "label_names should list the names of the classes": _is_list(names, str) and len(names) > 0,
+        "data should be a table": isinstance(config.get("data", {}), dict),
+        "resizing should be whole, middle or none": config.get("resizing", "none") in ("whole", "middle", "none"),
+    }
+    return [said for said, right in checks.items() if not right]
+
+
+def _is_list(value: Any, kind: type | tuple[type, ...]) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and all(isinstance(each, kind) and not isinstance(each, bool) for each in value)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_list([value], int) and 1 <= value <= 2**20
 
 
 def _architecture(table: Mapping[str, Any], path: Path, allow_code: bool) -> Architecture:
@@ -152,7 +195,7 @@ def predict(
     resizing = config.get("resizing", "whole" if options.size else "middle")
     preparation = _Preparation(shape, options.size, resizing) if images else None
     vocabulary = min((m.num_embeddings for m in predictor.modules() if isinstance(m, nn.Embedding)), default=None)
-    paths = _paths(files, IMAGES if images else frozenset(SUFFIXES))
+    paths = _paths(files, IMAGE_SUFFIXES if images else SUFFIXES)
     for part in _batches(paths, about, options, preparation):
         if vocabulary is not None:
             _check_token_ids(part, vocabulary)
@@ -161,6 +204,8 @@ def predict(
             for place, label, probability in zip(
                 part.places[start : start + BATCH], best.indices.tolist(), best.values.tolist(), strict=True
             ):
+                if label >= len(names):
+                    raise RunError(_unreadable(Path(folder), f"it has no name of class {label}"))
                 yield Prediction(place[0], names[label], probability, place[1])
 
 
@@ -223,10 +268,14 @@ def _batches(
         yield images.read(pictures)
 
 
-def _paths(files: Sequence[str | Path], suffixes: frozenset[str]) -> Iterator[Path]:
+def _paths(files: Sequence[str | Path], suffixes: Sequence[str]) -> Iterator[Path]:
     for given in map(Path, files):
         if given.is_dir():
-            found = sorted(path for path in given.rglob("*") if path.suffix.lower() in suffixes)
+            found = sorted(
+                path
+                for path in given.rglob("*")
+                if path.suffix.lower() in suffixes and not any(map(is_hidden, path.relative_to(given).parts))
+            )
             if not found:
                 raise DataError(f"the folder {given} holds none of {', '.join(sorted(suffixes))}.")
             yield from found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fedkeep._utils import escaping
+from fedkeep._utils.escaping import csv_text
 from fedkeep.metrics import Interval
 from fedkeep.reporting.columns import METRICS, columns_for, headline
 from fedkeep.reporting.differences import EXPLANATION, differences, leaders, show_difference, show_interval
@@ -100,11 +100,15 @@ def markdown(rows: Sequence[Row], against: str = "", target: float | None = None
     """Return `tables` as Markdown, each with its note below."""
     parts = []
     for table in tables(rows, against, target):
-        lines = [_markdown_line(table.heads), "|:--|" + "--:|" * (len(table.heads) - 1)]
+        lines = [
+            _markdown_line([escaping.markdown(head) for head in table.heads]),
+            "|:--|" + "--:|" * (len(table.heads) - 1),
+        ]
         for i, cells in enumerate(table.lines):
             marked = [f"**{cell}**" if (i, j) in table.bold else cell for j, cell in enumerate(cells)]
-            lines.append(_markdown_line([_markdown_text(marked[0]), *marked[1:]]))
-        parts.append("\n".join([*lines, "", table.note, ""]))
+            shown = escaping.markdown(cells[0])
+            lines.append(_markdown_line([shown, *marked[1:]]))
+        parts.append("\n".join([*lines, "", escaping.markdown(table.note), ""]))
     return "\n".join(parts)
 
 
@@ -162,7 +166,7 @@ _LATEX = {
 
 def _latex_text(text: str) -> str:
     """Keep a label from being read as LaTeX."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "".join(_LATEX.get(character, character) for character in escaping.printable(text))
 
 
 def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None) -> str:
@@ -208,7 +212,7 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
         if target is not None:
             line.append(_number(sum(trial.rounds_to(target / 100) for trial in row.trials) / len(row.trials)))
         lines.append(line)
-    return _csv(lines)
+    return csv_text(lines)
 
 
 def _ends(interval: Interval) -> list[str]:
@@ -233,13 +237,7 @@ def trials_csv(rows: Sequence[Row]) -> str:
             str(trial.traffic),
         ]
         lines.append(line)
-    return _csv(lines)
-
-
-def _csv(lines: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
+    return csv_text(lines)
 
 
 def _number(value: float) -> str:
@@ -253,13 +251,6 @@ def _yes(value: bool) -> str:
 def _range(values: object) -> str:
     known = sorted(set(values))  # type: ignore[call-overload]
     return str(known[0]) if len(known) == 1 else f"{known[0]}-{known[-1]}"
-
-
-def _markdown_text(text: str) -> str:
-    """Keep a label from being read as Markdown or HTML."""
-    for character in "\\`*_[]|":
-        text = text.replace(character, "\\" + character)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
 
 
 TEXTS: dict[str, Callable[[Sequence[Row], str, float | None], str]] = {

@@ -21,6 +21,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
+from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CurveMetric, LineStyle, smoothing, styles
 from fedkeep.reporting.learning import warnings
@@ -40,7 +41,6 @@ from fedkeep.reporting.table import NOTHING, caption, human_bytes, initial_model
 from fedkeep.reporting.templates import page, script
 from fedkeep.reporting.trial import TrialResult
 
-NAMES_SHOWN = 20  # clients that are named
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
 SEEDS = ("seed", "seeds")
@@ -75,6 +75,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     return {
         "run": run,
         "facts": _facts(run),
+        "data": data_read(run.trials[0].info, run.trials[0].partition).facts() if run.trials else [],
         "findings": _findings(finished),
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
@@ -129,12 +130,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
     rounds = sorted({trial.rounds_planned for trial in run.trials})
     facts = [
-        ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
+        ("data", str(info.get("dataset") or "")),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
         ("initial model", initial_models(run.trials)),
         ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
         ("clients", f"{info['num_clients']}" + (f", {info['cohort_size']} a round" if len(cohorts) == 1 else "")),
-        ("names of clients", _names_of_clients(run.trials[0].partition.get("client_names") or ())),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("tasks", ", ".join(filter(None, (str(len(info.get("tasks") or "") or ""), str(info.get("sharing") or ""))))),
         ("rounds", ", ".join(map(str, rounds))),
@@ -156,11 +156,6 @@ def _training(settings: Mapping[str, Any]) -> str:
 
 def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
-
-
-def _names_of_clients(names: Sequence[object]) -> str:
-    shown = ", ".join(f"{number} is {name}" for number, name in enumerate(names[:NAMES_SHOWN]))
-    return f"{shown}, and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown
 
 
 def _device(run: Run) -> list[str]:

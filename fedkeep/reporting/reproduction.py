@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fedkeep._utils import escaping
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.reporting.columns import METRICS
@@ -80,10 +79,11 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     if reproduction.notes:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
-        titles = heads(column)
-        parts += [f"{'#' * (level + 1)} {column.run.title}", "", about(column), ""]
+        titles = [escaping.markdown(head) for head in heads(column)]
+        parts += [f"{'#' * (level + 1)} {escaping.markdown(column.run.title)}", "", about(column), ""]
+        shown = [texts(column, line) for line in column.lines]
         parts += ["| " + " | ".join(titles) + " |", "|:--|" + "--:|" * (len(titles) - 1)]
-        parts += ["| " + " | ".join(texts(column, line)) + " |" for line in column.lines]
+        parts += [f"| {' | '.join([escaping.markdown(first), *others])} |" for first, *others in shown]
         parts.append("")
     return "\n".join([*parts, caption(reproduction), ""])
 
@@ -99,9 +99,7 @@ def as_csv(reproduction: Reproduction) -> str:
     names = list(dict.fromkeys(("window_mean", "last", "best", "forgetting", *measured)))
     header = ["table", "column", "method", "finished", "seeds", "rounds", "window_first", "window_last"]
     header += ["paper", "paper_std", "difference", "against", "gain", "gain_low", "gain_high", "gain_from"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*header, *(f"{name}{part}" for name in names for part in ("", "_std"))])
+    lines: list[list[str]] = [[*header, *(f"{name}{part}" for name in names for part in ("", "_std"))]]
     for column in reproduction.columns:
         for line in column.lines:
             row = line.row
@@ -119,8 +117,8 @@ def as_csv(reproduction: Reproduction) -> str:
             if gain is not None:
                 ends = _numbers(100 * value for value in (gain.interval.mean, gain.interval.low, gain.interval.high))
                 against = [gain.reference, *ends, "blocks" if gain.interval.blocks else "seeds"]
-            writer.writerow([*head, *_numbers([*paper, to_paper]), *against, *_numbers(ours)])
-    return out.getvalue()
+            lines.append([*head, *_numbers([*paper, to_paper]), *against, *_numbers(ours)])
+    return escaping.csv_text(lines)
 
 
 def _numbers(values: Iterable[float]) -> list[str]:

@@ -160,7 +160,7 @@ def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) 
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", caption=full_caption(rows), caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=escape(full_caption(rows)), caption_justify="left")
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
     columns = columns_for(trials_of(rows))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedkeep._utils.escaping import csv_text, markdown
 from fedkeep._utils.files import atomic_write
 from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Recipe
@@ -134,13 +133,15 @@ def write_tuning(tuning: Tuning) -> None:
     """Write table.md, results.csv, points.png and the recipes with the best options into a tuning's folder."""
     rows = table_of(tuning)
     heading = ("", "method", tuning.metric.title, "seeds")
-    lines = [f"| {' | '.join(heading)} |", "|:--|:--|--:|--:|", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [
+        f"| {' | '.join(heading)} |",
+        "|:--|:--|--:|--:|",
+        *(f"| {' | '.join(map(markdown, row))} |" for row in rows),
+    ]
     atomic_write(tuning.path / "table.md", "\n".join(lines) + "\n")
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("method", "point", *(f"value {number}" for number in range(1, tuning.num_seeds + 1))))
-    writer.writerows((tuned.method, tuned.label, *tuned.values) for tuned in tuning.points)
-    atomic_write(tuning.path / "results.csv", out.getvalue())
+    header = ("method", "point", *(f"value {number}" for number in range(1, tuning.num_seeds + 1)))
+    values = ((tuned.method, tuned.label, *tuned.values) for tuned in tuning.points)
+    atomic_write(tuning.path / "results.csv", csv_text([header, *values]))
     save_figure(draw(tuning), tuning.path / "points.png")
     for name, recipe in best_recipes(tuning).items():
         atomic_write(tuning.path / name, recipe.to_toml())

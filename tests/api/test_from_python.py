@@ -143,6 +143,14 @@ def test_a_table_and_a_comparison(run: RunResult) -> None:
         run.plot("los")  # type: ignore[arg-type]
 
 
+def test_a_plot_is_a_picture_where_a_notebook_shows_it(run: RunResult) -> None:
+    """Also without pyplot, whose inline backend would otherwise be needed."""
+    formatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter()
+    shown, _ = formatter.format(run.plot())
+    assert shown["image/svg+xml"].startswith("<svg")
+    assert "MOON" in shown["image/svg+xml"]
+
+
 def test_a_label_is_one_row_and_a_name_that_several_rows_have_is_none(run: RunResult) -> None:
     slow = "FedAvg, lr 0.01"
     trials = [replace(t, label=t.label.replace("MOON", slow), algorithm="fedavg") for t in reversed(run.trials)]

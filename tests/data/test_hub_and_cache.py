@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import sys
@@ -16,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_sources import image, own_folders, pillow, write_femnist, write_mnist
+from small_sources import encoded, image, own_folders, pillow, write_femnist, write_mnist
 
-from fedkeep.data.cache import cache_folder, entry_path
+from fedkeep.data import from_arrays
+from fedkeep.data.cache import cache_folder, digest, entry_path
 from fedkeep.data.given import find, keep
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError
+from fedkeep.experiment.build import load_data
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +136,78 @@ def test_damaged_entry_is_made_again(tmp_path: Path, damage: str, caplog: pytest
     load("mnist", data_dir=tmp_path)
     assert not caplog.text
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".safetensors"]
+
+
+@pytest.mark.parametrize("place", ["name of a class", "pixel", "label of the test split"])
+def test_one_flipped_bit_of_an_entry_is_noticed(tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture) -> None:
+    write_mnist(tmp_path)
+    first = load("mnist", data_dir=tmp_path)
+    (entry,) = (tmp_path / "cache").iterdir()
+    content = bytearray(entry.read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little")
+    offsets = json.loads(content[8:header])
+    wanted = {"pixel": "train.input", "label of the test split": "test.label"}.get(place, "")
+    at = content.index(b"number 1") + 7 if not wanted else header + offsets[wanted]["data_offsets"][0]
+    content[at] ^= 1
+    entry.unlink()
+    entry.write_bytes(content)
+    again = load("mnist", data_dir=tmp_path)
+    assert digest(again) == digest(first)
+    assert "is damaged" in caplog.text
+    assert "is made again" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "another data set's file"])
+def test_examples_given_in_python_are_those_or_none(tmp_path: Path, damage: str) -> None:
+    first, second = (from_arrays(np.full((10, 3), fill, np.float32), [0, 1] * 5) for fill in (1, 2))
+    name = keep(first)
+    (entry,) = (tmp_path / "cache").iterdir()
+    content = bytearray(entry.read_bytes())
+    content[-1] ^= 1
+    if damage != "flipped bit":
+        keep(second)
+        content = bytearray(next(path for path in (tmp_path / "cache").iterdir() if path != entry).read_bytes())
+    entry.unlink()
+    entry.write_bytes(content)
+    with pytest.raises(DataError, match="Give them again"):
+        find(name)
+    assert digest(find(keep(first))) == digest(first)
+
+
+def same_size_and_time(path: Path, content: bytes) -> None:
+    """Write a file as an archive with one time for all of its files does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (10**9, 10**9))
+
+
+@pytest.mark.parametrize("kind", ["images", "clients", "parquet"])
+def test_a_corrected_file_of_the_same_size_and_time_is_read(tmp_path: Path, kind: str) -> None:
+    def write_all(turned: bool) -> Path:
+        if kind == "images":
+            for label in "ab":
+                for row in range(10):
+                    bright = (label == "a") != turned
+                    same_size_and_time(tmp_path / "own" / label / f"{row}.bmp", encoded(200 * bright + row, kind="BMP"))
+        elif kind == "clients":
+            for site in "xy":
+                text = "".join(f"{row},{'ab'[(row + turned) % 2]}\n" for row in range(10))
+                same_size_and_time(tmp_path / "own" / "clients" / f"{site}.csv", f"v,label\n{text}".encode())
+        else:
+            write_mnist(tmp_path / "own", train=(1, 0, 2, 3) if turned else (0, 1, 2, 3))
+            for file in (tmp_path / "own").rglob("*.parquet"):
+                os.utime(file, (10**9, 10**9))
+        return tmp_path / "own" / ("ylecun/mnist" if kind == "parquet" else "")
+
+    loaded = [digest(load_data(str(write_all(turned)))) for turned in (False, True, False)]
+    assert loaded[0] == loaded[2] != loaded[1]
+
+
+def test_the_same_files_elsewhere_are_the_same_data(tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        same_size_and_time(tmp_path / place / "own.csv", b"v,label\n" + b"1,a\n2,b\n" * 9)
+        load(str(tmp_path / place / "own.csv"))
+    assert len([*(tmp_path / "cache").iterdir()]) == 1
 
 
 def test_cache_that_cannot_be_written_only_warns(

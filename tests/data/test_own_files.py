@@ -514,7 +514,7 @@ def test_tiffs_with_one_page_of_8_bits_are_read(tmp_path: Path, mode: str) -> No
     for name in "ab":
         (tmp_path / "d" / name).mkdir(parents=True)
         for row in range(5):
-            pillow.new(mode, (4, 4)).save(tmp_path / "d" / name / f"{row}.tif", compression="tiff_lzw")
+            pillow.new("RGB", (4, 4)).convert(mode).save(tmp_path / "d" / name / f"{row}.tif", compression="tiff_lzw")
     assert load(str(tmp_path / "d")).shape[1:] == (4, 4)
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fedkeep._utils import progress, seeds
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import RunError
@@ -162,7 +162,7 @@ class PrototypeCache:
             columns = {"prototypes": result.prototypes, "counts": result.counts, "losses": torch.tensor(result.losses)}
             # Unlike images, of which there are many, prototypes are soon searched again where they cannot be kept.
             with suppress(OSError):
-                atomic_write(path, tensor_bytes({name: t.cpu().contiguous() for name, t in columns.items()}))
+                write_sealed(path, tensor_bytes({name: t.cpu().contiguous() for name, t in columns.items()}))
                 _evict(path.parent, self.max_bytes)
         return result
 
@@ -172,14 +172,14 @@ def _read_prototypes(path: Path, prototypes: Tensor) -> PrototypeSearchResult | 
     try:
         if not path.is_file():
             return None
-        read = read_tensors(path.read_bytes())
+        read = read_tensors(read_sealed(path))
         if read["prototypes"].shape != prototypes.shape or read["counts"].shape != prototypes.shape[:1]:
             raise ValueError(f"it holds prototypes {list(read['prototypes'].shape)}")
         with suppress(OSError):
             os.utime(path)
         losses = tuple(read["losses"].tolist())
         return PrototypeSearchResult(read["prototypes"].to(prototypes.device), read["counts"], losses)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, DamagedFile, SafetensorError, KeyError, ValueError) as error:
         log.warning("The prototypes in %s cannot be read (%s); they are searched again.", path, error)
         return None
 
@@ -189,20 +189,20 @@ def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     try:
         if not path.is_file():
             return None
-        images = read_tensors(path.read_bytes())["image"]
+        images = read_tensors(read_sealed(path))["image"]
         if images.dtype != torch.uint8 or tuple(images.shape) != shape:
             raise ValueError(f"it holds {images.dtype} {list(images.shape)}")
         with suppress(OSError):  # somebody else's cache may be read-only
             os.utime(path)  # the time of last use, for `_evict`
         return images
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, DamagedFile, SafetensorError, KeyError, ValueError) as error:
         log.warning("The generated images in %s cannot be read (%s); they are made again.", path, error)
         return None
 
 
 def _write(path: Path, images: Tensor, key: dict[str, Any]) -> None:
     try:
-        atomic_write(path, tensor_bytes({"image": images.contiguous()}, metadata={"key": json.dumps(key)}))
+        write_sealed(path, tensor_bytes({"image": images.contiguous()}, metadata={"key": json.dumps(key)}))
     except OSError as error:
         raise RunError(
             f"generated images cannot be kept in {path.parent} ({error.strerror or error}). Make room for "

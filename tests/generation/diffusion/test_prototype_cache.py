@@ -60,14 +60,18 @@ def test_a_damaged_entry_is_found_again_and_a_full_disk_is_no_error(
 ) -> None:
     first = look(tmp_path)
     (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:40])
-    assert torch.equal(look(tmp_path).prototypes, first.prototypes)
-    assert "searched again" in caplog.text
+    whole = path.read_bytes()
+    turned = bytes([*whole[:-40], whole[-40] ^ 1, *whole[-39:]])  # a bit of a number
+    for damaged in (whole[:40], turned):
+        path.write_bytes(damaged)
+        assert torch.equal(look(tmp_path).prototypes, first.prototypes)
+        assert "searched again" in caplog.text
+        caplog.clear()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(image_cache, "atomic_write", full)
+    monkeypatch.setattr(image_cache, "write_sealed", full)
     assert torch.equal(look(tmp_path / "other").prototypes, first.prototypes)
 
 
