@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.partition import Scheme
 from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
@@ -34,6 +35,7 @@ Examples = Any  # names, paths, arrays, data frames, data sets of FedKeep, Huggi
 Rows = Mapping[str, Any] | Sequence[Any]
 
 
+@plain_torch()
 def run(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -168,6 +170,7 @@ def run(
     return _read(folder, experiment.recipe)
 
 
+@plain_torch()
 def resume(
     folder: str | Path,
     *,

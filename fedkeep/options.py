@@ -13,6 +13,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+import numpy as np
+
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 
@@ -102,8 +104,18 @@ def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -
     return value
 
 
+def plain(value: Any) -> Any:
+    """Return what NumPy's sweeps and searches give as Python's numbers, texts and lists; all else as it is."""
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value] if value.ndim else plain(value[()])
+    if isinstance(value, np.generic):  # float32's 0.1 is 0.1, not 0.10000000149
+        return float(str(value)) if isinstance(value, np.floating) else value.item()
+    return value
+
+
 def _typed(value: Any, hint: Any, where: str) -> Any:
     """Convert a value to the type of an annotation; raise `ConfigError` if that is not possible."""
+    value = plain(value)
     origin = get_origin(hint)
     if origin is Literal:
         choices = get_args(hint)

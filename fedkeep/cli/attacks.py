@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.experiment.attack_table import KINDS, AttackTrial, attack_table, false_alarms, run_attacks
-from fedkeep.training.context import pinned_threads
 
 
 def attacks(options: Namespace, console: Console) -> int:
@@ -18,7 +18,7 @@ def attacks(options: Namespace, console: Console) -> int:
         who = f"{trial.method}, {trial.kind} {trial.share:.0%}, defence {trial.defense}, seed {trial.seed}"
         console.print(f"{who}: {trial.accuracy:.1%}", highlight=False, markup=False)
 
-    with pinned_threads(1):
+    with plain_torch(1):
         trials = run_attacks(
             options.recipe,
             Path(options.out),

@@ -33,15 +33,16 @@ _SETTLED = 2.0  # seconds without a change after which a time of change tells th
 
 def cache_folder() -> Path:
     """Return the folder of decoded data sets: ``FEDKEEP_CACHE``, or ``fedkeep`` in the user's cache folder."""
-    if chosen := os.environ.get("FEDKEEP_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "fedkeep"
+    named = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_CACHE_HOME")
+    below = {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
+    try:
+        if chosen := os.environ.get("FEDKEEP_CACHE"):
+            return Path(chosen).expanduser()
+        if base := os.environ.get(named):
+            return Path(base) / "fedkeep"
+        return Path.home() / below / "fedkeep"
+    except RuntimeError:  # a container's user without HOME, who is in no list of users
+        return Path(tempfile.gettempdir()) / f"fedkeep-{os.getuid()}"
 
 
 def file_digests(files: Iterable[Path], root: Path) -> list[tuple[str, str]]:

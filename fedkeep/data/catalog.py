@@ -156,7 +156,7 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
     chosen = os.environ.get("FEDKEEP_DATA") or None if data_dir is None else data_dir
     if chosen is None:
         return None
-    folder = Path(chosen).expanduser()
+    folder = Path(os.path.expanduser(chosen))
     if not folder.is_dir():
         raise DataError(f"{source} is {folder}, which is no folder. Give one that holds data sets, or leave it out.")
     return folder

@@ -40,8 +40,8 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
     holder = np.full(total, -1, dtype=np.int64)
     for number, (name, held) in enumerate(clients.items()):
         numbers = held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(list(held))
-        if numbers.shape == (0,):
-            raise PartitionError(f"client {name!r} holds no rows. Leave it out of the partition: it could not train.")
+        if numbers.ndim == 1 and not len(numbers):
+            raise PartitionError(f"client {name!r} holds no rows, and would learn nothing. Leave it out of partition.")
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise PartitionError(f"client {name!r} must hold a list of row numbers, such as [0, 4], not {held!r:.80}.")
         if numbers.min() < 0 or numbers.max() >= total:

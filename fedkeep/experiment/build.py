@@ -9,9 +9,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep._utils import seeds
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import Data, DataSet, Federation, given, load
 from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
@@ -33,8 +34,9 @@ from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures
 from fedkeep.models.custom import Custom
+from fedkeep.models.trial_step import try_training
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.model_runner import Factory
+from fedkeep.training.model_runner import Factory, has_batch_norm
 
 SEEN_BY_GENERATOR = "The generator learned from the held-out images too."
 """What the note of a data set says where options are chosen with a generator of the regime ``paper``."""
@@ -339,8 +341,12 @@ def check_network(
     shape, classes = federation.dataset.shape, federation.cumulative_classes[0]
     model = resolve_pretrained(model, data_dir)
     if isinstance(model, Custom | Pretrained):  # it is not known whether they can be built without memory
-        with seeds.temporary_seed(0):
-            return model.build(shape, classes)
+        with seeds.temporary_seed(0), plain_torch():
+            network = model.build(shape, classes)
+            if isinstance(model, Custom):
+                inputs = _trial_examples(federation.dataset)
+                try_training(network, inputs, classes, model.name, batch_norm=has_batch_norm(network))
+            return network
     try:
         with torch.device("meta"):
             network = model.build(shape, classes)
@@ -356,6 +362,15 @@ def check_network(
             f"{COPIES} times that, and this machine has {memory / 2**30:,.1f} GiB of memory. Make its layers smaller."
         )
     return network
+
+
+def _trial_examples(dataset: DataSet) -> Tensor:
+    """Return two examples as a network gets them; of token ids, one with the largest."""
+    inputs = dataset.train["input"] if len(dataset.train["input"]) else dataset.test["input"]
+    if not len(inputs):
+        return dataset.normalise(torch.zeros(2, *dataset.shape, dtype=inputs.dtype))
+    first = int(inputs.flatten(1).amax(1).argmax()) if inputs.dtype == torch.int64 else 0
+    return dataset.normalise(inputs[[first, len(inputs) - 1]]).cpu()
 
 
 def _memory() -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import Data, Federation, Tasks
 from fedkeep.data.partition import Partition
 from fedkeep.errors import FedKeepError
@@ -17,7 +18,6 @@ from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.simulation.evaluation_models import distinct_models
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.context import pinned_threads
 
 PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
 
@@ -52,7 +52,7 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
             f"{method.label} is not estimated: most of its time goes into prototypes and images, which it generates "
             "when a task begins."
         )
-    with pinned_threads(machine.threads):
+    with plain_torch(machine.threads):
         return _estimate(recipe, method, machine)
 
 

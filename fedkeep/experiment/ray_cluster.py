@@ -33,6 +33,7 @@ from torch import Tensor
 from fedkeep._utils.digests import DamagedFile, Digest, check_file, digest_of, read_json
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.libraries import require_optional
+from fedkeep._utils.torch_state import set_plain_torch
 from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.dataset import Data, DataSet
@@ -174,6 +175,7 @@ class RayActor:
         _check_versions(content["versions"])
         machine = build(Machine, content["machine"], "machine")
         torch.set_num_threads(machine.threads)
+        set_plain_torch()  # the user's code was imported
         digest = Digest(**content[_DATA])
         path = cache_folder() / f"ray-{digest.sha256[:16]}.safetensors"
         if _DATA in tensors:

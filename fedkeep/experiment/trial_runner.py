@@ -16,6 +16,7 @@ import torch
 from fedkeep._utils import progress
 from fedkeep._utils.digests import read_json, write_json
 from fedkeep._utils.signals import raising_terminated
+from fedkeep._utils.torch_state import plain_torch, set_plain_torch
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
 from fedkeep.experiment.description import initial_model_evaluated
@@ -50,7 +51,6 @@ from fedkeep.simulation.workers import (
 from fedkeep.tracking.logged_trial import LoggedTrial
 from fedkeep.tracking.tracker import Tracker
 from fedkeep.training.compiled_training import steps_in_graph
-from fedkeep.training.context import pinned_threads
 from fedkeep.training.evaluation import count_confusions
 
 TRIAL, JOIN = "trial", "join"
@@ -93,7 +93,7 @@ def run_trials(
         return
     for number, trial in enumerate(trials):
         again = f" Finished rounds are saved. Continue with: {retry}"
-        with pinned_threads(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
+        with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
                 simulation, trial_callbacks = _prepare(trial, report, workers)
                 run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks])
@@ -366,7 +366,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
         # If another process runs the trial, the parent notices if it does not finish.
         with (
             suppress(TrialBusy),
-            pinned_threads(trial.experiment.machine.threads),
+            plain_torch(trial.experiment.machine.threads),
             _disk_errors_explained(trial.folder),
         ):
             simulation, callbacks = _prepare(trial, report, spare)
@@ -375,6 +375,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
 
     def join(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
+        set_plain_torch()  # the user's code was imported
         simulation = trial.experiment.simulation(trial.method, trial.seed)
         simulation.compile_steps(int(read_json(trial.folder / TRIAL_FILE).get("compiled_steps", 0)))
         handlers.update(step_handlers(simulation))

@@ -152,29 +152,29 @@ def _privacy(model: TrainedModel) -> list[str]:
         "noise_multiplier": (
             f"DP-SGD in local training: noise multiplier {privacy.noise_multiplier:g}, the gradient of each example "
             f"clipped to norm {privacy.max_grad_norm:g}",
-            f"{{}} of an example {at_delta}, noised label counts included",
+            f"{{}} for an example more or less {at_delta}, noised label counts included",
             "epsilon",
         ),
         "counts_epsilon": (
             f"noise on label counts and what follows from them: epsilon {privacy.counts_epsilon:g} for each telling",
-            "{} of an example, in all",
+            "{} for an example more or less, in all",
             "counts_epsilon",
         ),
         "client_noise_multiplier": (
             f"central differential privacy: noise multiplier {privacy.client_noise_multiplier:g} on the mean update, "
             f"the update of each client clipped to norm {privacy.max_update_norm:g}",
-            f"{{}} of a whole client {at_delta}",
+            f"{{}} for a client more or less {at_delta}",
             "client_epsilon",
         ),
         "confidences_epsilon": (
             f"noise on the confidences that clients are sent: epsilon {privacy.confidences_epsilon:g} in each round",
-            "{} of an example of the server, in all",
+            "{} for an example of the server more or less, in all",
             "confidences_epsilon",
         ),
         "prototypes_noise_multiplier": (
             f"noise on prototypes: noise multiplier {privacy.prototypes_noise_multiplier:g}, a client's change of all "
             f"of them clipped to norm {privacy.max_prototype_change:g}",
-            f"{{}} of all that a client holds {at_delta}",
+            f"{{}} for a client more or less {at_delta}",
             "prototypes_epsilon",
         ),
     }
@@ -194,9 +194,10 @@ def _privacy(model: TrainedModel) -> list[str]:
         "",
         *lines,
         "",
-        "An epsilon is of all rounds of this trial, and where clients differ the largest; other trials on the same "
-        "examples add theirs. It bounds nothing that has no noise in this list. The noise of a simulation follows from "
-        "its seed and protects nobody; at real sites it is secret.",
+        "Every epsilon is for neighbours with and without one example, or one client (add or remove), over all rounds "
+        "of this trial, and where clients differ the largest; other trials on the same examples add theirs. It bounds "
+        "nothing that has no noise in this list. The noise of a simulation follows from its seed and protects nobody; "
+        "at real sites it is secret.",
     ]
 
 

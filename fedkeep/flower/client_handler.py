@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.columns import columns_from_json
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.build import (
@@ -36,7 +37,6 @@ from fedkeep.models import Pretrained
 from fedkeep.simulation.messages import UPDATE, decode_request, results_type
 from fedkeep.simulation.secure_sum import secure_update, without_model
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
     ``kind``: What the server asks: the site's name and number of examples, a client step, or a stage of an aggregation.
     """
     try:
-        with pinned_threads(config.threads):
+        with plain_torch(config.threads):
             return _HANDLERS[kind](envelope, config)
     except FedKeepError as error:
         log.error("site %s cannot answer: %s", config.site, error)
@@ -88,14 +88,15 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             simulation.set_task(task)
             timer = simulation.context.timer
             timer.reset()
-            state = store.state(request.state, simulation.client_state_type)
+            state, before = store.state(request.state, simulation.client_state_type), dict(request.uses)
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             value = result.reply
             if simulation.privacy.secure_aggregation and isinstance(value, Fit):  # the update waits to be masked
                 store.store_update(call_id, secure_update(simulation, request, value)[UPDATE])
                 value = without_model(value)
-            sent = (value, state_ref(call_id, simulation.client_state_type), result.uses)
+            uses = result.uses | store.count_spent(before, result.uses, task)
+            sent = (value, state_ref(call_id, simulation.client_state_type), uses)
             reply = ((sent,), timer.train, timer.teachers)
             store.store(call_id, result.state, reply)
         store.prune(call_id, str(head["checkpointed"]))

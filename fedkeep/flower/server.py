@@ -19,6 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.build import (
     build_simulation,
@@ -53,7 +54,6 @@ from fedkeep.simulation.checkpoint import load_manifest, manifests
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.trial import TrialBusy, run_trial
 from fedkeep.tracking.tracker import check_log, check_packages
-from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 MAX_ROLLED_BACK = 3  # rounds in a row that were rolled back, after which a run stops
@@ -70,7 +70,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
     check_packages(recipe.log)
     folder = _open_run_folder(recipe, config)
     threads = recorded_machine(folder, Machine()).threads
-    with _log_to_file(folder / "server.log"), pinned_threads(threads):
+    with _log_to_file(folder / "server.log"), plain_torch(threads):
         log.info("run folder: %s", folder.resolve())
         try:
             for trial in Experiment(recipe).trials(folder):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
 from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.privacy import COUNTS_TOLD, counts_name, ever_name, spent
 
 log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
@@ -112,6 +115,29 @@ class StateStore:
                 f"{damage} This client's state is lost: give this site the state folder that it had before, or start a "
                 "new run."
             ) from None
+
+    def count_spent(self, before: Mapping[str, int], after: Mapping[str, int], task: int) -> dict[str, int]:
+        """Add what a step spent of privacy to all that this site ever spent in the run; return that for its reply.
+
+        Nothing cuts this ledger back: a step that is run again from an older state, with new noise, is counted again.
+        It is written before the reply, so that what leaves is counted, and at worst something that did not.
+        """
+        added = {name: count - before.get(name, 0) for name, count in spent(after).items()}
+        if not any(added.values()):
+            return {}
+        file, ledger = self.folder / "ledger", {"id": secrets.token_hex(8), "spent": {}}
+        try:
+            ledger = json.loads(read_sealed(file)) if file.exists() else ledger
+        except DamagedFile as damage:
+            log.warning("%s A new one begins; the server adds what it knows of the old one.", damage)
+        totals: dict[str, int] = ledger["spent"]  # type: ignore[assignment]
+        for name, count in added.items():
+            if name == COUNTS_TOLD:  # with the same noise each time
+                totals[counts_name(task)] = 1
+            else:
+                totals[name] = totals.get(name, 0) + count
+        write_sealed(file, json.dumps(ledger).encode())
+        return {ever_name(str(ledger["id"]), name): count for name, count in totals.items()}
 
     def store_update(self, call_id: str, update: Tensor) -> None:
         """Store the update that a client step left for secure aggregation, before `store`.

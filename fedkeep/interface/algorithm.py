@@ -155,6 +155,18 @@ class Algorithm(Options, ABC, Generic[S, C]):
         )
         return kept if self.keeps_examples else ""
 
+    def idle_part(self, num_classes: int, num_tasks: int) -> str:
+        """Return what of the method does nothing in a run of so many classes and tasks, and why; empty: all of it acts.
+
+        By default the weight ``w_nontarget`` with two classes, and what `end_task` keeps with one task. The report says
+        it.
+        """
+        if num_classes == 2 and getattr(self, "w_nontarget", 0.0) > 0:
+            return "with two classes there is one beside the label, so that the part with the weight w_nontarget is 0"
+        if num_tasks == 1 and type(self).end_task is not Algorithm.end_task:
+            return "with one task, what it keeps for later ones is never used"
+        return ""
+
     @property
     def only_averages(self) -> bool:
         """Whether `round` uses clients' models only in weighted means over all of them.

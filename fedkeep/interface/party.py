@@ -462,7 +462,7 @@ class Server(Party[S]):
         Returns
         -------
         Tensor
-            Between 0 and 1, [classes].
+            Between 0 and 1, [classes]; with noise multiples of 2**-16.
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,10 +16,15 @@ CHANGE_TOLD = _PREFIX + "change"
 """The use of randomness that stands for one telling of a noised change, as of prototypes."""
 MEANS_TOLD = _PREFIX + "means"
 """The use of randomness that stands for one telling of noised means over the server's examples, as of confidences."""
+IN_MEAN = _PREFIX + "mean"
+"""What stands for one noised mean of models in which a client's update is."""
 SPENDING = ("noise_multiplier", "counts_epsilon", "prototypes_noise_multiplier")
 """Options under which clients spend of their privacy with what they send."""
 MOST_CHANGES = 100
 """How many noised changes a client may tell in one step. The methods of the package tell one."""
+MOST_EVER = 2**53
+"""Largest number that a site's ledger may hold: floating-point numbers count no further."""
+_EVER = re.compile("ever ([0-9a-f]{16}) (.+)")
 FROM_LABEL_COUNTS = "from label counts"
 """Marks, in `typing.Annotated`, a field of a reply that follows from `Client.label_counts` alone."""
 
@@ -73,6 +79,25 @@ def spent(uses: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in uses.items() if name.startswith(_PREFIX)}
 
 
+def counts_name(task: int) -> str:
+    """Return the name under which the label counts of a task are counted, which are told again with the same noise."""
+    return f"{COUNTS_TOLD} of task {task}"
+
+
+def ever_name(ledger: str, name: str) -> str:
+    """Return the name under which a site tells all that it ever spent in a run; ``ledger`` is 16 hexadecimal digits."""
+    return f"ever {ledger} {name}"
+
+
+def spent_ever(uses: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return what a site ever spent in a run, by the ledgers in which it counts."""
+    ledgers: dict[str, dict[str, int]] = {}
+    for name, count in uses.items():
+        if told := _EVER.fullmatch(name):
+            ledgers.setdefault(told[1], {})[told[2]] = count
+    return ledgers
+
+
 def sample_rate_of(name: str) -> float | None:
     """Return the sample rate in a name that `steps_name` made; None for another name.
 
@@ -105,4 +130,8 @@ def find_implausible_spending(
         if not 0 <= added <= allowed:
             return f"privacy spent on {name!r} {in_short(added)} times in a step, where 0 to {allowed} are possible"
         steps -= added if is_training else 0
+    for name, count in ((name, count) for totals in spent_ever(after).values() for name, count in totals.items()):
+        is_known = name.startswith(f"{COUNTS_TOLD} of task ") or name == CHANGE_TOLD or sample_rate_of(name) is not None
+        if not is_known or not 0 <= count <= MOST_EVER:
+            return f"a ledger of {in_short(count)} times {name!r}, which no client has"
     return None

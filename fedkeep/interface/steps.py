@@ -14,7 +14,7 @@ from fedkeep.interface.party import Client
 from fedkeep.models import Weights
 
 MOST_NOISE = 40
-"""Most noise in a count, times epsilon: -ln u of a uniform number u, which is 2**-53 or more, is 37 at most."""
+"""Most noise in a count that is believed, times epsilon: more has a probability of exp(-40)."""
 MOST_CHECKED = 64
 """Most examples on which a client measures another one's model."""
 

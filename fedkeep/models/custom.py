@@ -20,8 +20,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep._utils import seeds
+from fedkeep._utils.torch_state import plain_torch
+from fedkeep.errors import ConfigError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
+from fedkeep.models.trial_step import check_parts, constants_of, evaluated, give_logits, keep_constants, run_blank
 from fedkeep.models.weights import tensor_hash
 
 Factory: TypeAlias = Callable[[Shape, int], nn.Module]
@@ -29,6 +32,7 @@ FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 _BUILT: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
 """Trained parameters of all networks in use that users' functions built, by `id`."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 
@@ -55,21 +59,27 @@ class Custom(Architecture):
 
         ``shape``: Channels, height and width of an image.
         """
-        network = self.factory(shape, classes)
-        if not isinstance(network, nn.Module):
-            raise ConfigError(f"{self.name} returned {_kind(network)} instead of a torch.nn.Module.")
-        self._check_new(network)
-        # Comes first, since it gives lazy layers their shapes.
-        blank = self._check_logits(network, shape, classes)
-        if next(network.parameters(), None) is None:
-            raise ConfigError(f"{self.name} returned a {type(network).__name__} without parameters: nothing to train.")
-        for name, tensor in network.state_dict().items():
-            if isinstance(tensor, Tensor) and tensor.dtype != torch.float32 and _is_inexact(tensor):
-                raise ConfigError(
-                    f"{self.name} returned a network whose {name!r} is {str(tensor.dtype).removeprefix('torch.')}. "
-                    "Weights are float32 and other buffers integers here; call .float() on the network."
-                )
-        return _split_at_last_linear(network, blank)
+        with plain_torch():
+            network = self.factory(shape, classes)
+            if not isinstance(network, nn.Module):
+                raise ConfigError(f"{self.name} returned {_kind(network)} instead of a torch.nn.Module.")
+            self._check_new(network)
+            keep_constants(network)
+            check_parts(network, self.name)
+            network.register_forward_hook(give_logits)
+            device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+            blank = torch.zeros(2, *shape, device=device)
+            try:
+                run_blank(network, blank, classes, self.name)  # gives lazy layers their shapes
+            except ConfigError as error:
+                if len(shape) != 1:
+                    raise
+                reads_ids = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in network.modules())
+                try:
+                    run_blank(network, blank := blank.long(), classes, self.name)
+                except ConfigError as second:
+                    raise (second if reads_ids else error) from None
+            return _split_at_last_linear(network, blank)
 
     def _check_new(self, network: nn.Module) -> None:
         """Raise `ConfigError` for a network, or a part that is trained, which a network in use has already.
@@ -84,30 +94,6 @@ class Custom(Architecture):
                 "which is copied."
             )
         _BUILT.update({id(parameter): parameter for parameter in trained})
-
-    def _check_logits(self, network: nn.Module, shape: Shape, classes: int) -> Tensor:
-        """Return two blank inputs for which the network gives logits; raise `ConfigError` if it does not."""
-        device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-        size = "x".join(map(str, shape))
-        blank = torch.zeros(2, *shape, device=device)
-        try:
-            try:
-                logits = _evaluated(network, blank)
-            except Exception:
-                if len(shape) != 1:
-                    raise
-                blank = blank.long()  # a network that reads token ids
-                logits = _evaluated(network, blank)
-        except Exception as error:
-            raise ConfigError(f"the network of {self.name} fails on inputs of {size}: {error}") from error
-        if not isinstance(logits, Tensor):
-            raise ConfigError(f"the network of {self.name} gives {_kind(logits)} instead of a tensor of logits.")
-        if logits.shape != (2, classes):
-            raise ConfigError(
-                f"the network of {self.name} gives outputs of shape {list(logits.shape)} for 2 inputs of {size} and "
-                f"{classes} classes. Expected [2, {classes}]: one logit a class."
-            )
-        return blank
 
 
 def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | None = None) -> Architecture:
@@ -164,7 +150,14 @@ class _Copies:
     network: nn.Module
 
     def __call__(self, shape: Shape, classes: int) -> nn.Module:
-        return copy.deepcopy(self.network)
+        try:
+            return copy.deepcopy(self.network)
+        except Exception as error:
+            raise ConfigError(
+                f"the network {type(self.network).__name__} was given as an object and cannot be copied for each seed "
+                f"({in_one_line(error, 120)}). Give what builds it, such as model=lambda: Net(); of the old "
+                "torch.nn.utils.weight_norm there is torch.nn.utils.parametrizations.weight_norm."
+            ) from error
 
 
 def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[str, Any]:
@@ -177,14 +170,15 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     """
     if not isinstance(model, Custom):
         return {}
-    with torch.random.fork_rng(devices=[]):
+    with seeds.temporary_seed(0):  # lazy layers begin with random weights
         network = model.build(shape, classes)
     tensors = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in network.state_dict().items()]
     own = {type(module) for module in network.modules()} - {SplitNetwork}
     sources = sorted(_source(cls) for cls in own if not cls.__module__.startswith(("torch.", "fedkeep.")))
-    hashed = hashlib.sha256(repr((repr(network), tensors, sources)).encode())
+    hashed = hashlib.sha256(repr((_ADDRESS.sub("", repr(network)), tensors, sources)).encode())
     if isinstance(model.factory, _Copies):
-        for tensor in network.state_dict().values():
+        constants = constants_of(network)
+        for tensor in (*network.state_dict().values(), *constants.values()):
             hashed.update(tensor_hash(tensor).encode())
     return {"shape": list(shape), "classes": classes, "digest": hashed.hexdigest()[:16]}
 
@@ -309,7 +303,7 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
         for name, layer in layers.items()
     ]
     try:
-        logits = _evaluated(network, blank)
+        logits = evaluated(network, blank)
     finally:
         for hook in hooks:
             hook.remove()
@@ -318,12 +312,14 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
         return network
     parent, _, attribute = names[0].rpartition(".")
     classifier = layers[names[0]]
+    if not {name for name, _ in classifier.named_parameters()} <= {"weight", "bias"}:
+        return network  # its weight is computed from others
     holder = network.get_submodule(parent)
     setattr(holder, attribute, nn.Identity())
     split = SplitNetwork(network, classifier, names[0])
     with suppress(Exception):  # a network may read its last layer in another way than by calling it
         shared = {id(weight) for weight in network.parameters()} & {id(weight) for weight in classifier.parameters()}
-        if not shared and torch.equal(_evaluated(split, blank), logits):
+        if not shared and torch.equal(evaluated(split, blank), logits):
             return split
     setattr(holder, attribute, classifier)
     return network
@@ -352,27 +348,11 @@ def _imported(module: str, path: str) -> ModuleType:
         raise ConfigError(f"cannot import the model {path!r}: {type(error).__name__}: {error}") from error
 
 
-def _evaluated(network: nn.Module, images: Tensor) -> Any:
-    """Return the outputs of a network in evaluation mode, and restore the mode of every layer."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        with torch.no_grad():
-            return network(images)
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def _name(factory: Any) -> str:
     module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", None)
     if name is None:  # such as functools.partial, whose __module__ is that of its class
         return f"<{type(factory).__name__}>"
     return f"{module}:{name}"
-
-
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _kind(value: Any) -> str:

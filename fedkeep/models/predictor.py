@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError
 from fedkeep.models.base import Architecture, Shape
 from fedkeep.models.custom import SplitNetwork
 from fedkeep.models.heads import resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
+from fedkeep.models.trial_step import constants_of
 from fedkeep.models.weights import Weights, load_weights
 
 
@@ -65,7 +67,7 @@ def build_predictor(
     ``shape``: Shape of an input without the batch: channels, height and width.
     ``classes``: Number of classes with which the network is first built: all classes, or those of the first task.
     """
-    with torch.random.fork_rng(devices=[]):  # the initial weights, which are replaced
+    with torch.random.fork_rng(devices=[]), plain_torch():  # the initial weights, which are replaced
         network = architecture.build(shape, classes)
     if isinstance(network, FrozenNetwork):
         raise ConfigError(
@@ -83,13 +85,16 @@ def exported(network: nn.Module, weights: Weights) -> Weights:
 
     ``network``: The network that was trained, which may be the user's network in two parts.
     """
+    constants = constants_of(network)
     if not isinstance(network, SplitNetwork):
-        return weights
-    return {network.own_name(name): tensor for name, tensor in weights.items()}
+        return {**weights, **constants} if constants else weights
+    return {network.own_name(name): tensor for name, tensor in weights.items()} | constants
 
 
 def _imported(network: nn.Module, weights: Weights) -> Weights:
     """Return weights by a network's names, also if they have the names that `exported` gave them."""
+    if constants := constants_of(network):
+        weights = {name: tensor for name, tensor in weights.items() if name not in constants}
     if not isinstance(network, SplitNetwork) or weights.keys() == network.state_dict().keys():
         return weights
     names = {network.own_name(name): name for name in network.state_dict()}

@@ -167,6 +167,7 @@ class RunningMean:
         self._names: list[str] = []
         self._first: Weights = {}
         self._running: list[Tensor] | None = None
+        self._infinite: list[int] = []  # places of tensors that are not finite
         self._kept: dict[str, Tensor] = {}  # of the first model: what is not averaged
 
     @torch.no_grad()
@@ -190,11 +191,16 @@ class RunningMean:
         share = weight / self._total
         if self._running is None:
             self._running = [model[name].detach().clone() for name in self._names]
-        elif isinstance(model, StoredWeights):  # one tensor after another is read
+            self._infinite = [n for n, tensor in enumerate(self._running) if not tensor.isfinite().all()]
+            return
+        kept = {n: self._running[n].clone() for n in self._infinite}
+        if isinstance(model, StoredWeights):  # one tensor after another is read
             for tensor, name in zip(self._running, self._names, strict=True):
                 torch._foreach_lerp_([tensor], [model[name]], share)
         elif self._names:
             torch._foreach_lerp_(self._running, [model[name] for name in self._names], share)
+        for n, before in kept.items():  # infinity less infinity is not a number
+            self._running[n] = torch.where(model[self._names[n]] == before, before, self._running[n])
 
     def value(self) -> dict[str, Tensor]:
         """Return the mean so far; it changes with the next model.

@@ -123,12 +123,14 @@ MORE_TASKS = (
     Metric("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", "%", better=-1),
     Metric("backward", "backward transfer", "%", better=1),
 )
+ADD_REMOVE = "add or remove"
+"""The neighbours that every epsilon is for: with and without one example, or one client."""
 PRIVACY = (  # where something was noised or generated
-    Metric("epsilon", "epsilon", "", better=-1),
-    Metric("counts_epsilon", "epsilon of label counts", "", better=-1),
-    Metric("prototypes_epsilon", "epsilon of prototypes", "", better=-1),
-    Metric("confidences_epsilon", "epsilon of confidences", "", better=-1),
-    Metric("client_epsilon", "epsilon of a client", "", better=-1),
+    Metric("epsilon", f"epsilon ({ADD_REMOVE} example)", "", better=-1),
+    Metric("counts_epsilon", f"epsilon of label counts ({ADD_REMOVE} example)", "", better=-1),
+    Metric("prototypes_epsilon", f"epsilon of prototypes ({ADD_REMOVE} client)", "", better=-1),
+    Metric("confidences_epsilon", f"epsilon of confidences ({ADD_REMOVE} server example)", "", better=-1),
+    Metric("client_epsilon", f"epsilon ({ADD_REMOVE} client)", "", better=-1),
     Metric("near_copies", "near copies", "%", better=-1),
 )
 METRICS: Mapping[str, Metric] = {

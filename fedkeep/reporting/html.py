@@ -129,6 +129,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     cohorts = {trial.info.get("cohort_size") for trial in run.trials}
     seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
     rounds = sorted({trial.rounds_planned for trial in run.trials})
+    idle_parts = [(trial.label, trial.info["idle_part"]) for trial in run.trials if trial.info.get("idle_part")]
     facts = [
         ("data", str(info.get("dataset") or "")),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
@@ -138,6 +139,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("tasks", ", ".join(filter(None, (str(len(info.get("tasks") or "") or ""), str(info.get("sharing") or ""))))),
         ("rounds", ", ".join(map(str, rounds))),
+        ("does nothing here", "; ".join(dict.fromkeys(f"{label}: {idle}" for label, idle in idle_parts))),
         ("local training", _training(run.settings.get("training") or {})),
         (SEEDS[len(seeds) > 1], ", ".join(seeds)),
         ("device", " ".join(_device(run))),

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedkeep.reporting.figures import import_matplotlib
+
 _MOST_CLIENTS = 1000  # columns beyond this cannot be told apart; evenly spaced clients are shown then
 _MOST_LABELS = 30  # class names that fit on the axis
 
@@ -23,10 +25,8 @@ def partition_figure(counts: npt.NDArray[Any], label_names: Sequence[str], title
     counts = np.asarray(counts)
     if counts.ndim != 2 or counts.shape[1] != len(label_names):
         raise ValueError(f"Counts of shape {counts.shape} do not fit {len(label_names)} class names.")
-    import matplotlib
-
     # Text stays text (small, and a reader can select it); a fixed salt and no date make equal pictures equal bytes.
-    with matplotlib.rc_context(
+    with import_matplotlib().rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": "fedkeep", "font.size": 9.0, "text.parse_math": False}
     ):
         buffer = io.StringIO()

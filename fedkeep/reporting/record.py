@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,8 @@ class Record:
     ``turn``: The rounds in a whole turn of the methods that this one is compared with; 1 where none takes turns.
     ``memory``: The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other
         models.
+    ``ledger``: One entry for each round in which something left with noise, as in privacy.jsonl, which no resume cuts
+        back; empty of other trials, and of old records.
     ``confusions``: As in confusion.json, a row for each true class; empty of other models than the first, and of old
         records.
     """
@@ -64,6 +66,7 @@ class Record:
     turn: int = 1
     memory: float = 0.0
     confusions: tuple[tuple[int, ...], ...] = ()
+    ledger: Sequence[Mapping[str, Any]] = ()
 
     @property
     def rounds_done(self) -> int:

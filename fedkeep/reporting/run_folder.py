@@ -31,7 +31,7 @@ from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.evaluation_models import EvaluationModel
 from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.trial import MANIFEST
+from fedkeep.simulation.trial import LEDGER, MANIFEST
 
 AVERAGE_SUFFIX: dict[EvaluationModel, str] = {"last": "", "round": ", mean of the round", "moving": ", moving average"}
 """What a label says of an evaluation model."""
@@ -202,6 +202,7 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
         sequential=bool(info.get("sequential", info.get("schedule") == "sequential")),  # schedule: in kept archives
         rounds=rounds,
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
+        ledger=_read_lines(folder / LEDGER),
         partition=read_json(partition, required=sealed) if partition.is_file() else {},
         info=info,
         finished=finished,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep import metrics
-from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, sample_rate_of
+from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, IN_MEAN, MEANS_TOLD, counts_name, sample_rate_of
 from fedkeep.reporting.learning import LearningMetrics
 from fedkeep.reporting.local_model_metrics import LocalModelMetrics
 from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
@@ -113,84 +116,111 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
         return float(self.forgetting_history[-1]) if len(self.evaluated) else float("nan")
 
     @cached_property
-    def _spent(self) -> tuple[dict[str, dict[float, int]], dict[str, set[int]], dict[str, float]]:
-        """Return by client its private steps by sample rate, and the tasks of counts that it told; and the options.
+    def _releases(self) -> list[Mapping[str, Any]]:
+        """Return the distinct rounds in which something left with noise.
 
-        What a site of an earlier version spent on something unknown is of an infinite rate: its epsilon is infinite.
+        A round that was repeated counts once more, unless the very same left again.
         """
-        steps: dict[str, dict[float, int]] = {}
-        told: dict[str, set[int]] = {}
-        options: dict[str, float] = {}
-        for row in self.rounds:
-            options = row.get("privacy", options)
-            for client, uses in row.get("privacy", {}).get("clients", {}).items():
+        distinct = {json.dumps(row, sort_keys=True): row for row in self.ledger}
+        known = {row["round"] for row in self.ledger}
+        return [*distinct.values(), *(row for row in self.rounds if "privacy" in row and row["round"] not in known)]
+
+    @cached_property
+    def _spent(self) -> tuple[dict[str, dict[str, int]], Mapping[str, float]]:
+        """Return by client how often it spent what, and the options.
+
+        What a site counted itself (`ever`) stands in place of what arrived from it, if it is more.
+        """
+        spent: dict[str, dict[str, int]] = {}
+        ever: dict[str, dict[str, dict[str, int]]] = {}
+        options: Mapping[str, float] = {}
+        for row in self._releases:
+            options = row["privacy"]
+            for client, uses in row["privacy"].get("clients", {}).items():
+                mine = spent.setdefault(client, {})
                 for name, count in uses.items():
-                    if name == COUNTS_TOLD:
-                        told.setdefault(client, set()).add(int(row["task"]))
-                    elif name != CHANGE_TOLD:  # prototypes have an epsilon of their own
-                        rate, by_rate = sample_rate_of(name) or math.inf, steps.setdefault(client, {})
-                        by_rate[rate] = by_rate.get(rate, 0) + count
-        return steps, told, options
+                    if name == COUNTS_TOLD:  # again with the same noise
+                        mine[counts_name(row["task"])] = 1
+                    else:
+                        mine[name] = mine.get(name, 0) + count
+            if row["privacy"].get("means"):  # of an earlier version
+                for client in row["cohort"]:
+                    mine = spent.setdefault(client, {})
+                    mine[IN_MEAN] = mine.get(IN_MEAN, 0) + row["privacy"]["means"]
+            for client, ledgers in row.get("ever", {}).items():
+                for ledger, totals in ledgers.items():
+                    known = ever.setdefault(client, {}).setdefault(ledger, {})
+                    known |= {name: max(count, known.get(name, 0)) for name, count in totals.items()}
+        for client, ledgers in ever.items():
+            mine = spent.setdefault(client, {})
+            for name in {name for totals in ledgers.values() for name in totals}:
+                mine[name] = max(mine.get(name, 0), sum(totals.get(name, 0) for totals in ledgers.values()))
+        return spent, options
+
+    @property
+    def noised_steps(self) -> dict[str, int]:
+        """Return how many steps of DP-SGD each client took, those included that a restored server does not know of."""
+        return {client: sum(self._steps(uses).values()) for client, uses in self._spent[0].items()}
+
+    @staticmethod
+    def _steps(uses: Mapping[str, int]) -> dict[float, int]:
+        """Return steps of DP-SGD by sample rate. What a site of an earlier version made up is of an infinite rate."""
+        steps: dict[float, int] = {}
+        for name, count in uses.items():
+            if name not in (CHANGE_TOLD, IN_MEAN) and not name.startswith(COUNTS_TOLD):
+                rate = sample_rate_of(name) or math.inf
+                steps[rate] = steps.get(rate, 0) + count
+        return steps
 
     @cached_property
     def epsilon(self) -> float:
-        """Return the largest epsilon of a client's examples, of all that left it; NaN if its models had no noise."""
-        steps, told, options = self._spent
+        """Return the largest epsilon of a client's example, of all that left it; NaN if its models had no noise.
+
+        This one and the others are for neighbours of which one has an example, or a client, less ("add-or-remove"):
+        its place counts as nothing, and how many there are is public.
+        """
+        spent, options = self._spent
         if not options.get("noise_multiplier"):
             return float("nan")
         noise, delta = options["noise_multiplier"], options["delta"]
-        distinct = {tuple(sorted(by_rate.items())) for by_rate in steps.values()}
-        of_steps = {spent: metrics.dp_sgd_epsilon(dict(spent), noise, delta) for spent in distinct}
-        spent_by_client = (
-            of_steps.get(tuple(sorted(steps.get(client, {}).items())), 0.0)
-            + options["counts_epsilon"] * len(told.get(client, ()))
-            for client in steps.keys() | told.keys()
+        steps = {client: tuple(sorted(self._steps(uses).items())) for client, uses in spent.items()}
+        of_steps = {taken: metrics.dp_sgd_epsilon(dict(taken), noise, delta) for taken in set(steps.values())}
+        by_client = (
+            of_steps[steps[client]] + options["counts_epsilon"] * _told_counts(uses) for client, uses in spent.items()
         )
-        return max(spent_by_client, default=0.0)  # of rounds in which no client's reply came
+        return max(by_client, default=0.0)  # of rounds in which no client's reply came
 
     @cached_property
     def client_epsilon(self) -> float:
-        """Return the epsilon of a whole client in the noised means of all rounds; NaN without such noise.
+        """Return the largest epsilon of a whole client in the noised means of all rounds; NaN without such noise.
 
-        It is that of one client exchanged for another one, which moves a mean of n clients by twice the clipping norm
-        over n at most: so for the accountant, which thinks of a client more or less, noise is half as large.
+        Who is in which cohort follows from the run's seed, which everybody knows. So no sampling is claimed: it is the
+        epsilon of as many noised means as the client's updates were in.
         """
-        steps: dict[float, int] = {}
-        options: dict[str, float] = {}
-        for row in self.rounds:
-            privacy = row.get("privacy", {})
-            if privacy.get("means"):
-                options, rate = privacy, float(privacy["sample_rate"])
-                steps[rate] = steps.get(rate, 0) + int(privacy["means"])
-        if not steps:
-            return float("nan")
-        return metrics.dp_sgd_epsilon(steps, options["client_noise_multiplier"] / 2, options["delta"])
+        return self._gaussian_epsilon(IN_MEAN, "client_noise_multiplier")
 
     @property
     def counts_epsilon(self) -> float:
-        """Return the largest epsilon of a client's label counts, over all that it told; NaN if they had no noise."""
-        _, told, options = self._spent
-        return options["counts_epsilon"] * max(map(len, told.values())) if told else float("nan")
+        """Return the largest epsilon of an example in label counts, over all that were told; NaN without noise."""
+        spent, options = self._spent
+        most = max(map(_told_counts, spent.values()), default=0)
+        return options["counts_epsilon"] * most if most else float("nan")
 
     @cached_property
     def prototypes_epsilon(self) -> float:
-        """Return the largest epsilon of all that a client holds, in its noised prototypes; NaN if they had no noise."""
-        told: dict[str, int] = {}
-        options: dict[str, float] = {}
-        for row in self.rounds:
-            for client, uses in row.get("privacy", {}).get("clients", {}).items():
-                if CHANGE_TOLD in uses:
-                    options, told[client] = row["privacy"], told.get(client, 0) + int(uses[CHANGE_TOLD])
-        if not told:
-            return float("nan")
-        # Other examples in the place of the client's turn a change of the largest norm round: twice that norm.
-        noise = options["prototypes_noise_multiplier"] / 2
-        return metrics.dp_sgd_epsilon({1.0: max(told.values())}, noise, options["delta"])
+        """Return the largest epsilon of a whole client in its noised prototypes; NaN if they had no noise."""
+        return self._gaussian_epsilon(CHANGE_TOLD, "prototypes_noise_multiplier")
+
+    def _gaussian_epsilon(self, name: str, option: str) -> float:
+        """Return the epsilon of all that the client told that told most; NaN if none told anything."""
+        spent, options = self._spent
+        most = max((uses.get(name, 0) for uses in spent.values()), default=0)
+        return metrics.dp_sgd_epsilon({1.0: most}, options[option], options["delta"]) if most else float("nan")
 
     @property
     def confidences_epsilon(self) -> float:
-        """Return the epsilon of the server's examples, in all confidences that clients were sent; NaN without noise."""
-        rows = [row["privacy"] for row in self.rounds if row.get("privacy", {}).get("server")]
+        """Return the epsilon of a server's example, in all confidences that clients were sent; NaN without noise."""
+        rows = [row["privacy"] for row in self._releases if row["privacy"].get("server")]
         told = [options["confidences_epsilon"] * options["server"].get(MEANS_TOLD, 0) for options in rows]
         return sum(told) if told else float("nan")
 
@@ -220,3 +250,8 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
         window = self.windows[-1] if self.windows else ()
         pairs = zip(map(int, self.evaluated), map(float, history), strict=True)
         return {number: value for number, value in pairs if number in window and not np.isnan(value)}
+
+
+def _told_counts(uses: Mapping[str, int]) -> int:
+    """Return in how many tasks label counts were told."""
+    return sum(count for name, count in uses.items() if name.startswith(COUNTS_TOLD))

@@ -45,17 +45,12 @@ class CentralNoise(ReplyStep):
                 f"privacy.client_noise_multiplier: {state.algorithm.name()} sends client {missing} no model that its "
                 "update could be measured from. Give the model to the client step as an argument of its own."
             )
-        number = self.account.add_mean(sample_rate(round))
+        number = self.account.add_mean(fits)
         noise = partial(state.context.repeated_noise, "noised mean", round.number, number)
         values = {client: reply.value for client, reply in fits.items()}
         noised = noised_mean(values, sent, state.privacy, noise, store.keep)
+        self.account.note("", next(iter(noised.values())).model)
         return {client: reply.with_value(noised[client]) for client, reply in fits.items()}
-
-
-def sample_rate(round: Round) -> float:
-    """Return the probability with which a client is asked; clients that are set aside cannot be."""
-    candidates = len(round.state.federation.clients) - len(round.set_aside)
-    return 1.0 if round.asks_all else min(1.0, len(round.cohort) / max(candidates, 1))
 
 
 @torch.no_grad()
@@ -82,6 +77,6 @@ def noised_mean(
     deviation = privacy.client_noise_multiplier * privacy.max_update_norm / len(fits)
     stream = noise(deviation, *(mean[name] for name in names))
     for name in names:
-        mean[name] = mean[name] + deviation * stream.normal(mean[name].shape).to(mean[name])
+        mean[name] = stream.gaussian(mean[name], deviation)
     mean |= {name: tensor for name, tensor in sent[next(iter(fits))].items() if name not in names}
     return {client: replace(fit, model=mean, num_examples=1, num_steps=1, loss=0.0) for client, fit in fits.items()}

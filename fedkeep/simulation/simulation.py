@@ -14,6 +14,7 @@ from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.attacks import poison
 from fedkeep.simulation.callbacks import Callback, Evaluation
 from fedkeep.simulation.cohort import RoundCohort
+from fedkeep.simulation.privacy_account import PrivacyAccount
 from fedkeep.simulation.reply_step import ReplyStep, set_aside
 from fedkeep.simulation.reply_steps import reply_steps
 from fedkeep.simulation.reply_store import load
@@ -107,7 +108,8 @@ class Simulation(SimulationState):
         timings["server"] = server_seconds
         timings |= {f"step {name}": seconds for name, seconds in round.queue.step_seconds.items()}
         timings["evaluate"] = round.costs.evaluation_seconds
-        result = RoundResult(record, timings)
+        accounts = [step for step in self.steps if isinstance(step, PrivacyAccount)]
+        result = RoundResult(record, timings, accounts[0].releases(record, self.server.told) if accounts else {})
         for callback in self.callbacks:
             callback.on_round_end(self, result)
         for step in round.steps:

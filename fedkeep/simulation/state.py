@@ -45,10 +45,13 @@ class RoundResult:
     ``record``: The same on every machine: cohort, lost clients, loss, bytes, and in evaluated rounds correct
         predictions by class.
     ``timings``: Seconds by part of the round, which differ between machines.
+    ``releases``: What left with noise, for a ledger that no resume cuts back (see
+        `fedkeep.simulation.privacy_account`).
     """
 
     record: dict[str, Any]
     timings: dict[str, float]
+    releases: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

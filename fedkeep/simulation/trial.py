@@ -23,6 +23,8 @@ from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import RoundResult, SimulationState
 
 MANIFEST = "manifest.json"
+LEDGER = "privacy.jsonl"
+"""What left with noise, a line for each round, rounds that were repeated after a restart included."""
 """The file that makes a trial a finished one: it is written last, and lists all other files with their digests."""
 
 
@@ -148,6 +150,12 @@ class JsonlWriter:
         self.file.flush()
         self._hash.update(content)
 
+    def go_to_end(self) -> None:
+        """Go behind the last whole line, since a kill may have cut one short."""
+        content = self.file.read()
+        end = content.rfind(b"\n") + 1
+        self.cut((end, hashlib.sha256(content[:end])))
+
     def end(self) -> End:
         """Return what `cut` needs to return to this end.
 
@@ -187,6 +195,10 @@ class Records(Callback):
     def __init__(self, folder: Path) -> None:
         self.rounds = JsonlWriter(folder / "rounds.jsonl")
         self.timings = JsonlWriter(folder / "timings.jsonl")
+        self.ledger = JsonlWriter(folder / LEDGER) if (folder / LEDGER).exists() else None
+        if self.ledger is not None:
+            self.ledger.go_to_end()
+        self._folder = folder
         sync_folder(folder)
         self.written = 0
         self.checkpoint_seconds = 0.0
@@ -198,8 +210,8 @@ class Records(Callback):
 
         ``digests``: The files' digests at the checkpoint, by name.
         """
-        for file in (self.rounds, self.timings):
-            check_file(file.path, digests[file.path.name], beginning=True)
+        for name, digest in digests.items():
+            check_file(self._folder / name, digest, beginning=True)
 
     def seek(self, finished: int, digests: Mapping[str, Digest]) -> None:
         """Truncate the files to what they were at a checkpoint.
@@ -215,7 +227,7 @@ class Records(Callback):
 
         Returns: Their digests, by name.
         """
-        return {file.path.name: file.on_disk() for file in (self.rounds, self.timings)}
+        return {file.path.name: file.on_disk() for file in (self.rounds, self.timings, self.ledger) if file}
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         self.last = result
@@ -227,7 +239,11 @@ class Records(Callback):
             self._write(state, self.last)
 
     def _write(self, state: SimulationState, result: RoundResult) -> None:
-        """Write a round; this can be repeated after an interruption."""
+        """Write a round; this can be repeated after an interruption. The ledger is never cut back."""
+        if result.releases:
+            if self.ledger is None:
+                self.ledger = JsonlWriter(self._folder / LEDGER)
+            self.ledger.write(result.releases)
         self.rounds.cut(self._ends[0])
         self.timings.cut(self._ends[1])
         self.rounds.write(result.record)
@@ -237,8 +253,9 @@ class Records(Callback):
 
     def close(self) -> None:
         """Close the files."""
-        self.rounds.file.close()
-        self.timings.file.close()
+        for file in (self.rounds, self.timings, self.ledger):
+            if file is not None:
+                file.file.close()
 
 
 class Checkpoints(Callback):

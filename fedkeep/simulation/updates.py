@@ -77,19 +77,20 @@ class Updates(ReplyStep):
 
     def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
         defense, updates = round.state.defense, dict[str, UpdateSummary]()
+        # Central DP's noise covers the mean alone: whether a client is in it must not depend on anybody's examples.
+        checks = defense.check_replies and not round.state.privacy.client_noise_multiplier
         for reply in replies:
             if (update := summary_of(reply)) is None or reply.client in round.lost:
                 continue
             earlier = self.kept.models.get(reply.client, KnownModels()).pairs
             earlier += pairs_of(self.accepted_updates.get(reply.client, ()))
-            if defense.check_replies and (too_large := find_too_large(update, defense)):
+            if checks and (too_large := find_too_large(update, defense)):
                 yield reply, refused(too_large, FaultKind.TOO_LARGE)
-            elif defense.check_replies and is_replay(update, earlier):
+            elif checks and is_replay(update, earlier):
                 yield reply, refused("a model that it had answered with before")
             else:
                 updates[reply.client] = update
-        # Central DP's noise covers the mean alone, so whether a client is in it must not depend on the others.
-        if not defense.check_replies or round.state.privacy.client_noise_multiplier:
+        if not checks:
             return
         before = [update for each in self.accepted_updates.values() for update in each]
         outliers = find_outliers(updates, defense, [*self.kept.norms, *(one.parameter_change for one in before)])

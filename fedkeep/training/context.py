@@ -154,17 +154,3 @@ class ClientContext:
         """Wait for the GPU, so that its work is not counted where its results are used later."""
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
-
-
-@contextmanager
-def pinned_threads(threads: int) -> Iterator[None]:
-    """Set PyTorch's number of threads within the block.
-
-    Results depend on the number of threads, and many threads slow small models down.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -69,8 +69,7 @@ def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy:
             total = clipped_sum(runner, job, batch, dict(zip(trained, parameters, strict=True)), training, privacy)
             gradients = []
             for gradient in total:
-                normal = noise.normal(gradient.shape).to(gradient)
-                noised = gradient + normal * (privacy.noise_multiplier * privacy.max_grad_norm)
+                noised = noise.gaussian(gradient, privacy.noise_multiplier * privacy.max_grad_norm)
                 gradients.append(noised / expected)
             sgd(
                 parameters,
@@ -134,7 +133,7 @@ def clipped_sum(
                 f"this method's loss cannot be computed example by example, as DP-SGD needs: {error}"
             ) from error
         found = list(gradients.values())
-        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in found]).norm(dim=0)
+        norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in found]).norm(dim=0)
         factors = (privacy.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
         for kept, gradient in zip(total, found, strict=True):
             kept += torch.einsum("b,b...->...", factors, gradient)

@@ -26,7 +26,7 @@ from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.weights import load_weights, state_dict_copy
-from fedkeep.training.model_runner import ModelRunner
+from fedkeep.training.model_runner import IN_PLACE, ModelRunner
 
 Normalise = Callable[[Tensor], Tensor]
 
@@ -119,7 +119,9 @@ class BatchStream:
     def first(self, count: int) -> Batch:
         """Return the first examples as a batch, to try a step, without using a random generator."""
         rows = torch.arange(count, device=self.data["input"].device)
-        return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
+        return replace(self, augmentation=Augmentation())._batch(
+            {name: column[:count].clone() for name, column in self.data.items()}, rows, 0, count
+        )
 
     def sample(self, probability: float, noise: NoiseStream) -> Batch:
         """Return a batch in which each example is with the same probability, independently of the others.
@@ -250,8 +252,11 @@ class SGDStepper:
         ``step_callback``: Called with the weights and their gradients before the update.
         """
         training = self.training
+        versions = [column._version for batch in batches for column in batch.data.values()]
         with autocast(training.precision, self.runner.device):
             value = loss(NetworkView(self.runner, self.weights, self._forward), batches)
+        if versions != [column._version for batch in batches for column in batch.data.values()]:
+            raise ConfigError(IN_PLACE.format(f"the network or the loss {type(loss).__name__}"))
         check_scalar(value, loss)
         if not value.requires_grad:
             raise ConfigError(

@@ -21,6 +21,8 @@ Factory = Callable[[], nn.Module]
 BATCH = 1024  # images in a forward pass without gradient; more do not fit into the cache of small machines
 CONV_BATCH = 128  # with convolutions on a CPU, where larger maps are allocated anew every time (benchmarks/answers.md)
 
+IN_PLACE = "{} changed examples in place, and others read them too. Compute new tensors: x * 2 instead of x.mul_(2)."
+
 
 class _Features(nn.Module):
     """Maps images to the input of the classifier; a module, so that it can be called with any weights."""
@@ -154,8 +156,11 @@ class ModelRunner:
         self.classifier_input = inputs[0]
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        version = images._version
         with torch.no_grad():
             parts = [upcast(function(part.to(self.device))) for part in torch.split(images, self.eval_batch_size)]
+        if images._version != version:
+            raise ConfigError(IN_PLACE.format("the network"))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

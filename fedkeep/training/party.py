@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep._utils import seeds
-from fedkeep._utils.noise_stream import NoiseStream
+from fedkeep._utils.noise_stream import laplace_on_grid
 from fedkeep.data import ImageFormat
 from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
@@ -286,13 +287,14 @@ class LocalClient(LocalParty, Client[Any]):
             return counts
         self._uses[COUNTS_TOLD] = 1
         # Each class has noise of its own, whatever its number is among the classes of a run.
-        noise = torch.cat([self._counts_noise(number, int(count)) for number, count in enumerate(counts)])
-        return (counts + noise.to(counts.device)).clamp(min=0)
+        noised = [int(count) + self._counts_noise(number, int(count)) for number, count in enumerate(counts)]
+        return torch.tensor(noised, dtype=torch.float64, device=counts.device).clamp(min=0).float()
 
-    def _counts_noise(self, number: int, count: int) -> Tensor:
+    def _counts_noise(self, number: int, count: int) -> int:
+        """Return discrete Laplace noise: whole numbers, with which counts that differ by one are epsilon-private."""
         epsilon, names = self.context.privacy.counts_epsilon, self.context.label_names
         name = names[number] if number < len(names) else str(number)
-        return discrete_laplace(1, epsilon, self.context.repeated_noise("count", self.name, name, count, epsilon))
+        return self.context.repeated_noise("count", self.name, name, count, epsilon).laplace(Fraction(epsilon))
 
     def noised_change(self, sent: Tensor, found: Tensor) -> Tensor:
         privacy = self.context.privacy
@@ -303,8 +305,7 @@ class LocalClient(LocalParty, Client[Any]):
         stream = self.context.fresh_noise("change", task=self.task, round=self.round, client=self.name, use=use)
         change, limit = found - sent, privacy.max_prototype_change
         change = change * min(1.0, limit / max(float(change.norm()), 1e-12))
-        noise = stream.normal(change.shape).to(change)
-        return sent + change + privacy.prototypes_noise_multiplier * limit * noise
+        return stream.gaussian(sent + change, privacy.prototypes_noise_multiplier * limit)
 
 
 class LocalServer(LocalParty, Server[Any]):
@@ -332,6 +333,7 @@ class LocalServer(LocalParty, Server[Any]):
         self.check = check
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float] | list[str]] = {}
+        self.told: list[list[float]] = []  # the noised means of this round
 
     def may_teach(self, model: Weights, label_counts: Tensor) -> bool:
         if self.check is None:
@@ -347,10 +349,13 @@ class LocalServer(LocalParty, Server[Any]):
         self._uses[MEANS_TOLD] = use + 1
         # A server that is started again in the middle of a round says the same again.
         noise = self.context.repeated_noise("means", means, counts, epsilon, self.task, self.round, use)
-        uniform = noise.uniform(len(means)) - 0.5
-        laplace = -uniform.sign() * torch.log1p(-2 * uniform.abs()).clamp(min=-100)
-        # Another image in the place of one moves its class's mean by one over its images at most, and no other's.
-        return (means + (laplace / epsilon).to(means) / counts.clamp(min=1)).clamp(0, 1)
+        # An example less, which then counts as 0, moves its class's mean by one over its examples at most, no other's.
+        told = [
+            laplace_on_grid(mean, 1 / max(count, 1), epsilon, noise)
+            for mean, count in zip(means.clamp(0, 1).nan_to_num(0).tolist(), counts.tolist(), strict=True)
+        ]
+        self.told.append(told)
+        return torch.tensor(told).to(means)
 
     @property
     def uses(self) -> Mapping[str, int]:
@@ -362,7 +367,7 @@ class LocalServer(LocalParty, Server[Any]):
 
         ``round``: The round of this task, counted from 1.
         """
-        self.task, self.round, self._uses = task, round, {}
+        self.task, self.round, self._uses, self.told = task, round, {}, []
         self._update_classes()
 
     def log(self, name: str, value: float | list[float] | list[str]) -> None:
@@ -379,17 +384,3 @@ def _loggable(name: str, value: Any) -> float | list[float] | list[str]:
             f"server.log({name!r}, ...) takes a number, or a list of numbers or of client ids, not {value!r:.80}."
         )
     return list(value) if isinstance(value, tuple) else value
-
-
-def discrete_laplace(count: int, epsilon: float, noise: NoiseStream) -> Tensor:
-    """Draw noise with which counts that differ by one in all are epsilon-differentially private.
-
-    The difference of two geometric numbers, "discrete Laplace" or "two-sided geometric" noise, is a whole number. So
-    rounding of floating-point numbers, by which Laplace noise can be attacked, plays no part.
-
-    ``noise``: What it is drawn from.
-    Returns: The noise, float32 [count].
-    """
-    uniform = noise.uniform(2 * count).view(2, count)
-    geometric = (uniform.log() / -epsilon).floor()
-    return (geometric[0] - geometric[1]).float()

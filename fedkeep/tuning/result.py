@@ -165,11 +165,11 @@ def table_of(tuning: Tuning) -> list[tuple[str, str, str, str]]:
 
 def draw(tuning: Tuning) -> Figure:
     """Draw the points of a tuning: a line each, a dot for each seed, a bar at the mean, the best in colour."""
-    from matplotlib.figure import Figure
-
     best = set(map(id, tuning.best.values()))
     factor = 100 if tuning.metric.unit == "%" else 1
     with theme():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(6.4, 1.0 + 0.3 * len(tuning.points)), facecolor=PAPER, layout="constrained")
         axes = figure.add_subplot(facecolor="none")
         for place, tuned in enumerate(tuning.points):

@@ -12,7 +12,7 @@ import tomli_w
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.overrides import SECTIONS, grid_label, parse_value, split_grid
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.options import options_of
+from fedkeep.options import options_of, plain
 
 Point = tuple[tuple[str, str], ...]
 """Options and their values as text, such as ``(("sfedkd.tau", "2"), ("training.lr", "0.1"))``."""
@@ -110,8 +110,9 @@ def settings_of(point: Point) -> list[str]:
 
 
 def _texts(path: str, values: Any) -> list[str]:
+    values = plain(values)
     if isinstance(values, str):
         return split_grid(f"{path}={values}")[1]
     if not isinstance(values, list | tuple | range) or not len(values):
         raise ConfigError(f"the grid of {path} must be a list of values or a range such as '0.001..0.1'.")
-    return [tomli_w.dumps({"v": value}).partition("=")[2].strip() for value in values]
+    return [tomli_w.dumps({"v": plain(value)}).partition("=")[2].strip() for value in values]

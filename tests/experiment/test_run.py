@@ -373,7 +373,7 @@ def test_a_resume_uses_the_threads_of_the_run(tmp_path: Path, monkeypatch: pytes
     folder = prepare_run(Experiment(recipe, Machine(threads=2)), tmp_path / "run")
     used: list[int] = []
     monkeypatch.setattr(
-        trial_runner, "pinned_threads", lambda threads: used.append(threads) or pytest.MonkeyPatch.context()
+        trial_runner, "plain_torch", lambda threads: used.append(threads) or pytest.MonkeyPatch.context()
     )
     fedkeep.resume(folder)
     assert used == [2]
@@ -383,7 +383,7 @@ def test_threads_are_given_back() -> None:
     import torch
 
     before = torch.get_num_threads()
-    with trial_runner.pinned_threads(before + 1):
+    with trial_runner.plain_torch(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 

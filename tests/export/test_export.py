@@ -132,8 +132,8 @@ def test_the_card_says_what_was_done_for_privacy(tmp_path: Path) -> None:
     trial = run.trials[0]
     for line in (
         "DP-SGD in local training: noise multiplier 1, the gradient of each example clipped to norm 1 "
-        f"(epsilon {trial.epsilon:.4g} of an example for delta 1e-05",
-        "noise on label counts and what follows from them: epsilon 0.5 for each telling (epsilon 0.5 of an example",
+        f"(epsilon {trial.epsilon:.4g} for an example more or less for delta 1e-05",
+        "noise on label counts and what follows from them: epsilon 0.5 for each telling (epsilon 0.5 for an ex",
         "noise on prototypes: noise multiplier 2, a client's change of all of them clipped to norm 1 "
         "(this method sends nothing of the kind)",
     ):
@@ -143,8 +143,13 @@ def test_the_card_says_what_was_done_for_privacy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "settings", "says", "noised"),
     [
-        ("fedavg", ["client_noise_multiplier=0.5"], r"central differential .*\(epsilon [\d.]+ of a whole client", True),
-        ("fedcad", ["confidences_epsilon=0.5"], r"0\.5 in each round \(epsilon 0\.5 of an example of the server", True),
+        ("fedavg", ["client_noise_multiplier=0.5"], r"central differential .*\(epsilon [\d.]+ for a client more", True),
+        (
+            "fedcad",
+            ["confidences_epsilon=0.5"],
+            r"0\.5 in each round \(epsilon 0\.5 for an example of the s",
+            True,
+        ),
         ("fedavg", ["secure_aggregation=true"], "secure aggregation: the server saw sums of models", False),
     ],
 )

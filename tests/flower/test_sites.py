@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.interface import Fit
+from fedkeep.interface.privacy import spent_ever
 from fedkeep.simulation import reply_store
 from fedkeep.simulation.messages import Fault, no_reply
 from fedkeep.simulation.trial import TrialBusy
@@ -868,6 +870,63 @@ def test_lost_rounds_in_which_sites_spent_of_their_privacy_stay_on_record(
     serve(LocalTransport(node_configs(tmp_path / "states")), begun)
     assert records(tmp_path / "run")[:4] == lost
     assert [len(record["privacy"]["clients"]) for record in records(tmp_path / "run")] == [4, 3, 3, 3, 4]
+
+
+def test_what_sites_train_again_is_counted_though_the_server_went_back(recipe: str, tmp_path: Path) -> None:
+    """The server's checkpoint of round 2 is damaged: all sites train round 2 again, with other models as it may be."""
+    pytest.importorskip("opacus")
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        if kind == "perform":
+            trained[node_config.site] += 1
+            if asked.head["request"]["round"] == 3:
+                raise Killed
+        return reported
+
+    trained: Counter[str] = Counter()
+    private = (*SETTINGS, "run.cohort_size=8", "privacy.noise_multiplier=1.0", "privacy.counts_epsilon=1.0")
+    begun = config(recipe, tmp_path / "run", private, methods="fedavg", rounds=3)
+    with pytest.raises(Killed):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    (file,) = (tmp_path / "run").glob("trials/*/checkpoint/model-2.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    for reply in (tmp_path / "states").glob("*/*/*.reply"):
+        reply.unlink()  # of round 2, which sites no longer have once they were asked in round 3
+    (folder,) = (tmp_path / "run").glob("trials/*")
+    before = (folder / "privacy.jsonl").read_bytes()
+    line = LocalTransport(node_configs(tmp_path / "states"))
+    run = serve(line, begun)
+    trained.update(site for site, kind, _ in line.sent if kind == "perform")
+    assert (folder / "privacy.jsonl").read_bytes().startswith(before)
+    (trial,) = run.trials
+    once = {
+        client: count
+        for row in trial.rounds[:1]
+        for client, uses in row["privacy"]["clients"].items()
+        for name, count in uses.items()
+        if name.startswith("private steps")
+    }
+    assert trial.noised_steps == {site: times * once[site] for site, times in trained.items()}
+    assert sorted(set(trained.values())) == [4, 5], "three rounds, the second twice; one site was asked in the third"
+    uncounted = replace(trial, ledger=())
+    assert trial.epsilon > uncounted.epsilon, "84 steps in place of 126, say"
+
+
+def test_a_site_that_lost_its_ledger_begins_another(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, "0" * 32, "a", torch.device("cpu"))
+    with store.lock():
+        first = store.count_spent({"private steps at 0.5": 7}, {"private steps at 0.5": 10, "noise": 1}, 1)
+        assert store.count_spent({}, {"noise": 3}, 1) == {}
+        again = store.count_spent({}, {"private steps at 0.5": 4, "private label counts": 1}, 2)
+        assert [*first.values(), *again.values()] == [3, 7, 1]
+        assert store.count_spent({}, {"private label counts": 1}, 2) == again, "the same counts, with the same noise"
+        (tmp_path / ("0" * 32) / "a" / "ledger").write_bytes(b"damaged")
+        other = store.count_spent({}, {"private steps at 0.5": 2}, 1)
+    assert list(other.values()) == [2]
+    assert not set(other) & set(first), "under another name, so that the server adds both"
+    assert spent_ever(first | other) == {
+        name.split()[1]: {"private steps at 0.5": n} for name, n in [(*first, 3), (*other, 2)]
+    }
 
 
 def test_a_few_lost_rounds_stop_no_run(recipe: str, tmp_path: Path) -> None:

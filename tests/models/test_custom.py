@@ -105,7 +105,7 @@ class Labels(nn.Linear):
             r"outputs of shape \[2, 4\] for 2 inputs of 1x4x4 and 3 classes. Expected \[2, 3\]",
         ),
         (lambda s, c: nn.Conv2d(2, c, 1), "fails on inputs of 1x4x4: .*channels"),
-        (lambda s, c: Labels(4, c), "gives a dict instead of a tensor of logits"),
+        (lambda s, c: Labels(4, c), r"outputs of shape \[2, 1, 4, 4\]"),
         (lambda s, c: nn.Sequential(nn.Flatten(), nn.MaxPool1d(5)), "without parameters: nothing to train"),
     ],
 )

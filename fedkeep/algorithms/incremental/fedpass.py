@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import OldModelState, cache_once_per_task
-from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, Training, on_client
 from fedkeep.losses import (
     ZERO_LOSS,
     CrossEntropy,
@@ -26,6 +26,17 @@ from fedkeep.options import option
 
 Radius = Literal["first", "latest"]
 """The task from which the size of the prototypes' noise is taken."""
+
+
+SGD_SCALE = 0.02
+"""Factor on the loss with which SGD does not diverge at usual learning rates."""
+
+
+def loss_scale(chosen: float | None, training: Training) -> float:
+    """Return the factor on PASS's loss."""
+    if chosen is not None:
+        return chosen
+    return SGD_SCALE if training.optimizer == "sgd" and training.max_grad_norm is None else 1.0
 
 
 def rotation_loss(teacher: Weights, w_features: float, tau: float) -> Loss:
@@ -81,7 +92,7 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
 
     PASS trains with Adam, to which the size of a loss does not matter. To SGD it does: with the temperature and the
     weights above gradients are 10 to 100 times the usual, and training at usual learning rates diverges as soon as
-    there are old classes. ``scale`` makes the whole loss smaller.
+    there are old classes. ``scale`` makes the whole loss smaller, by default where SGD trains without clipping.
     """
 
     title = "FedPASS"
@@ -90,8 +101,10 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
     w_prototypes: float = option(10.0, "weight of the classifier's cross-entropy on prototypes", low=0.0)
     w_features: float = option(10.0, "weight of the distance of features from the old model's", low=0.0)
     tau: float = option(0.1, "softmax temperature of both cross-entropies", low=1e-3)
-    scale: float = option(
-        1.0, "factor on the whole loss, for SGD; 1 as in PASS's code, which trains with Adam", low=0.0
+    scale: float | None = option(
+        None,
+        "factor on the whole loss; none: 1 with Adam or clipped gradients, 0.02 with plain SGD",
+        low=0.0,
     )
     scope: Literal["client", "global"] = option("client", "whose prototypes a client learns with: its own, or all")
     radius: Radius = option("first", "task from which the size of the noise is taken")
@@ -126,7 +139,7 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
         rotated = Rotated(rotation_loss(state.teacher, self.w_features, self.tau))
         images = cache_once_per_task(client, rotated, client.data)
         old_classes = prototype_loss(client, state.prototypes, self.w_prototypes, self.tau)
-        return client.fit(model, Scaled(self.scale, images + old_classes))
+        return client.fit(model, Scaled(loss_scale(self.scale, client.training), images + old_classes))
 
     @on_client
     def remember(self, client: Client[PrototypeState], model: Weights) -> None:

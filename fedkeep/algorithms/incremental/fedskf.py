@@ -16,8 +16,8 @@ from fedkeep.algorithms.incremental.class_incremental import (
     label_loss,
     update_memory,
 )
-from fedkeep.algorithms.incremental.fedpass import compute_prototypes, prototype_loss, rotation_loss
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.algorithms.incremental.fedpass import compute_prototypes, loss_scale, prototype_loss, rotation_loss
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, Training, on_client
 from fedkeep.losses import TSD, ZERO_LOSS, Loss, Prototypes, QuadraticPenalty, Rotated, Scaled
 from fedkeep.losses.classification import TSDReading
 from fedkeep.losses.prototypes import extend_prototypes
@@ -111,7 +111,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
     pit_turn: Literal["cyclic", "random"] = option("cyclic", "whose neurons are the base: in order, or at random")
     exemplars_per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
-    scale: float = option(1.0, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
+    scale: float | None = option(None, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples in the mean, or all alike")
 
     @property
@@ -169,10 +169,10 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         """Train the global extractor under the client's own classifier, with both old models as teachers (eq. 10)."""
         state = client.state
         data = concat(client.data, state.memory)
-        distillation = cache_once_per_task(client, self.distillation(state), data)
+        distillation = cache_once_per_task(client, self.distillation(state, client.training), data)
         start = self.initial_weights(client, model)
         if self.level == "pass":
-            weight = self.scale * W_PROTOTYPES
+            weight = loss_scale(self.scale, client.training) * W_PROTOTYPES
             labels = prototype_loss(client, state.prototypes, weight, TAU_LABELS)
         else:
             labels = label_loss(client, "new" if self.level == "lwf" else "all")
@@ -208,11 +208,11 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
             return ZERO_LOSS
         return QuadraticPenalty(classifier_tensors(model), self.w_pull)
 
-    def distillation(self, state: FedSKFClientState) -> Loss:
+    def distillation(self, state: FedSKFClientState, training: Training) -> Loss:
         """Return what is cached in a task: the old models' terms, and for PASS the losses on rotated images too."""
         if self.level == "pass":
             images = rotation_loss(state.old_own_model, W_FEATURES, TAU_LABELS)
-            return Rotated(Scaled(self.scale, images) + self.old_models(state))
+            return Rotated(Scaled(loss_scale(self.scale, training), images) + self.old_models(state))
         return self.old_models(state)
 
     def old_models(self, state: FedSKFClientState) -> Loss:

@@ -102,7 +102,7 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
             return f"curvature of another form than the model's parameters: {mismatch}"
         limit, largest = (
             self.max_fisher_change(server),
-            max(1.0, *(_largest(model) for model in (server.model, reply.model))),
+            max(1.0, *(_largest({name: model[name] for name in parameters}) for model in (server.model, reply.model))),
         )
         limits = {"fisher": limit, "product": min(limit * MAX_WEIGHT * largest, MAX_CURVATURE)}
         for name, most in limits.items():

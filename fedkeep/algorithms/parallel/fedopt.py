@@ -73,7 +73,7 @@ class FedAdam(Algorithm[Moments]):
     server_lr: float = option(0.01, "learning rate of the server", low=0.0)
     beta1: float = option(0.9, "decay of the first moment", low=0.0, high=1.0)
     beta2: float = option(0.99, "decay of the second moment", low=0.0, high=1.0)
-    tau: float = option(1e-3, "degree of adaptivity, added to the root of the second moment", low=1e-12)
+    tau: float = option(1e-3, "degree of adaptivity, added to the root of the second moment", low=1e-12, high=1e15)
 
     def round(self, server: Server[Moments], cohort: Cohort) -> None:
         """Let all clients train, and step towards the mean of their models by Adam."""

@@ -141,7 +141,10 @@ class Scheme(Options, ABC):
         labels = _check_labels(train, num_classes)
         if self.num_clients > len(labels):
             raise self.error(f"{self.num_clients} clients cannot share {len(labels)} examples. Use fewer clients.")
-        rows, offsets, attempts = self.assign(labels, num_classes, train, seed)
+        versions = [column._version for column in train.values()]
+        rows, offsets, attempts = self.assign(labels.copy(), num_classes, train, seed)
+        if versions != [column._version for column in train.values()]:
+            raise self.error("it changed the training examples in place, which others read too. Change a clone().")
         self._check_assignment(rows, offsets, len(labels))
         return Partition(
             scheme=self.name,

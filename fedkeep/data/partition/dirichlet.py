@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,8 +23,6 @@ from fedkeep.data.partition.base import (
     rows_by_class,
 )
 from fedkeep.options import option
-
-_CHUNK = 1 << 20  # table entries looked at together; the result does not depend on it
 
 
 @dataclass(frozen=True)
@@ -130,41 +129,64 @@ def _draw_labels(
     All steps draw at once; where a class runs out, the later steps that drew it draw again among the classes that are
     left then. That is what redrawing step by step gives, since the other draws stay as they would have been.
     """
-    classes = len(sizes)
-    left, open_ = sizes.copy(), sizes > 0
-    drawn = _draw_from_priors(clients, prior, open_, rng)
-    step = 0
-    while step < len(clients):
-        ahead = drawn[step:]
-        order = np.argsort(ahead.astype(np.uint16) if classes <= 1 << 16 else ahead, kind="stable")
-        found = np.bincount(ahead, minlength=classes)
-        starts = np.cumsum(found) - found
-        # As many steps as examples are left, so at least one open class is drawn to its end.
-        ending = np.flatnonzero(open_ & (found >= left))
-        ends = order[starts[ending] + left[ending] - 1]
-        last = int(ends.min())
-        label = int(ending[ends.argmin()])
-        left -= np.bincount(ahead[: last + 1], minlength=classes)
-        open_[label] = False
-        step += last + 1
-        again = step + np.flatnonzero(drawn[step:] == label)
-        if len(again):
-            drawn[again] = _draw_from_priors(clients[again], prior, open_, rng)
+    left = _LeftPriors(prior, sizes > 0)
+    drawn = left.draw(clients, rng)
+    steps_of = np.split(np.argsort(drawn, kind="stable"), np.cumsum(np.bincount(drawn, minlength=len(sizes)))[:-1])
+
+    def end(label: int) -> int:
+        """Return the step that draws the last example of a class, as the draws are now."""
+        return int(steps_of[label][sizes[label] - 1])
+
+    may_end = [(end(c), c) for c in range(len(sizes)) if 0 < sizes[c] <= len(steps_of[c])]
+    heapq.heapify(may_end)
+    while may_end:
+        step, label = heapq.heappop(may_end)
+        if not left.open[label] or step != end(label):
+            continue  # further draws have brought its end forward
+        left.close(label)
+        again = steps_of[label][sizes[label] :]
+        if not len(again):
+            continue
+        labels = left.draw(clients[again], rng)
+        drawn[again] = labels
+        order = np.argsort(labels, kind="stable")
+        found, starts = np.unique(labels[order], return_index=True)
+        for other, more in zip(found.tolist(), np.split(again[order], starts[1:]), strict=True):
+            steps_of[other] = np.sort(np.concatenate((steps_of[other], more)), kind="stable")
+            if len(steps_of[other]) >= sizes[other]:
+                heapq.heappush(may_end, (end(other), other))
     return drawn
 
 
-def _draw_from_priors(
-    clients: Integers, prior: npt.NDArray[np.float64], open_: npt.NDArray[np.bool_], rng: np.random.Generator
-) -> Integers:
-    """Return one class for each step from its client's prior among the open classes, int64 [steps]."""
-    log_share = np.where(open_, prior, -np.inf)
-    share = np.exp(log_share - log_share.max(axis=1, keepdims=True))
-    ends = np.cumsum(share, axis=1)
-    ends /= ends[:, -1:]
-    points = rng.random(len(clients))
-    drawn = np.empty(len(clients), np.int64)
-    size = max(1, _CHUNK // len(open_))
-    for start in range(0, len(clients), size):
-        part = slice(start, start + size)
-        drawn[part] = (ends[clients[part]] <= points[part, None]).sum(axis=1)
-    return drawn
+class _LeftPriors:
+    """The clients' priors among the classes of which examples are left."""
+
+    def __init__(self, prior: npt.NDArray[np.float64], is_open: npt.NDArray[np.bool_]) -> None:
+        self.open = is_open
+        self._log_share = np.where(is_open, prior, -np.inf)
+        self._highest = self._log_share.max(axis=1)
+        self._share = np.exp(self._log_share - self._highest[:, None])
+        self._stale = np.zeros(len(prior), dtype=bool)  # the highest share of these clients is gone
+
+    def close(self, label: int) -> None:
+        """Take a class out."""
+        self.open[label] = False
+        self._stale |= self._log_share[:, label] == self._highest
+        self._log_share[:, label] = -np.inf
+        self._share[:, label] = 0.0
+
+    def draw(self, clients: Integers, rng: np.random.Generator) -> Integers:
+        """Return one class for each step from its client's prior, int64 [steps]."""
+        points = rng.random(len(clients))
+        drawn = np.empty(len(clients), np.int64)
+        order = np.argsort(clients, kind="stable")
+        users, starts = np.unique(clients[order], return_index=True)
+        if len(stale := users[self._stale[users]]):
+            self._highest[stale] = self._log_share[stale].max(axis=1)
+            self._share[stale] = np.exp(self._log_share[stale] - self._highest[stale, None])
+            self._stale[stale] = False
+        for client, steps in zip(users.tolist(), np.split(order, starts[1:]), strict=True):
+            ends = np.cumsum(self._share[client])
+            ends /= ends[-1]
+            drawn[steps] = np.searchsorted(ends, points[steps], side="right")
+        return drawn

@@ -1,0 +1,130 @@
+"""PyTorch's settings of the calling program, which worker processes do not have: pinned while FedKeep computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from fedkeep.errors import ConfigError
+
+_Setting: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any], Any]
+"""How a setting is read and set, and what it is in a new process."""
+
+
+@contextmanager
+def plain_torch(threads: int | None = None) -> Iterator[None]:
+    """Compute as in a new process within the block, whatever the program has set, and give its settings back after.
+
+    Results depend on these settings, and worker processes, sites and a later resume have none of them. Many threads
+    slow small models down.
+
+    ``threads``: PyTorch's number of threads; None leaves it.
+    """
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise ConfigError(
+            f"this program has set PyTorch's default device to {str(device)!r}, and worker processes would have "
+            "another. Call torch.set_default_device(None) before, or leave the block `with torch.device(...)`; "
+            "machine=Machine(device=...) says where FedKeep computes."
+        )
+    with ExitStack() as restored:
+        for read, write, plain in _settings() if threads is None else [*_settings(), _threads(threads)]:
+            if (before := read()) != plain:
+                restored.callback(write, before)
+                write(plain)
+        _leave_autocast(restored)
+        restored.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+        restored.enter_context(torch.inference_mode(False))
+        restored.enter_context(torch.enable_grad())
+        yield
+
+
+def set_plain_torch() -> None:
+    """Set everything as in a new process, for good: in a worker whose imports of a user's code may have changed it."""
+    for read, write, plain in _settings():
+        if read() != plain:
+            write(plain)
+
+
+def _settings() -> list[_Setting]:
+    backends: Any = torch.backends
+    attention = backends.cuda
+    settings: list[_Setting] = [
+        (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+        (_anomaly, lambda both: torch.set_anomaly_enabled(*both), (False, True)),
+        (_flushes_denormals, torch.set_flush_denormal, False),
+        (_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        (attention.flash_sdp_enabled, attention.enable_flash_sdp, True),
+        (attention.mem_efficient_sdp_enabled, attention.enable_mem_efficient_sdp, True),
+        (attention.math_sdp_enabled, attention.enable_math_sdp, True),
+        (attention.cudnn_sdp_enabled, attention.enable_cudnn_sdp, True),
+        _attribute(backends.cudnn, "enabled", True),
+        _attribute(backends.cudnn, "benchmark", False),
+        _attribute(backends.cudnn, "deterministic", False),
+        _attribute(backends.mkldnn, "enabled", True),
+        _attribute(backends.mkldnn, "deterministic", False),
+        _attribute(backends.opt_einsum, "enabled", backends.opt_einsum.is_available()),
+    ]
+    # A parent comes before what it stands for where that is not set.
+    for holder in (backends, backends.cuda.matmul, backends.mkldnn, backends.mkldnn.conv, backends.mkldnn.rnn):
+        settings.append(_float32_of(holder, "ieee"))
+    settings += [_float32_of(backends.mkldnn.matmul, "ieee"), _float32_of(backends.cudnn, "ieee")]
+    settings += [_float32_of(backends.cudnn.conv, "tf32"), _float32_of(backends.cudnn.rnn, "tf32")]
+    for device in ("cpu", "cuda"):
+        settings.append((_autocast_of(device), partial(torch.set_autocast_enabled, device), False))
+    return settings
+
+
+def _attribute(holder: Any, name: str, plain: Any) -> _Setting:
+    return lambda: getattr(holder, name), lambda value: setattr(holder, name, value), plain
+
+
+def _float32_of(backend: Any, plain: str) -> _Setting:
+    """Return the setting of how a backend multiplies float32 numbers."""
+    read = lambda: "ieee" if backend.fp32_precision == "none" else backend.fp32_precision  # noqa: E731
+    return read, _attribute(backend, "fp32_precision", plain)[1], plain
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by backend, as `_float32_of` does
+        return "highest"
+
+
+def _leave_autocast(restored: ExitStack) -> None:
+    """Count no block of autocast around this one: its cache of cast weights would outlive an update of the weights."""
+    depth = torch.autocast_increment_nesting()
+    for _ in range(depth):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+
+    def enter_again() -> None:
+        torch.clear_autocast_cache()
+        for _ in range(depth - 1):
+            torch.autocast_increment_nesting()
+
+    restored.callback(enter_again)
+
+
+def _threads(threads: int) -> _Setting:
+    return torch.get_num_threads, torch.set_num_threads, threads
+
+
+def _autocast_of(device: str) -> Callable[[], bool]:
+    return lambda: torch.is_autocast_enabled(device)
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _flushes_denormals() -> bool:
+    """Tell whether numbers below the smallest normal one become zero, which PyTorch does not tell itself."""
+    return not (torch.full((), 1e-310, dtype=torch.float64) * 0.5).item()
