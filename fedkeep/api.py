@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.partition import Scheme
 from fedkeep.errors import RunError
+from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
@@ -225,6 +226,7 @@ def resume(
                 f"{folder} was begun with {experiment.recipe.data}, and these data are {found}. Give the former."
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
+    check_code(folder, experiment.machine.use)
     retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
     run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
     return _read(folder, experiment.recipe)

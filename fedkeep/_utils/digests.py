@@ -118,7 +118,7 @@ def read_json(path: Traversable, *, required: bool = True) -> dict[str, Any]:
     ``path``: The file, on disk or in an archive.
     ``required``: Refuse a file without a digest. Versions before digests wrote none.
     """
-    content = _read(path)
+    content = read_all(path)
     if is_sealed(content):
         content = _unsealed(path, content, _JSON_DIGEST) + b"}"
     elif required:
@@ -153,7 +153,7 @@ def read_toml(path: Traversable, *, required: bool = True) -> str:
     ``path``: The file, on disk or in an archive.
     ``required``: Refuse a file without a digest.
     """
-    content = _read(path)
+    content = read_all(path)
     if is_sealed(content):
         content = _unsealed(path, content, _TOML_DIGEST) + b"\n"
     elif required:
@@ -164,7 +164,8 @@ def read_toml(path: Traversable, *, required: bool = True) -> str:
         raise DamagedFile(f"{path} is damaged: expected text ({error}).") from None
 
 
-def _read(path: Traversable) -> bytes:
+def read_all(path: Traversable) -> bytes:
+    """Return a file's content, on disk or in an archive; raise `DamagedFile` if it cannot be read."""
     try:
         with path.open("rb") as file:
             # Of an archive, `read()` would unpack all that is there before it cuts it to the size that was checked.
@@ -193,7 +194,7 @@ def write_sealed(path: Path, content: bytes) -> Path:
 
 def read_sealed(path: Path) -> bytes:
     """Return the content that `write_sealed` has written."""
-    content = _read(path)
+    content = read_all(path)
     body, expected = content[:-32], content[-32:]
     if hashlib.sha256(body).digest() != expected:
         raise DamagedFile(

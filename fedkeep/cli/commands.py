@@ -148,6 +148,10 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     nginx.add_argument("--client-ca", metavar="FILE", help="let in only who shows a certificate of this authority")
     proxy.set_defaults(command=_lazily("flower", "proxy"))
     nginx.set_defaults(command=_lazily("flower", "nginx"))
+    clock = verbs.add_parser("clock", help="compare a site's clock with the server's")
+    clock.add_argument("superlink", metavar="HOST:PORT", help="the address that the site's SuperNode is given")
+    clock.add_argument("--root-certificates", metavar="FILE", help="the authority's certificate; without it: no TLS")
+    clock.set_defaults(command=_lazily("flower", "clock"))
 
 
 def _add_generator(command: argparse.ArgumentParser) -> None:

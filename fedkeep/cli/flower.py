@@ -78,3 +78,12 @@ def nginx(options: Namespace, console: Console) -> int:
 def _require_flower() -> None:
     if find_spec("flwr") is None:
         raise MissingExtra("fedkeep flower", "flower")
+
+
+def clock(options: Namespace, console: Console) -> int:
+    """Compare this machine's clock with the server's; the exit code is 1 if Flower does not bear the difference."""
+    from fedkeep.flower.clock import describe_clock
+
+    said, is_borne = describe_clock(options.superlink, options.root_certificates)
+    say(console, said)
+    return int(not is_borne)

@@ -16,9 +16,9 @@ from fedkeep._utils.signals import Terminated
 from fedkeep.cli.progress import Display, say_stopped
 from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.paths import is_finished
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -61,6 +61,7 @@ def resume(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     import_user_code(machine.use)
     folder = Path(options.run)
+    check_code(folder, machine.use)
     return _run_and_show(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
 
 
@@ -69,9 +70,10 @@ def gather(options: Namespace, console: Console) -> int:
     import_user_code(options.use)
     folder = Path(options.run)
     machine = Machine(workers=0, data_dir=options.data_dir, allow_code=options.allow_code, use=tuple(options.use))
+    check_code(folder, machine.use)
     experiment = open_run(folder, machine)
     trials = experiment.all_trials(folder)
-    missing = {number: trial for number, trial in enumerate(trials, start=1) if not is_finished(trial.folder)}
+    missing = {number: trial for number, trial in enumerate(trials, start=1) if not trial.is_finished}
     if missing:
         listed = ", ".join(f"{number} ({trial.name}, {_rounds_done(trial)})" for number, trial in missing.items())
         raise RunError(
@@ -99,12 +101,11 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     if options.trial > count:
         raise ConfigError(f"there is no trial {options.trial}: this run has {count}, counted from 1.")
     folder = join_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
+    check_code(folder, experiment.machine.use)
     experiment = open_run(folder, experiment.machine)
     trial = experiment.all_trials(folder)[options.trial - 1]
     again = shlex.join(["fedkeep", *sys.argv[1:]])
-    if not is_finished(trial.folder) and (
-        stop := _run_with_progress([trial], console, again, again, quiet=options.quiet)
-    ):
+    if not trial.is_finished and (stop := _run_with_progress([trial], console, again, again, quiet=options.quiet)):
         return stop
     gather = resume_command(
         folder, replace(experiment.machine, workers=0, executor="processes", address=None), "gather"

@@ -1,4 +1,4 @@
-"""``fedkeep verify``: check the files of runs against their digests."""
+"""``fedkeep verify``: check that the files of runs are whole, and belong to their runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from fedkeep.reporting.verification import verify_run
 def verify(options: Namespace, console: Console) -> int:
     """Check every file of some runs, and print a line for each trial.
 
-    Returns: The exit code: 1 if a file is damaged.
+    Returns: The exit code: 1 if a file is damaged or foreign.
     """
-    damaged = False
+    wrong = False
     for run in options.runs:
         say(console, run, "bold")
         for found in verify_run(run):
-            damaged |= found.status == "damaged"
-            style = "red" if found.status == "damaged" else ""
-            line = f"  {found.name}: {found.status}: {' '.join(found.details)}"
-            say(console, line, style)
-    return int(damaged)
+            is_wrong = found.status in ("damaged", "foreign")
+            say(console, f"  {found.name}: {found.status}: {'; '.join(found.details)}", "red" if is_wrong else "")
+            wrong |= is_wrong
+    return int(wrong)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedkeep._utils.identity import Identity
 from fedkeep.data import Federation
+from fedkeep.experiment.belonging import check_recipe, check_trial, identity_of
 from fedkeep.experiment.build import (
     build_federation,
     build_simulation,
@@ -166,7 +168,7 @@ class Experiment:
             for trial in self.all_trials(folder, prefix)
             if only is None or (trial.method.label, trial.seed) in only
         ]
-        unfinished = [trial for trial in wanted if not is_finished(trial.folder)]
+        unfinished = [trial for trial in wanted if not trial.is_finished]
         for trial in unfinished:
             if (trial.folder / MANIFEST).is_file():
                 damage = " ".join(find_damage(trial.folder))
@@ -193,6 +195,18 @@ class Trial:
     def folder(self) -> Path:
         """The trial's own folder."""
         return trial_folder(self.run, self.method, self.seed)
+
+    @property
+    def identity(self) -> Identity:
+        """To what its files belong, without the data."""
+        return identity_of(self.run, self.method.label, self.seed)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is finished; raises `ForeignFile` if what lies in its folder belongs to something else."""
+        check_recipe(self.run)
+        check_trial(self.run, self.folder)
+        return is_finished(self.folder)
 
     @property
     def rounds(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +40,63 @@ def import_user_code(names: Iterable[str]) -> None:
                 raise ConfigError(
                     f"--use {name}: there is no such module. Give a path to a .py file, or install it."
                 ) from error
+
+
+def source_of(name: str) -> Path:
+    """Return the file of a name that `import_user_code` has imported."""
+    module = sys.modules[f"{_PREFIX}{Path(name).stem}" if name.endswith(".py") else name]
+    return Path(str(module.__file__)).resolve()
+
+
+def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
+    """Return the files of imported user code, by names for copies: those given, and what they import.
+
+    Of what they import, only the user's own is there, not what was installed. With ``main``, so is the program.
+    """
+    found: dict[Path, str] = {}
+    waiting = [(source_of(name), Path(name).name if name.endswith(".py") else "") for name in names]
+    if main and (file := getattr(sys.modules["__main__"], "__file__", None)):
+        waiting.append((Path(file).resolve(), "__main__.py"))
+    by_file = {Path(str(file)).resolve(): module for module in [*sys.modules.values()] if (file := _file_of(module))}
+    while waiting:
+        path, name = waiting.pop(0)
+        if path in found or path.suffix != ".py" or not path.is_file():
+            continue
+        module = by_file.get(path)
+        if not name and module is not None:
+            name = module.__name__.replace(".", "/") + ("/__init__.py" if path.name == "__init__.py" else ".py")
+        copies = sum(other.rpartition("/")[2] == name for other in found.values())
+        found[path] = f"{copies + 1}/{name}" if copies else name
+        if module is not None:
+            waiting += [(Path(str(_file_of(one))).resolve(), "") for one in _imported_by(module, path) if _is_own(one)]
+    return {name: path for path, name in found.items()}
+
+
+def _file_of(module: ModuleType) -> str | None:
+    return getattr(module, "__file__", None)
+
+
+def _imported_by(module: ModuleType, path: Path) -> list[ModuleType]:
+    """Return the modules that a module's source imports, as far as they are loaded, with the packages around them."""
+    package = module.__package__ or ""
+    names = [module.__name__]
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    parts = [name.split(".") for name in names]
+    wanted = dict.fromkeys(".".join(part[:length]) for part in parts for length in range(1, len(part) + 1))
+    return [sys.modules[name] for name in wanted if name in sys.modules]
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Tell whether a module is the user's: a file that was not installed, and not of Python or FedKeep."""
+    if not (file := _file_of(module)):
+        return False
+    places = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])]
+    return not any(Path(file).resolve().is_relative_to(Path(place).resolve()) for place in places)
 
 
 def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:

@@ -38,6 +38,7 @@ from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.dataset import Data, DataSet
 from fedkeep.errors import ConfigError, RunError, in_one_line
+from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import build_simulation, clients_and_server_data, split_clients
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.paths import TRIAL_FILE
@@ -185,6 +186,12 @@ class RayActor:
         except DamagedFile:
             return MISSING, {}
         import_user_code(machine.use)
+        if missing := set(content["code"].values()) - set(code_digests(machine.use, main=True).values()):
+            changed = [name for name, digest in content["code"].items() if digest in missing]
+            raise RunError(
+                f"node {socket.gethostname()} has another {' and '.join(changed)} than the run was begun with. "
+                "Copy the same files to all nodes."
+            )
         recipe = parse_recipe(content["recipe"], "the recipe", allow_code=machine.allow_code)
         dataset, server, initial = _read_data(path)
         federation = split_clients(recipe, content["seed"], dataset, server)
@@ -386,6 +393,7 @@ class RayExecutor(WorkerExecutor[RayWorker]):
             "versions": _versions(),
             "machine": as_table(on_node),
             "recipe": self._trial.experiment.recipe.to_toml(),
+            "code": dict(self._trial.identity.code),
             "method": self._trial.method.label,
             "seed": self._trial.seed,
             "compiled_steps": int(read_json(self._trial.folder / TRIAL_FILE)["compiled_steps"]),

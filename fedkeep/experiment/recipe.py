@@ -56,12 +56,17 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """The label as a folder name: its Latin letters and digits, or a hash of labels without any."""
-        name = re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.")
-        if name and len(name) <= MAX_SLUG_LENGTH:
-            return name
-        suffix = sha256(self.label.encode()).hexdigest()[:8]
-        return f"{name[: MAX_SLUG_LENGTH - 9] or 'method'}-{suffix}"
+        """The label as a folder name."""
+        return slug(self.label)
+
+
+def slug(label: str) -> str:
+    """Return a label as a folder name: its Latin letters and digits, or a hash of labels without any."""
+    name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")
+    if name and len(name) <= MAX_SLUG_LENGTH:
+        return name
+    suffix = sha256(label.encode()).hexdigest()[:8]
+    return f"{name[: MAX_SLUG_LENGTH - 9] or 'method'}-{suffix}"
 
 
 @dataclass(frozen=True)

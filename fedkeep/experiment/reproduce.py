@@ -6,15 +6,18 @@ seeds to it, and run only what is not finished. A reproduction with fewer rounds
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+import tomli_w
 from filelock import FileLock
 
-from fedkeep._utils.digests import read_json, write_json, write_toml
+from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.overrides import SECTIONS, join_labels, rows_named
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
@@ -175,6 +178,7 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
         prepare_run(Experiment(column.recipe, machine), column.folder, command)
         _record_requests(column.folder, requested)
         return column
+    check_code(column.folder, machine.use)
     old = recorded_recipe(column.folder, allow_code=machine.allow_code)
     differing = _differences(old, column.recipe)
     if differing:
@@ -182,12 +186,15 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
             f"{column.folder} was begun with other settings ({', '.join(differing)}). Choose another --out, or remove "
             "that folder."
         )
-    known = {method.label for method in old.methods}
+    path, known = column.folder / "recipe.toml", {method.label for method in old.methods}
     added = tuple(method for method in column.recipe.methods if method.label not in known)
     seeds = tuple(sorted({*old.seeds, *column.recipe.seeds}))
     recipe = replace(old, methods=old.methods + added, seeds=seeds)
     if recipe != old:
-        write_toml(column.folder / "recipe.toml", recipe.to_toml())
+        # All else stays as it was written: an older version may have written fewer options.
+        begun, extended = (tomllib.loads(text) for text in (read_toml(path), recipe.to_toml()))
+        methods = [*begun["methods"], *extended["methods"][len(old.methods) :]]
+        write_toml(path, tomli_w.dumps({**begun, "methods": methods, "seeds": list(seeds)}))
     _record_requests(column.folder, requested)
     return replace(column, recipe=recipe)
 

@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,8 +18,10 @@ from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, read_toml, write_json, write_toml
 from fedkeep._utils.files import make_folder
+from fedkeep._utils.identity import Identity
 from fedkeep.data.loading import local_path
 from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.belonging import CODE, keep_code, settings_of, used
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
 from fedkeep.experiment.provenance import revision, versions
@@ -95,6 +98,10 @@ def create_run_folder(
         info["data_path"] = str(data_path)
     if weights_path is not None:
         info["weights_path"] = str(weights_path)
+    kept = keep_code(folder, machine.use)
+    settings = settings_of(tomllib.loads(recipe.to_toml()))
+    info |= {"use": kept["use"]} if kept["use"] else {}
+    info["identity"] = Identity(settings=settings, code=kept["code"]).to_table()
     write_toml(folder / "recipe.toml", recipe.to_toml())
     write_json(folder / "run.json", info, indent=2)
     return folder
@@ -121,7 +128,9 @@ def _content(folder: Path) -> list[Path]:
     """Return what a folder contains, apart from the files of a run that was killed before it began."""
     content = list(folder.iterdir())
     begun = any(path.name == "run.json" for path in content)
-    return content if begun else [p for p in content if p.name not in ("recipe.toml", LOCK) and p.suffix != ".tmp"]
+    return (
+        content if begun else [p for p in content if p.name not in ("recipe.toml", LOCK, CODE) and p.suffix != ".tmp"]
+    )
 
 
 def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:
@@ -197,7 +206,8 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     The command repeats arguments that are not recorded in the folder, such as files with code to import.
     """
     arguments = ["fedkeep", verb, str(folder)]
-    arguments += [argument for file in machine.use for argument in ("--use", file)]
+    use = used(folder.parent if folder.suffix == ".toml" else folder) or machine.use
+    arguments += [argument for file in use for argument in ("--use", file)]
     arguments += ["--data-dir", machine.data_dir] if machine.data_dir else []
     arguments += ["--allow-code"] if machine.allow_code else []
     arguments += ["--workers", str(machine.workers)] if machine.workers else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,13 +15,15 @@ import torch
 
 from fedkeep._utils import progress
 from fedkeep._utils.digests import read_json, write_json
+from fedkeep._utils.identity import Identity
 from fedkeep._utils.signals import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
 from fedkeep.errors import FedKeepError, RunError
+from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.paths import TRIAL_FILE, is_finished
+from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
@@ -86,7 +88,7 @@ def run_trials(
         spare = workers // (processes if machine.executor == "ray" else len(trials))
         _run_in_workers(trials, processes, spare, report, retry)
         for trial in trials:
-            if not is_finished(trial.folder):
+            if not trial.is_finished:
                 raise TrialBusy(
                     f"{trial.folder} is being run by another process. Wait for it, or end it, then: {retry}"
                 )
@@ -95,8 +97,8 @@ def run_trials(
         again = f" Finished rounds are saved. Continue with: {retry}"
         with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
-                simulation, trial_callbacks = _prepare(trial, report, workers)
-                run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks])
+                simulation, trial_callbacks, identity = _prepare(trial, report, workers)
+                run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks], identity=identity)
             except FedKeepError:
                 raise  # it says itself what to do
             except Exception as error:
@@ -117,8 +119,11 @@ def _disk_errors_explained(folder: Path, again: str = "") -> Iterator[None]:
         raise RunError(f"{error.strerror}: {error.filename or folder}.{again}") from error
 
 
-def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback]]:
-    """Return a trial's simulation and its callbacks; up to ``spare`` processes may share its cohorts."""
+def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback], Identity]:
+    """Return a trial's simulation, its callbacks, and to what its files belong.
+
+    Up to ``spare`` processes may share its cohorts.
+    """
     experiment = trial.experiment
     with progress.subscribe(partial(_report_preparation, trial, report)):  # drawing a partition may take long
         simulation = experiment.simulation(trial.method, trial.seed)
@@ -129,14 +134,15 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
     else:
         count = useful_workers(algorithm, cohort, spare if machine.device == "cpu" else 0)
         workers = cohort_workers(trial, count)
-    description = experiment.describe(trial.method, trial.seed)
-    return simulation, [
+    description = {**experiment.describe(trial.method, trial.seed), "identity": trial.identity.to_table()}
+    callbacks = [
         TrialDescription(trial, description, max(count, 1)),
         ProgressReport(trial, description["test_total"], report),
         ConfusionMatrix(trial.folder),
         workers,
         *trackers(trial, description),
     ]
+    return simulation, callbacks, described_identity(description)
 
 
 def _report_preparation(trial: Trial, report: OnProgress, activity: str) -> None:
@@ -176,18 +182,19 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     """
     versions = [describe_version()]
     if before := begun_description(folder):
-        begun, earlier = before.get("dependencies", {}), before.get("versions", ["an unknown version"])
-        versions = list(dict.fromkeys([*earlier, *versions]))
-        # Older versions recorded fewer dependencies; those that are missing are not compared.
-        changed = [name for name, now in description["dependencies"].items() if begun.get(name, now) != now]
-        if len(changed) > 1 and "partition" in changed:
-            changed.remove("partition")  # it follows from the others
-        if changed:
-            raise RunError(
-                f"{folder} was begun with another {' and '.join(changed)} than there is now, so that its rounds would "
-                "not belong together. Restore what it was, or begin a new run."
-            )
+        described_identity(before).check(
+            folder / TRIAL_FILE,
+            described_identity(description),
+            "Its rounds would not belong together. Restore what it was, or begin a new run.",
+        )
+        versions = list(dict.fromkeys([*before.get("versions", ["an unknown version"]), *versions]))
     write_json(folder / TRIAL_FILE, {**description, "versions": versions})
+
+
+def described_identity(description: Mapping[str, Any]) -> Identity:
+    """Return to what a trial belongs, as trial.json says it; older versions told its inputs alone."""
+    identity = Identity.from_table(TRIAL_FILE, description.get("identity"))
+    return replace(identity, inputs=description.get("dependencies", {}))
 
 
 def begun_description(folder: Path) -> dict[str, Any]:
@@ -354,6 +361,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
 
     def open_trial(run: str, label: str, seed: int) -> Trial:
         if run not in experiments:
+            check_code(Path(run), machine.use)  # it may have been edited since the run began
             experiments.clear()  # only one run's data fit in memory
             experiments[run] = open_run(Path(run), machine)
         return Trial(experiments[run], Path(run), experiments[run].recipe.method(label), seed, label)
@@ -369,8 +377,8 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
             plain_torch(trial.experiment.machine.threads),
             _disk_errors_explained(trial.folder),
         ):
-            simulation, callbacks = _prepare(trial, report, spare)
-            run_trial(simulation, trial.folder, callbacks)
+            simulation, callbacks, identity = _prepare(trial, report, spare)
+            run_trial(simulation, trial.folder, callbacks, identity=identity)
         return None, {}
 
     def join(content: Any, tensors: Any) -> Message:

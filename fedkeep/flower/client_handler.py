@@ -11,9 +11,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedkeep._utils.identity import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.columns import columns_from_json
 from fedkeep.errors import ConfigError, FedKeepError
+from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import (
     build_simulation,
     check_token_ids,
@@ -59,7 +61,7 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
 
 def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
     """Return the site's name and its number of examples in each task."""
-    federation = _simulation(envelope, config).federation
+    federation = _simulation(envelope, config)[0].federation
     examples = [federation.for_task(task).num_examples(config.site) for task in range(1, federation.num_tasks + 1)]
     log.info("site %s fits the run, with %s examples", config.site, " + ".join(map(str, examples)))
     return Envelope({"site": config.site, "examples": examples})
@@ -70,7 +72,7 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
 
     ``envelope``: The request for a client step, with a reference to the client state from which the step begins.
     """
-    head, simulation = envelope.head, _simulation(envelope, config)
+    head, (simulation, site) = envelope.head, _simulation(envelope, config)
     tensors = {name: tensor.to(simulation.device) for name, tensor in envelope.tensors.items()}
     ref_type = state_ref_type(simulation.client_state_type)
     request = decode_request(
@@ -78,9 +80,10 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     )
     if request.client != config.site:
         raise ConfigError(f"this is site {config.site}, and the server asks {request.client}.")
-    store = StateStore(Path(config.state_dir), str(head["run"]), config.site, simulation.device)
+    store = StateStore(Path(config.state_dir), replace(site, run=str(head["run"])), simulation.device)
     call_id = str(head["call"])
     with store.lock():
+        store.check_owner()
         reply = store.reply(call_id, results_type([request.step], ref_type))
         if reply is None:
             step, task, round = request.step.__name__, request.task, request.round
@@ -115,8 +118,8 @@ def aggregate(envelope: Envelope, config: NodeConfig) -> Envelope:
 _HANDLERS = {"introduce": introduce, "perform": perform, "aggregate": aggregate}
 
 
-def _simulation(envelope: Envelope, config: NodeConfig) -> Simulation:
-    """Return a simulation of the run with the site's own data, which runs the site's client steps."""
+def _simulation(envelope: Envelope, config: NodeConfig) -> tuple[Simulation, Identity]:
+    """Return a simulation of the run with the site's own data, which runs its client steps, and its identity."""
     server_version, site_version = envelope.head["version"], version("fedkeep")
     if server_version != site_version:
         raise ConfigError(
@@ -126,8 +129,9 @@ def _simulation(envelope: Envelope, config: NodeConfig) -> Simulation:
 
 
 @lru_cache(maxsize=8)  # in Flower's simulations one process stands for many sites
-def _build(text: str, data_description: str, config: NodeConfig) -> Simulation:
-    import_user_code(filter(None, config.use.split(",")))
+def _build(text: str, data_description: str, config: NodeConfig) -> tuple[Simulation, Identity]:
+    own_code = [name for name in config.use.split(",") if name]
+    import_user_code(own_code)
     recipe = parse_recipe(text, "the server's recipe", allow_code=config.allow_code)
     own_models = select_client(recipe.client_models, config.site)
     if own_models:  # the site does not need the server's network, which may have a pre-trained extractor
@@ -145,7 +149,8 @@ def _build(text: str, data_description: str, config: NodeConfig) -> Simulation:
     if config.partition_id < 0:  # everybody knows the run's seed, and could take noise off that comes from it
         for context in simulation.contexts:
             context.noise_secret = stored_secret(Path(config.state_dir))
-    return simulation
+    code = code_digests(own_code)
+    return simulation, Identity(method.label, seed, code=code, inputs={"data": federation.digest()}, site=config.site)
 
 
 def _generator(recipe: Recipe, config: NodeConfig) -> GeneratorConfig:

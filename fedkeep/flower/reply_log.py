@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
+from fedkeep._utils.digests import DamagedFile
+from fedkeep._utils.identity import ForeignFile, Identity, seal, unseal
 from fedkeep.interface.codec import decode, encode
 from fedkeep.simulation.messages import Fault, FaultKind
 
@@ -26,8 +28,9 @@ class ReplyLog:
     ``folder``: Where the replies are stored; created with the first of them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, owner: Identity) -> None:
         self.folder = folder
+        self.owner = owner
 
     def begin_round(self, round: int) -> None:
         """Delete the replies of other rounds, which the checkpoint covers, and partly written files.
@@ -44,10 +47,10 @@ class ReplyLog:
         ``reply``: A value that the codec can encode, or a `Fault`.
         """
         if isinstance(reply, Fault):
-            kind = "refused" if reply.refused else "lost"
-            write_sealed(self.folder / f"{call_id}.{kind}", reply.text.encode())
+            kind, content = "refused" if reply.refused else "lost", reply.text.encode()
         else:
-            write_sealed(self.folder / f"{call_id}.reply", encode(reply))
+            kind, content = "reply", encode(reply)
+        seal(self.folder / f"{call_id}.{kind}", content, replace(self.owner, call=call_id))
 
     def has(self, call_id: str) -> bool:
         """Return whether a reply or a failure is stored; `load` tells whether it is whole."""
@@ -61,9 +64,9 @@ class ReplyLog:
         """
         for file in self._files(call_id):
             try:
-                content = read_sealed(file)
-            except DamagedFile as damage:
-                log.warning("%s The site is asked again.", damage)
+                content = unseal(file, replace(self.owner, call=call_id))
+            except (DamagedFile, ForeignFile) as error:
+                log.warning("%s The site is asked again.", error)
                 file.unlink()
                 continue
             if file.suffix == ".reply":

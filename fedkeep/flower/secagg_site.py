@@ -29,6 +29,7 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from torch import Tensor
 
+from fedkeep._utils.identity import Identity
 from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.secagg import SEED_BYTES, SHORTEST_SHARE, mask, pairwise_seed, threshold
@@ -50,7 +51,7 @@ def answer_stage(envelope: Envelope, config: NodeConfig) -> Envelope:
         raise ConfigError(f"this is site {config.site}, and the server asks {head['client']}.")
     if head["stage"] not in Stage.all():
         raise ValueRefused(f"{head['stage']!r} is no stage of an aggregation.")
-    store = StateStore(Path(config.state_dir), str(head["run"]), config.site, torch.device("cpu"))
+    store = StateStore(Path(config.state_dir), Identity(run=str(head["run"]), site=config.site), torch.device("cpu"))
     with store.lock():
         return _answer(store, config.site, head)
 

@@ -19,8 +19,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
+from fedkeep._utils.identity import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.build import (
     build_simulation,
     check_device,
@@ -38,7 +40,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
-from fedkeep.experiment.trial_runner import begun_description, trackers, write_description
+from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.reply_log import ReplyLog
@@ -65,7 +67,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
 
     Returns: The finished run, with its report written.
     """
-    import_user_code(filter(None, config.use.split(",")))
+    import_user_code(_own_code(config))
     recipe = _load_recipe(config)
     check_packages(recipe.log)
     folder = _open_run_folder(recipe, config)
@@ -84,6 +86,10 @@ def serve(transport: Transport, config: RunConfig) -> Run:
         return run
 
 
+def _own_code(config: RunConfig) -> list[str]:
+    return [name for name in config.use.split(",") if name]
+
+
 def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: Trial) -> None:
     """Run one method with one seed; continue it if it was begun before."""
     method, seed, folder = trial.method, trial.seed, trial.folder
@@ -96,8 +102,16 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
     saved = _read_sites(sites_file, recipe.tasks.num_tasks)
-    nodes = saved["nodes"] if saved else None
-    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples)
+    nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
+    sites = SiteRegistry(
+        transport,
+        introduction,
+        config.wait,
+        recipe.tasks.num_tasks,
+        nodes,
+        config.max_examples,
+        sizes,
+    )
     if saved is None:
         count = config.sites or recipe.partition.num_clients
         if not count:
@@ -119,10 +133,12 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation.context.noise_secret = stored_secret(folder)
     refused_rounds = recipe.defense.refused_rounds or MAX_ROLLED_BACK  # the time of real sites is dear
     simulation.defense = replace(recipe.defense, refused_rounds=refused_rounds)
-    reply_log = ReplyLog(folder / "replies")
+    description = describe_trial(recipe, method, seed, federation, data_dir, initial)
+    description["identity"] = trial.identity.to_table()
+    identity = replace(described_identity(description), run=saved["run"])
+    reply_log = ReplyLog(folder / "replies", Identity(method.label, seed, run=saved["run"]))
     executor = FlowerExecutor(simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline)
     simulation.executor = executor
-    description = describe_trial(recipe, method, seed, federation, data_dir, initial)
     if _all_rolled_back(folder):  # nothing was learned, so starting again loses nothing
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     description |= initial_model_evaluated(description, simulation, begun_description(folder))
@@ -146,7 +162,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
     try:
         # A checkpoint after every round.
-        run_trial(simulation, folder, callbacks, checkpoint_share=math.inf, may_repeat=may_repeat)
+        run_trial(simulation, folder, callbacks, identity=identity, checkpoint_share=math.inf, may_repeat=may_repeat)
     except Exception:
         reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
         raise
@@ -292,7 +308,9 @@ def _open_run_folder(recipe: Recipe, config: RunConfig) -> Path:
     """Return the run folder: a new one, or one that an earlier run of the same recipe began."""
     out = Path(config.out).expanduser() if config.out else None
     if out is None or not (out / "run.json").is_file():
-        return create_run_folder(recipe, out, Machine(device=config.device), ["flwr", "run"])
+        machine = Machine(device=config.device, use=tuple(_own_code(config)))
+        return create_run_folder(recipe, out, machine, ["flwr", "run"])
+    check_code(out, _own_code(config))
     begun = recorded_recipe(out, allow_code=config.allow_code)
     if begun.to_toml() != recipe.to_toml():  # as text: an option that an older version did not write has its default
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")

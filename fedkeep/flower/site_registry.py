@@ -33,6 +33,7 @@ class SiteRegistry:
         determines the sites.
     ``max_examples``: The most examples, in all tasks together, that a site may say it has. Clients count by their
         examples.
+    ``sizes``: By site, its number of examples in each task when the run began.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SiteRegistry:
         tasks: int = 1,
         nodes: Mapping[str, int] | None = None,
         max_examples: int = MAX_EXAMPLES,
+        sizes: Mapping[str, list[int]] | None = None,
     ) -> None:
         self.transport = transport
         self.introduction = introduction
@@ -50,7 +52,7 @@ class SiteRegistry:
         self.tasks = tasks
         self.max_examples = max_examples
         self.members: Collection[str] | None = None if nodes is None else nodes.keys()
-        self.sizes: dict[str, list[int]] = {}
+        self.sizes: dict[str, list[int]] = dict(sizes or {})  # with a run's first round they stand fast
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
         self.asked: dict[str, tuple[int, float]] = {}  # by message: its node, which has not replied, and when it went
@@ -159,7 +161,7 @@ class SiteRegistry:
             return
         self.rejected.pop(node, None)
         self.names[node], self.sizes[site] = site, examples
-        log.info("site %s is connected, with %s examples", site, " + ".join(map(str, examples)))
+        log.info("site %s is connected, with %s examples", site, _sum(examples))
 
     def _rejection_reason(self, node: int, site: Any, examples: Any) -> str:
         """Return why a node cannot be the site that it claims to be; empty if it can."""
@@ -176,6 +178,11 @@ class SiteRegistry:
             return f"it calls itself {site!r} and is registered as {registered!r}"
         if self.members is not None and site not in self.members:
             return f"{site!r} is no site of this run, which began without it"
+        if self.members is not None and self.sizes.get(site, examples) != examples:
+            return (
+                f"{site!r} has {_sum(examples)} examples, and had {_sum(self.sizes[site])} when the run began: start "
+                "it with the data that it had then"
+            )
         other = self.node(site)
         return "" if other in (None, node) else f"node {other}, which is connected, is {site!r} already"
 
@@ -203,3 +210,7 @@ class SiteRegistry:
                 left = (grace if len(connected) >= min_count else self.patience) - waited
                 log.warning("waiting: %s At most %.0f s more.", text, left)
             time.sleep(POLL_SECONDS)
+
+
+def _sum(examples: Collection[int]) -> str:
+    return " + ".join(map(str, examples))

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
+from fedkeep._utils.digests import DamagedFile, read_json, write_json
 from fedkeep._utils.files import quoted_name
+from fedkeep._utils.identity import ForeignFile, Identity, seal, unseal
 from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
@@ -59,13 +60,16 @@ class StateStore:
     A call's identifier is its round, counted over all tasks, and a hash of the call's content. A message that arrives
     twice therefore gets the same reply, and a message with other content gets its own.
 
+    ``owner``: The run, whose name is 32 hexadecimal digits, and the site; its method, seed, code and data as far as
+        known.
     ``device``: Where loaded tensors are placed.
     """
 
-    def __init__(self, root: Path, run: str, site: str, device: torch.device) -> None:
-        if not _RUN_ID.fullmatch(run):
-            raise ValueRefused(f"{run[:40]!r} is not the name of a run.")
-        self.folder = root / run / quoted_name(site, LONGEST_NAME)
+    def __init__(self, root: Path, owner: Identity, device: torch.device) -> None:
+        if not _RUN_ID.fullmatch(owner.run):
+            raise ValueRefused(f"{owner.run[:40]!r} is not the name of a run.")
+        self.folder = root / owner.run / quoted_name(owner.site, LONGEST_NAME)
+        self.owner = owner
         self.device = device
 
     def lock(self) -> FileLock:
@@ -80,39 +84,37 @@ class StateStore:
             self.folder.chmod(0o700)
         return FileLock(self.folder / ".lock")
 
-    def store(self, call_id: str, state: Any, reply: Any) -> None:
-        """Store a call's results before the reply is sent.
+    def check_owner(self) -> None:
+        """Raise `RunError` if the site has other data or code than at its first call of the run."""
+        file = self.folder / "identity.json"
+        if file.exists():
+            begun = Identity.from_table(file, read_json(file))
+            begun.check(file, self.owner, "Give this site the data and code with which it began, or start a new run.")
+        else:
+            write_json(file, self.owner.to_table())
 
-        ``reply``: The reply to the server. It is written last, since its file shows that the others were written too.
-        """
-        write_sealed(self.file(call_id, "state"), encode(state))
-        write_sealed(self.file(call_id, "reply"), encode(reply))
+    def store(self, call_id: str, state: Any, reply: Any) -> None:
+        """Store the state that a call left, and last the reply, whose file shows that the others were written too."""
+        self._write(call_id, "state", state)
+        self._write(call_id, "reply", reply)
 
     def reply(self, call_id: str, hint: Any) -> Any:
-        """Return the stored reply to a call.
-
-        Returns: The reply, or None if nothing is stored or it is damaged: the step is then run again.
-        """
-        file = self.file(call_id, "reply")
+        """Return the stored reply to a call; None if there is none that can be used: the step is then run again."""
         try:
-            return decode(read_sealed(file), hint, self.device) if file.exists() else None
-        except DamagedFile as damage:
-            log.warning("%s The step is run again.", damage)
+            return self._read(call_id, "reply", hint) if self.file(call_id, "reply").exists() else None
+        except (DamagedFile, ForeignFile) as error:
+            log.warning("%s The step is run again.", error)
             return None
 
     def state(self, ref: Any, hint: type[Any]) -> Any:
-        """Return a client state.
-
-        Returns: The state, or None for a client that has stored none yet.
-        """
+        """Return a client state by the server's reference to it; None for a client that has stored none yet."""
         if not isinstance(ref, StateRef) or not ref.call:
             return None
-        file = self.file(ref.call, "state")
         try:
-            return decode(read_sealed(file), hint, self.device)
-        except DamagedFile as damage:
+            return self._read(ref.call, "state", hint)
+        except (DamagedFile, ForeignFile) as error:
             raise RunError(
-                f"{damage} This client's state is lost: give this site the state folder that it had before, or start a "
+                f"{error} This client's state is lost: give this site the state folder that it had before, or start a "
                 "new run."
             ) from None
 
@@ -140,19 +142,20 @@ class StateStore:
         return {ever_name(str(ledger["id"]), name): count for name, count in totals.items()}
 
     def store_update(self, call_id: str, update: Tensor) -> None:
-        """Store the update that a client step left for secure aggregation, before `store`.
-
-        ``update``: int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
-        """
-        write_sealed(self.file(call_id, "update"), encode(update))
+        """Store the update, int64 [numbers], that a client step left for secure aggregation, before `store`."""
+        self._write(call_id, "update", update)
 
     def update(self, call_id: str) -> Tensor:
-        """Return the update that a client step left for secure aggregation.
-
-        Returns: int64 [numbers] (see `fedkeep.aggregation.fixed_point`).
-        """
-        update: Tensor = decode(read_sealed(self.file(call_id, "update")), Tensor, self.device)
+        """Return the update, int64 [numbers], that a client step left for secure aggregation."""
+        update: Tensor = self._read(call_id, "update", Tensor)
         return update
+
+    def _write(self, call_id: str, content: str, value: Any) -> None:
+        seal(self.file(call_id, content), encode(value), replace(self.owner, call=call_id))
+
+    def _read(self, call_id: str, content: str, hint: Any) -> Any:
+        body = unseal(self.file(call_id, content), replace(self.owner, call=call_id))
+        return decode(body, hint, self.device)
 
     def prune(self, call_id: str, checkpointed: str) -> None:
         """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed ones.

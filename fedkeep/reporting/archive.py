@@ -19,6 +19,7 @@ from typing import Any
 from fedkeep._utils.digests import format_json, format_manifest, is_sealed, read_json, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
+from fedkeep.experiment.belonging import CODE
 from fedkeep.experiment.paths import RECORD_SUFFIXES, TRIALS
 from fedkeep.simulation.trial import MANIFEST
 
@@ -119,8 +120,9 @@ def _files_of(target: Path) -> dict[str, bytes]:
 
 
 def _contents(run: Path) -> dict[str, bytes]:
-    """Return the files that a run recorded, by name: its own, and those of its trials."""
-    return {
+    """Return the files that a run recorded, by name: its own, those of its trials, and the user's code."""
+    code = {path.relative_to(run).as_posix(): path.read_bytes() for path in sorted((run / CODE).rglob("*.py"))}
+    return code | {
         path.relative_to(run).as_posix(): _content(path)
         for folder in (run, *sorted((run / TRIALS).glob("*")))
         for path in sorted(folder.glob("*"))

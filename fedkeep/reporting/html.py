@@ -368,8 +368,12 @@ def _repeat(run: Run) -> dict[str, Any]:
         versions["FedKeep's git commit"] = run.info["git"]
     resumed = {trial.path: trial.versions for trial in run.trials if len(trial.versions) > 1}
     versions |= {f"{path.name} was run by": "; then ".join(by) for path, by in resumed.items() if path}
-    # Files of methods of one's own are in the command alone.
-    own = [word for option, file in pairwise(command) if option == "--use" for word in (option, file)]
+    # Of older runs, files of methods of one's own are in the command alone.
+    kept = [str(Path(run.path.name) / name) if name.endswith(".py") else name for name in run.info.get("use", ())]
+    kept = kept or [file for option, file in pairwise(command) if option == "--use"]
+    own = [word for file in kept for word in ("--use", file)]
+    code = (run.info.get("identity") or {}).get("code") or {}
+    versions |= {f"code/{name}, a copy of your own code": f"SHA-256 {digest}" for name, digest in code.items()}
     return {
         "again": shlex.join(["fedkeep", "run", str(Path(run.path.name) / "recipe.toml"), *own]),
         # Where a program lies on the machine of the run helps nobody else.

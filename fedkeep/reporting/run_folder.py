@@ -18,6 +18,7 @@ from typing import Any
 
 from fedkeep._utils.digests import is_sealed, read_json, read_toml
 from fedkeep.errors import RunError
+from fedkeep.experiment.belonging import check_inputs, check_recipe, check_trial
 from fedkeep.experiment.paths import (
     ARCHIVE_SUFFIX,
     TRIAL_FILE,
@@ -88,7 +89,13 @@ def read_run(path: str | Path) -> Run:
         text = read_toml(recipe)
     else:  # tables need the order of methods only, and take it from what can be read
         text = read_bytes(recipe).decode(errors="replace") if recipe.is_file() else ""
-    trials = [_read_trial(folder, path / TRIALS / folder.name, sealed) for folder in trial_folders(root)]
+    folders = trial_folders(root)
+    if sealed:
+        check_recipe(root)
+        for folder in folders:
+            check_trial(root, folder)
+    trials = [_read_trial(folder, path / TRIALS / folder.name, sealed) for folder in folders]
+    check_inputs((trial.path, trial.seed, trial.info.get("dependencies", {})) for trial in trials)
     run = Run(path, info, text, ())
     trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
     named = [text.casefold() for text in _texts(run.settings)]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
 from fedkeep._utils.digests import is_sealed, read_json, read_toml
+from fedkeep._utils.identity import ForeignFile
 from fedkeep.errors import RunError
+from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
 from fedkeep.experiment.paths import TRIAL_FILE, find_checkpoint_damage, find_damage
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.run_folder import read_run, trial_folders
 from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.trial import MANIFEST
 
-Status = Literal["finished", "unfinished", "no digests", "damaged"]
+Status = Literal["finished", "unfinished", "no digests", "damaged", "foreign"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,9 @@ class Verification:
     """What was found of one trial, or of the run's own files.
 
     ``name``: The trial's folder; ``run`` for the run's own files.
-    ``status``: What the trial is. Older versions wrote no digests; such files were read, and could be.
-    ``details``: What was checked, or a sentence for each damaged file.
+    ``status``: What the trial is. Older versions wrote no digests; such files were read, and could be. Foreign files
+        are whole, and belong to another run or trial.
+    ``details``: What was checked, or a sentence for each damaged or foreign file.
     """
 
     name: str
@@ -33,7 +36,7 @@ class Verification:
 
 
 def verify_run(path: str | Path) -> list[Verification]:
-    """Check every file of a run against its digest, models and checkpoints included.
+    """Check that every file of a run is whole and belongs to it, models and checkpoints included.
 
     ``path``: A run folder, an archive of one, or a folder in an archive.
     Returns: First the run's own files, then its trials by name.
@@ -50,8 +53,39 @@ def verify_run(path: str | Path) -> list[Verification]:
         except RunError as error:
             found.append(str(error))
     status: Status = "damaged" if found else "finished" if sealed else "no digests"
-    run = Verification("run", status, tuple(found or ["run.json and recipe.toml"]))
-    return [run, *(_verify_trial(folder, sealed, isinstance(root, Path)) for folder in trial_folders(root))]
+    folders = trial_folders(root)
+    if sealed and not found and (damage := find_code_damage(root)):
+        status, found = "damaged", damage
+    elif sealed and not found:
+        try:
+            check_recipe(root)
+            check_inputs(filter(None, map(_inputs, folders)))
+        except ForeignFile as error:
+            status, found = "foreign", [str(error)]
+    whole = sealed and status == "finished"
+    run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
+    trials = [(folder, _verify_trial(folder, sealed, isinstance(root, Path))) for folder in folders]
+    return [run, *(_verify_belonging(root, trial, folder) if whole else trial for folder, trial in trials)]
+
+
+def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
+    """Return folder, seed and hashes of the data of a trial, if they can be read."""
+    try:
+        info = read_json(trial / TRIAL_FILE)
+        return trial, int(info["seed"]), dict(info.get("dependencies", {}))
+    except (RunError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _verify_belonging(root: Traversable, found: Verification, trial: Traversable) -> Verification:
+    """Add to what was found of a trial's files whether they belong to the run, whose own files are whole."""
+    try:
+        is_told = check_trial(root, trial)
+    except ForeignFile as error:
+        return replace(
+            found, status="foreign", details=(str(error), *(found.details if found.status == "damaged" else ()))
+        )
+    return found if is_told or found.status == "damaged" else replace(found, details=(*found.details, UNKNOWN))
 
 
 def _verify_trial(trial: Traversable, sealed: bool, models: bool) -> Verification:

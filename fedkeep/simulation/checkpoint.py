@@ -19,6 +19,7 @@ from typing import Any
 
 from fedkeep._utils.digests import DamagedFile, Digest, digest_of, read_checked, read_manifest, write_manifest
 from fedkeep._utils.files import atomic_write, quoted_name, sync_folder
+from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
@@ -52,6 +53,7 @@ class Manifest:
     ``records``: The digests of the record files at that round.
     ``kept``: The file of what reply steps keep.
     ``steps``: The names of these steps, in order.
+    ``identity``: To which trial it belongs.
     """
 
     round: int
@@ -63,6 +65,7 @@ class Manifest:
     records: Mapping[str, Digest]
     kept: str
     steps: Sequence[str]
+    identity: Identity = Identity()
 
     @property
     def name(self) -> str:
@@ -91,6 +94,8 @@ def load_manifest(path: Traversable) -> Manifest:
         raise RunError(f"{path} was written by another version of FedKeep (format {entries.get('format')}).")
     if not all(isinstance(entries.get(name), kind) for name, kind in _ENTRIES.items()):
         raise DamagedFile(f"{path} is damaged: it lacks {', '.join(sorted(set(_ENTRIES) - set(entries)))}.")
+    if path.name != f"manifest-{entries['round']}.json":
+        raise DamagedFile(f"{path} is damaged: it is the manifest of round {entries['round']}.")
     records = {name: Digest(**digest) for name, digest in entries["records"].items()}
     return Manifest(
         entries["round"],
@@ -102,6 +107,7 @@ def load_manifest(path: Traversable) -> Manifest:
         records,
         entries["kept"],
         entries["steps"],
+        Identity.from_table(path, entries.get("identity")),
     )
 
 
@@ -111,11 +117,13 @@ class Checkpoint:
 
     ``share``: The largest share of the run's time that saving may take, unless a minute of rounds could be lost (see
         `due`).
+    ``identity``: The trial, to which all checkpoints in the folder must belong.
     ``cost``: Seconds that the last save took.
     """
 
     folder: Path
     share: float = 0.05
+    identity: Identity = Identity()
     cost: float = 0.0
     _saved_at: float = field(default_factory=time.perf_counter)
     _kept: list[Manifest] = field(default_factory=list)  # the last one last
@@ -156,9 +164,11 @@ class Checkpoint:
         kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
         names = [step.name for step in steps]
-        manifest = Manifest(state.finished, files, server, model, averages, clients, records, kept, names)
+        identity = self.identity
+        manifest = Manifest(state.finished, files, server, model, averages, clients, records, kept, names, identity)
         entries: dict[str, Any] = {"format": FORMAT, "round": manifest.round, "server": server, "model": model}
         entries |= {"averages": averages, "clients": clients, "kept": kept, "steps": names}
+        entries["identity"] = identity.to_table()
         entries["records"] = {name: asdict(digest) for name, digest in records.items()}
         write_manifest(self.folder / manifest.name, files, **entries)
         state.client_states = {client: state.client_states[client] for client in clients}
@@ -184,6 +194,7 @@ class Checkpoint:
         for place, name in enumerate(names):
             try:
                 manifest = load_manifest(self.folder / name)
+                manifest.identity.check(self.folder / name, self.identity, self._advice)
                 check_records(manifest.records)
                 contents = {file: read_checked(self.folder / file, manifest.files[file]) for file in manifest.files}
             except DamagedFile as damage:
@@ -204,6 +215,13 @@ class Checkpoint:
                 f"from a copy, or remove the folder {self.folder.parent} to run this trial again."
             )
         return {}
+
+    @property
+    def _advice(self) -> str:
+        return (
+            "Put back what belongs together: the trial's folder, or the recipe, data and code with which it was begun. "
+            f"Or remove the folder {self.folder.parent} to run this trial again."
+        )
 
     def _older(self, names: list[str]) -> list[Manifest]:
         """Return the readable manifest before the one that was restored, whose files are kept for as long as it is."""

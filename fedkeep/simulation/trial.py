@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from fedkeep._utils.digests import Digest, check_file, digest_of, is_sealed, read_json, write_manifest
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
+from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import Checkpoint
@@ -41,6 +42,7 @@ def run_trial(
     folder: Path,
     callbacks: Sequence[Callback] = (),
     *,
+    identity: Identity = Identity(),  # noqa: B008  # which is frozen
     checkpoint_share: float = 0.05,
     may_repeat: MayRepeat = lambda state, result: False,
 ) -> None:
@@ -54,6 +56,7 @@ def run_trial(
 
     ``folder``: The folder of the trial. No other process can run the trial meanwhile.
     ``callbacks``: Called in this order, after the round has been recorded and, if that is due, saved.
+    ``identity``: The trial: its manifests say that they belong to it, and what belongs to another one is refused.
     ``checkpoint_share``: The largest share of the time that saving may take.
     ``may_repeat``: Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint
         after such a round; by default there are none.
@@ -63,7 +66,9 @@ def run_trial(
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
             all_callbacks = [
                 records,
-                Checkpoints(simulation, Checkpoint(folder / "checkpoint", checkpoint_share), records, may_repeat),
+                Checkpoints(
+                    simulation, Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat
+                ),
                 *callbacks,
             ]
             with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
@@ -76,7 +81,7 @@ def run_trial(
                     for callback in all_callbacks:
                         callback.on_round_end(simulation, result)
                     _stop_if_useless(simulation)
-            _export(simulation, folder, records.on_disk())
+            _export(simulation, folder, records.on_disk(), identity)
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
 
@@ -91,7 +96,7 @@ def _stop_if_useless(simulation: Simulation) -> None:
         )
 
 
-def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest]) -> None:
+def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest], identity: Identity) -> None:
     """Write the results of a finished trial, and last the manifest that makes it a finished one."""
     files = dict(records)
 
@@ -112,7 +117,7 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest])
             read_json(path)  # a new digest must not confirm what was damaged since it was written
             files[path.name] = digest_of(content)
     sync_folder(folder)
-    write_manifest(folder / MANIFEST, files)
+    write_manifest(folder / MANIFEST, files, identity=identity.to_table())
 
 
 End: TypeAlias = tuple[int, "hashlib._Hash"]

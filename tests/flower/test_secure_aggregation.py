@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
+from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -90,9 +91,9 @@ def test_what_a_site_sends_is_not_its_update(recipe: str, tmp_path: Path) -> Non
 
     run_sites(recipe, tmp_path, watch, rounds=1)
     updates = {
-        file.name.split(".")[0]: StateStore(tmp_path / "states", *file.parts[-3:-1], torch.device("cpu")).update(
-            file.name.split(".")[0]
-        )
+        file.name.split(".")[0]: StateStore(
+            tmp_path / "states", Identity(run=file.parts[-3], site=file.parts[-2]), torch.device("cpu")
+        ).update(file.name.split(".")[0])
         for file in (tmp_path / "states").rglob("*.update")
     }
     assert len(updates) == 4

@@ -20,8 +20,17 @@ from local_transport import LocalTransport, Tamper, node_configs
 from safetensors.torch import save_file
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
-from fedkeep._utils.digests import DamagedFile, read_toml, write_toml
+from fedkeep._utils.digests import (
+    DamagedFile,
+    read_json,
+    read_manifest,
+    read_toml,
+    write_json,
+    write_manifest,
+    write_toml,
+)
 from fedkeep._utils.files import quoted_name
+from fedkeep._utils.identity import Identity
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import check_device, load_data
@@ -544,6 +553,13 @@ def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: P
     whole = read_toml(begun)
     write_toml(begun, whole.replace("by_task = []\n", ""))
     assert read_toml(begun) != whole
+    info = read_json(begun.with_name("run.json"))
+    del info["identity"]["settings"]["generator.by_task"]
+    write_json(begun.with_name("run.json"), info)
+    (manifest,) = begun.parent.glob("trials/*/manifest.json")
+    files, further = read_manifest(manifest)
+    del further["identity"]["settings"]["generator.by_task"]
+    write_manifest(manifest, files, **further)
     with pytest.raises(RunError, match="is finished"):  # a version without the option began it
         serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
     with pytest.raises(RunError, match="another recipe"):
@@ -655,7 +671,7 @@ def test_what_a_site_spends_of_its_privacy_is_checked(
 
 
 def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Path) -> None:
-    replies = ReplyLog(tmp_path)
+    replies = ReplyLog(tmp_path, Identity())
     replies.begin_round(2)
     (tmp_path / ".000002-abc.reply.77.tmp").write_text("half")
     replies.store("000001-old", no_reply("gone"))

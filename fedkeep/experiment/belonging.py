@@ -1,0 +1,176 @@
+"""Whether what lies in a run folder belongs to it, told from recipe.toml and run.json alone: nothing is imported."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from fedkeep._utils.digests import digest_of, read_json, read_manifest, read_toml
+from fedkeep._utils.files import atomic_write
+from fedkeep._utils.identity import ForeignFile, Identity
+from fedkeep.errors import RunError
+from fedkeep.experiment.paths import TRIAL_FILE
+from fedkeep.experiment.plugins import code_of, source_of
+from fedkeep.experiment.recipe import slug
+from fedkeep.simulation.checkpoint import load_manifest, manifests
+from fedkeep.simulation.trial import MANIFEST
+
+CODE = "code"
+"""The folder in a run folder with copies of the user's own code."""
+_NOT_SETTINGS = {"title", "seeds", "methods", "log", "paper"}  # no trial's result depends on them
+UNKNOWN = "made before files said to what they belong: cannot tell whether it belongs to this run"
+
+
+def settings_of(recipe: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+    """Return the options of a recipe's table by name, such as ``"training.lr"``, with those of a method's too."""
+    own: Mapping[str, Any] = next((method for method in recipe.get("methods", ()) if method.get("label") == label), {})
+    sections = {name: part for name, part in recipe.items() if name not in _NOT_SETTINGS}
+    sections["methods"] = {name: value for name, value in own.items() if name not in ("label", "grid_of")}
+    settings = {}
+    for section, part in sections.items():
+        named = {f"{section}.{name}": v for name, v in part.items()} if isinstance(part, dict) else {section: part}
+        settings.update(named)
+    return settings
+
+
+@lru_cache(maxsize=4)
+def _parse(text: str) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
+    """Return a recipe's table, and label and seed of its trials by their folders' names."""
+    recipe = tomllib.loads(text)
+    names = {str(method.get("label")): slug(str(method.get("label"))) for method in recipe.get("methods", ())}
+    return recipe, {f"{names[label]}-seed{seed}": (label, seed) for label in names for seed in recipe.get("seeds", ())}
+
+
+def _read_recipe(root: Traversable) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
+    return _parse(read_toml(root / "recipe.toml", required=False))
+
+
+def run_identity(root: Traversable) -> Identity:
+    """Return what run.json says of the recipe's options and of the user's code; nothing in older runs."""
+    path = root / "run.json"
+    return Identity.from_table(path, read_json(path, required=False).get("identity"))
+
+
+def identity_of(root: Traversable, label: str, seed: int) -> Identity:
+    """Return the identity of a trial of a run: what its files must say."""
+    return Identity(label, seed, settings_of(_read_recipe(root)[0], label), run_identity(root).code)
+
+
+def check_recipe(root: Traversable) -> None:
+    """Raise `ForeignFile` if recipe.toml is not the one with which the run was begun."""
+    found = Identity(settings=settings_of(_read_recipe(root)[0]))
+    advice = "Put back the recipe.toml with which this run was begun, or begin a new run."
+    found.check(root / "recipe.toml", run_identity(root), advice)
+
+
+def identities(trial: Traversable) -> dict[str, Identity]:
+    """Return what the files of a trial say to what they belong; a finished trial's manifest speaks for all."""
+    found = {}
+    try:
+        if (trial / MANIFEST).is_file():
+            return {MANIFEST: Identity.from_table(trial / MANIFEST, read_manifest(trial / MANIFEST)[1].get("identity"))}
+        if (trial / TRIAL_FILE).is_file():
+            described = read_json(trial / TRIAL_FILE, required=False)
+            found[TRIAL_FILE] = Identity.from_table(trial / TRIAL_FILE, described.get("identity"))
+    except RunError:
+        return {}  # a damaged file is found and named where it is read
+    for name in manifests(trial / "checkpoint"):
+        try:
+            found[f"checkpoint/{name}"] = load_manifest(trial / "checkpoint" / name).identity
+        except RunError:
+            continue
+    return found
+
+
+def check_trial(root: Traversable, trial: Traversable) -> bool:
+    """Raise `ForeignFile` if a trial's folder belongs to another run or trial; return whether that can be told."""
+    known = {name: one for name, one in identities(trial).items() if one != Identity()}
+    if not known:
+        return False
+    _, trials = _read_recipe(root)
+    if trial.name not in trials:
+        named = next(iter(known.values()))
+        raise ForeignFile(
+            f"{trial} does not belong here: it is of {named.method} with seed {named.seed}, which recipe.toml does not "
+            "name. Remove it, or put back the recipe.toml with which it was run."
+        )
+    expected = identity_of(root, *trials[trial.name])
+    for name, identity in known.items():
+        identity.check(
+            trial / name,
+            expected,
+            f"Remove {trial} to run this trial again, or put back what belongs to it: its folder, or recipe.toml.",
+        )
+    return True
+
+
+def check_inputs(trials: Iterable[tuple[object, int, Mapping[str, str]]]) -> None:
+    """Raise `ForeignFile` if two trials of a run with one seed had other data, partitions or pretrained networks.
+
+    Each is given as its folder, its seed, and the hashes that its trial.json holds.
+    """
+    first: dict[tuple[int, str], tuple[object, str]] = {}
+    for folder, seed, inputs in trials:
+        for name, digest in inputs.items():
+            other, before = first.setdefault((seed, name), (folder, digest))
+            if before != digest:
+                raise ForeignFile(
+                    f"{folder} and {other} do not belong together: they were run with another {name}. Remove the one "
+                    "that had the wrong one, and run its trial again."
+                )
+
+
+def keep_code(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Copy the user's code into a run folder, and return what run.json says of it."""
+    names = list(names)
+    contents = {name: path.read_bytes() for name, path in code_of(names).items()}
+    for name, content in contents.items():
+        atomic_write(folder / CODE / name, content)
+    copies = {path: name for name, path in code_of(names).items()}
+    return {
+        "use": [f"{CODE}/{copies[source_of(name)]}" if name.endswith(".py") else name for name in names],
+        "code": {name: digest_of(content).sha256 for name, content in contents.items()},
+    }
+
+
+def check_code(folder: Path, names: Iterable[str]) -> None:
+    """Raise `RunError` if the user's code, which was imported, is not that with which a run was begun."""
+    recorded = run_identity(folder).code
+    now = code_digests(names, main=True).values() if recorded else ()
+    if not (changed := [name for name, digest in recorded.items() if digest not in now]):
+        return
+    use = " ".join(f"--use {name}" for name in used(folder))
+    damaged = "".join(f" {damage}" for damage in find_code_damage(folder))
+    raise RunError(
+        f"{folder} was begun with code of its own, and {' and '.join(changed)} was changed since, or is not given: its "
+        f"rounds would not belong together. Go on with the copies in {folder / CODE} ({use}), or begin a new run."
+        f"{damaged}"
+    )
+
+
+def code_digests(names: Iterable[str], *, main: bool = False) -> dict[str, str]:
+    """Return the SHA-256 of each file of the user's code that was imported; with ``main``, of the program too."""
+    return {name: digest_of(path.read_bytes()).sha256 for name, path in code_of(names, main=main).items()}
+
+
+def find_code_damage(root: Traversable) -> list[str]:
+    """Return a sentence for each copy of the user's code that is not what run.json says."""
+    found = []
+    for name, digest in run_identity(root).code.items():
+        path = root.joinpath(CODE, *name.split("/"))
+        if not path.is_file():
+            found.append(f"{path} is missing.")
+        elif digest_of(path.read_bytes()).sha256 != digest:
+            found.append(f"{path} is damaged or was edited since the run began.")
+    return found
+
+
+def used(folder: Path) -> list[str]:
+    """Return what ``--use`` is given to go on with a run: the copies in its folder, and names of modules."""
+    path = folder / "run.json"
+    names = read_json(path, required=False).get("use", []) if path.is_file() else []
+    return [str(folder / name) if str(name).endswith(".py") else str(name) for name in names]
