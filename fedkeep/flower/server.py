@@ -128,6 +128,11 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation = build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
+    if recipe.weights and simulation.context.runner.frozen:
+        raise ConfigError(
+            f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "
+            "have others. Let the network's own function load them, at every site, and leave model.weights out."
+        )
     simulation.client_state_type = state_ref_type(simulation.client_state_type)
     # The recipe, with the run's seed, goes to every site, and could take noise off that comes from it.
     simulation.context.noise_secret = stored_secret(folder)

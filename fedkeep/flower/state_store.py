@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from fedkeep._utils.digests import DamagedFile, read_json, write_json
+from fedkeep._utils.digests import DamagedFile, read_json, read_sealed, write_json, write_sealed
 from fedkeep._utils.files import quoted_name
 from fedkeep._utils.identity import ForeignFile, Identity, seal, unseal
 from fedkeep._utils.noise_stream import KEY_BYTES

@@ -107,7 +107,8 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest],
     first, *others = simulation.evaluation_models
     for which in (first, *others):
         weights = simulation.evaluation_model(which)
-        model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        whole = {**simulation.context.runner.frozen, **weights}  # what is exported has what did not change too
+        model = {name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}
         name = "model.safetensors" if which == first else f"model-{which}.safetensors"
         write(name, save(model, {"format": "pt"}))
     write("result.json", json.dumps({"rounds": simulation.finished}).encode())
