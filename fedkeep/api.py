@@ -29,6 +29,7 @@ from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.reply_step import ReplyStep
 from fedkeep.training.pooled import PooledTraining
 
 MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
@@ -62,6 +63,7 @@ def run(
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    steps: Sequence[ReplyStep] = (),
 ) -> RunResult:
     """Run a recipe, or what is given here, and write its report beside its records.
 
@@ -125,6 +127,8 @@ def run(
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process (see `fedkeep.simulation.callbacks`). Workers then
         share cohorts instead of trials.
+    steps : Sequence[ReplyStep]
+        Your own reply steps: checks, defences or measurements of what clients answer. Each trial has copies of its own.
 
     Returns
     -------
@@ -167,7 +171,7 @@ def run(
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
     retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
@@ -182,6 +186,7 @@ def resume(
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    steps: Sequence[ReplyStep] = (),
 ) -> RunResult:
     """Continue a run that was stopped. The results are the same as without the stop.
 
@@ -203,6 +208,8 @@ def resume(
         Called after every round; default: in a notebook, a line under the cell.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process.
+    steps : Sequence[ReplyStep]
+        The reply steps with which the run began.
 
     Returns
     -------
@@ -228,7 +235,7 @@ def resume(
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
     retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
