@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from fedkeep.interface.training_settings import SGD, Adam, AdamW
     from fedkeep.models.custom import custom
     from fedkeep.results import read_run
-    from fedkeep.simulation.callbacks import Callback
+    from fedkeep.simulation.callbacks import Callback, EarlyStopping
+    from fedkeep.simulation.reply_step import ReplyStep
     from fedkeep.tuning.tune import tune
 
 _MODULES = {
@@ -84,6 +85,8 @@ _MODULES = {
     "CAMKD": "fedkeep.algorithms.sequential.aver",
     "CWC": "fedkeep.algorithms.sequential.cwc",
     "Callback": "fedkeep.simulation.callbacks",
+    "EarlyStopping": "fedkeep.simulation.callbacks",
+    "ReplyStep": "fedkeep.simulation.reply_step",
     "DDDR": "fedkeep.algorithms.incremental.dddr",
     "EBKD": "fedkeep.algorithms.sequential.aver",
     "EWCKD": "fedkeep.algorithms.heterogeneous.ewc_kd",
@@ -161,6 +164,7 @@ __all__ = [
     "Callback",
     "Dirichlet",
     "DirichletPerClient",
+    "EarlyStopping",
     "ExDir",
     "FLwF2T",
     "FedADKD",
@@ -195,6 +199,7 @@ __all__ = [
     "Machine",
     "Method",
     "Recipe",
+    "ReplyStep",
     "SFedKD",
     "SeqKeep",
     "Sharding",

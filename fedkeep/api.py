@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.data import DataSet
 from fedkeep.data.partition import Scheme
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import check_code
@@ -30,10 +29,11 @@ from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.reply_step import ReplyStep
 from fedkeep.training.pooled import PooledTraining
 
 MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
-Examples = str | Path | DataSet | tuple[Any, ...]
+Examples = Any  # names, paths, arrays, data frames, data sets of FedKeep, Hugging Face and PyTorch
 Rows = Mapping[str, Any] | Sequence[Any]
 
 
@@ -43,6 +43,11 @@ def run(
     *,
     data: Examples | None = None,
     partition: str | Scheme | Rows | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    columns: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
     model: str | Architecture | nn.Module | Factory | type[nn.Module] | None = None,
     weights: str | Path | Mapping[str, Tensor] | None = None,
     pretraining: Mapping[str, Any] | PooledTraining | None = None,
@@ -58,6 +63,7 @@ def run(
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    steps: Sequence[ReplyStep] = (),
 ) -> RunResult:
     """Run a recipe, or what is given here, and write its report beside its records.
 
@@ -68,13 +74,25 @@ def run(
     ----------
     recipe : str or Path or Recipe, optional
         A recipe's name, a path to a .toml file, or a `Recipe`; default: ``demo``, if there are no ``data``.
-    data : str or Path or DataSet or tuple, optional
-        ``(x, y, x_test, y_test)`` as tensors or arrays, or ``(x, y)``, of which a fifth is held out for the test; a
-        `DataSet`; or the name of a data set or its path. x are uint8 images ``[n, channels, height, width]``,
-        floating-point numbers ``[n, ...]`` or token ids, int64 ``[n, length]``; y are integers or names ``[n]``.
+    data : str or Path or DataSet or tuple or data frame, optional
+        The name of a data set or the path of files; ``(x, y, x_test, y_test)`` as tensors or arrays, or ``(x, y)``, of
+        which a fifth is held out for the test; a `DataSet`; a data frame (pandas, polars, pyarrow); a data set of
+        Hugging Face or PyTorch, also a stream of at most a million examples; or two of these as (train, test). x are
+        uint8 images ``[n, channels, height, width]``, floating-point numbers ``[n, ...]`` or token ids, int64
+        ``[n, length]``; y are integers or names ``[n]``.
     partition : Scheme or Mapping[str, Sequence[int]] or Sequence[Sequence[int]] or str, optional
         A scheme, such as ``Dirichlet(0.1, num_clients=20)``; the training rows of each client, by its name or in the
         clients' order; or a column of the data, of which each value is a client.
+    label : str, optional
+        The column of the classes, of a file or a table.
+    client : str, optional
+        The column that says whose an example is.
+    columns : str or Sequence[str], optional
+        The columns that are the input; default: all others.
+    exclude : str or Sequence[str], optional
+        Columns that are not used, such as ids.
+    size : tuple of two int, optional
+        Height and width to which photos are resized.
     model : str or Architecture or nn.Module or type or Callable, optional
         A name such as ``"lenet5"``; a class or function without arguments or of (shape, classes), which is called for
         each network; or a network, whose weights every seed begins with.
@@ -109,6 +127,8 @@ def run(
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process (see `fedkeep.simulation.callbacks`). Workers then
         share cohorts instead of trials.
+    steps : Sequence[ReplyStep]
+        Your own reply steps: checks, defences or measurements of what clients answer. Each trial has copies of its own.
 
     Returns
     -------
@@ -128,6 +148,11 @@ def run(
         recipe,
         data=data,
         partition=partition,
+        label=label,
+        client=client,
+        columns=columns,
+        exclude=exclude,
+        size=size,
         model=model,
         weights=weights,
         pretraining=pretraining,
@@ -146,7 +171,7 @@ def run(
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
     retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
@@ -161,6 +186,7 @@ def resume(
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    steps: Sequence[ReplyStep] = (),
 ) -> RunResult:
     """Continue a run that was stopped. The results are the same as without the stop.
 
@@ -182,6 +208,8 @@ def resume(
         Called after every round; default: in a notebook, a line under the cell.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process.
+    steps : Sequence[ReplyStep]
+        The reply steps with which the run began.
 
     Returns
     -------
@@ -207,7 +235,7 @@ def resume(
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
     retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 

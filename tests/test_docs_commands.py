@@ -26,7 +26,7 @@ from fedkeep.experiment.recipe_loader import OPTIONS, load_recipe, paper_tables,
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 
-SHELL = {".", "export", "python3", "nginx", "ray"}
+SHELL = {".", "cp", "export", "python3", "nginx", "ray"}
 """Programs that are not ours, and whose arguments nobody reads here."""
 FLOWER = {"flwr", "flower-superlink", "flower-supernode"}
 """Read by tests/flower/test_deploy_guide.py."""

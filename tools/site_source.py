@@ -52,7 +52,7 @@ FAMILIES = {
 """The families of methods, by their package."""
 METHODS = tomllib.loads((ROOT / "tools" / "methods.toml").read_text(encoding="utf-8"))
 """What is written about methods: the idea, formulas, and when to use them."""
-TUTORIALS = ("own-data", "own-model", "own-method", "class-incremental")
+TUTORIALS = ("own-data", "own-model", "pre-trained", "own-method", "class-incremental")
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 

@@ -1,47 +1,60 @@
 # %% [markdown]
 # # Your own data
 #
-# Give tensors or arrays, and say who holds which rows. Here two hospitals and a small practice hold the breast-cancer
-# table of scikit-learn: 30 numbers for each patient, two classes.
+# Give a data frame or a file, and name its columns. Here is the breast-cancer table of scikit-learn, 30 numbers for each patient, as if three
+# clinics had it, with what real tables have: an id, a date, a column of text and empty cells.
 # %%
+import numpy as np
 from sklearn.datasets import load_breast_cancer
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 
 import fedkeep
 
-features, labels = load_breast_cancer(return_X_y=True)
-train_x, test_x, train_y, test_y = train_test_split(features, labels, random_state=0, stratify=labels)
-scaler = StandardScaler().fit(train_x)
-train_x, test_x = scaler.transform(train_x).astype("float32"), scaler.transform(test_x).astype("float32")
+draw = np.random.default_rng(0)
+frame = load_breast_cancer(as_frame=True).frame
+frame["target"] = frame["target"].map({0: "malignant", 1: "benign"})
+frame["clinic"] = np.where(frame["mean radius"] < 12, "north", np.where(frame["mean radius"] < 15, "south", "west"))
+frame["device"] = draw.choice(["A", "B", "C"], len(frame))
+frame["patient_id"] = [f"P{number:04}" for number in range(len(frame))]
+frame.loc[::50, "mean texture"] = None
 # %% [markdown]
-# The partition names the training rows of each client. The hospitals have most of one class each, the practice a few of both.
+# A column of ids would let a network learn single rows. FedKeep refuses it by name, with all other problems at once, and says what to write.
 # %%
-benign, malignant = (train_y == 1).nonzero()[0], (train_y == 0).nonzero()[0]
-sites = {
-    "north": [*benign[:200], *malignant[:20]],
-    "south": [*benign[200:210], *malignant[20:140]],
-    "practice": [*benign[210:240], *malignant[140:150]],
-}
+try:
+    fedkeep.run(data=frame, label="target", partition="clinic", model="mlp")
+except fedkeep.FedKeepError as error:
+    print(error)
 # %% [markdown]
-# `fedkeep.run` checks everything first, then trains. Clients take turns in FedSeq, and train at the same time in FedAvg.
+# `fedkeep.run` checks everything first, then trains. Clients take turns in FedSeq, and train at the same time in FedAvg. The note says what was
+# filled in and left out.
 # %%
 run = fedkeep.run(
-    data=(train_x, train_y, test_x, test_y),
-    partition=sites,
+    data=frame,
+    label="target",
+    partition="clinic",
+    exclude=["patient_id"],
     model="mlp",
     methods=["fedavg", "fedseq"],
     rounds=5,
-    cohort_size=3,
     seeds=1,
-    title="breast cancer at three sites",
+    title="breast cancer at three clinics",
 )
+print(run.trials[0].info["dataset_note"])
 print(run.table()[["seeds", "last", "window_forgetting"]])
 # %% [markdown]
-# The model of a trial is a `torch.nn.Module`. `fedkeep export RUN --method fedavg` writes it into files.
+# An exported model reads tables by their columns. Cells may be empty, and hold values that no training row had.
 # %%
-import torch
-
-model = run["FedAvg", 0].model()
-scores = model(torch.from_numpy(test_x))
-print(f"accuracy {(scores.argmax(-1).numpy() == test_y).mean():.2f}")
+new = frame.drop(columns=["target", "clinic"])[:5].assign(device="D")
+new.to_csv("new.csv", index=False)
+folder = fedkeep.export_model(run, method="FedAvg", onnx=False)
+for prediction in fedkeep.predict(folder, ["new.csv"]):
+    print(prediction.row, prediction.label, f"{prediction.probability:.2f}")
+# %% [markdown]
+# Arrays need no names. The partition then says which training rows each client holds.
+# %%
+x = frame.drop(columns=["target", "clinic", "device", "patient_id"]).to_numpy("float32")
+x, y = np.nan_to_num((x - np.nanmean(x, 0)) / np.nanstd(x, 0)), frame["target"].to_numpy()
+rows = {"north": range(200), "south": range(200, 380), "practice": range(380, 450)}
+run = fedkeep.run(
+    data=(x[:450], y[:450], x[450:], y[450:]), partition=rows, model="mlp", methods=["fedavg"], rounds=2, seeds=1
+)
+print(run.table()[["seeds", "last"]])

@@ -133,21 +133,6 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     )
     keys.add_argument("--days", type=positive, default=365, help="days that the certificates are valid (default: 365)")
     keys.set_defaults(command=_lazily("flower", "keys"))
-    proxy = verbs.add_parser(
-        "proxy", help="for trials: forward nodes' requests to a SuperLink, none to its Control API"
-    )
-    nginx = verbs.add_parser("nginx", help="write a configuration with which nginx does what the proxy does")
-    nginx.add_argument("file", metavar="FILE", help="the configuration to write; nginx's log will be beside it")
-    for verb in (proxy, nginx):
-        verb.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
-        verb.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
-        verb.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
-        verb.add_argument(
-            "--connections", type=positive, default=64, help="connections that one address may have open (default: 64)"
-        )
-    nginx.add_argument("--client-ca", metavar="FILE", help="let in only who shows a certificate of this authority")
-    proxy.set_defaults(command=_lazily("flower", "proxy"))
-    nginx.set_defaults(command=_lazily("flower", "nginx"))
     clock = verbs.add_parser("clock", help="compare a site's clock with the server's")
     clock.add_argument("superlink", metavar="HOST:PORT", help="the address that the site's SuperNode is given")
     clock.add_argument("--root-certificates", metavar="FILE", help="the authority's certificate; without it: no TLS")

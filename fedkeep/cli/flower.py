@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedkeep._utils.files import atomic_write
 from fedkeep.cli.run import recipe_of
 from fedkeep.cli.text import say
 from fedkeep.errors import MissingExtra
@@ -42,36 +41,6 @@ def keys(options: Namespace, console: Console) -> int:
 
     for path in make_keys(Path(options.folder), options.sites, options.hosts, options.days):
         say(console, str(path))
-    return 0
-
-
-def proxy(options: Namespace, console: Console) -> int:
-    """Forward SuperNodes' requests to the SuperLink, and none to its Control API."""
-    _require_flower()
-    from fedkeep.flower.logs import show_logs
-    from fedkeep.flower.path_proxy import Limits, serve_proxy
-
-    show_logs()
-    console.print(f"{options.listen} forwards nodes to {options.superlink}", highlight=False, markup=False)
-    serve_proxy(options.listen, options.superlink, Path(options.keys), Limits(connections=options.connections))
-    return 0
-
-
-def nginx(options: Namespace, console: Console) -> int:
-    """Write a configuration of nginx as the proxy before the SuperLink."""
-    _require_flower()
-    from fedkeep.flower.keys import warn_before_expiry
-    from fedkeep.flower.logs import show_logs
-    from fedkeep.flower.nginx import nginx_configuration
-    from fedkeep.flower.path_proxy import Limits
-
-    file, keys = Path(options.file), Path(options.keys)
-    authority = Path(options.client_ca) if options.client_ca else None
-    limits = Limits(connections=options.connections)
-    atomic_write(file, nginx_configuration(file, options.listen, options.superlink, keys, authority, limits))
-    show_logs()
-    warn_before_expiry(keys / "superlink.crt", keys / "ca.crt")
-    say(console, f"wrote {file}. Start it: nginx -c {file.resolve()}")
     return 0
 
 

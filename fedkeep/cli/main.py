@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fedkeep._utils.memory import keep_freed_memory
 from fedkeep.cli.commands import COMMANDS, Command
-from fedkeep.cli.text import FittingFormatter, Parser, Terminal, say_error
+from fedkeep.cli.text import FittingFormatter, Parser, Terminal, forget_odd_width, say_error
 from fedkeep.errors import FedKeepError
 
 
@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns: The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the
         command.
     """
+    forget_odd_width()
     handler = logging.StreamHandler()
     handler.setFormatter(FittingFormatter("%(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

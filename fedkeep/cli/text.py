@@ -28,6 +28,13 @@ _WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 _KEPT = "\N{NO-BREAK SPACE}"
 
 
+def forget_odd_width() -> None:
+    """Take a width of the terminal that cannot be one out of the environment, such as the 0 of containers."""
+    width = os.environ.get("COLUMNS", "80")
+    if not (width.isdecimal() and 20 <= int(width[:9]) <= 10_000):
+        del os.environ["COLUMNS"]
+
+
 class Terminal(Console):
     """A console that shows names of others without obeying them, and its own commands as they can be run here."""
 

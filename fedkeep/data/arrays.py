@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.holdout import NO_TEST_EXAMPLES, hold_out
+from fedkeep.data.problems import SINGLE_LABEL
 from fedkeep.data.readers import check_filled, to_nfc
-from fedkeep.data.schema import CLIENT
+from fedkeep.data.schema import CLIENT, check_classes, number_names
 from fedkeep.errors import DataError, did_you_mean, in_one_line
 
 TEST_SHARE = 0.2
@@ -51,9 +52,9 @@ def from_arrays(
     columns = {"input": inputs, "label": train[: len(labels)]}
     values = {}
     if client is not None:
-        owners, number = np.unique(_to_column(client, f"{name}, client", len(inputs)), return_inverse=True)
-        columns[CLIENT] = torch.from_numpy(number.astype(np.int64).reshape(-1))
-        values[CLIENT] = tuple(map(str, owners.tolist()))
+        number, owners = number_names(_to_column(client, f"{name}, client", len(inputs)))
+        columns[CLIENT] = torch.from_numpy(number)
+        values[CLIENT] = tuple(map(str, owners))
     if tested is None:
         chosen = hold_out(columns["label"], TEST_SHARE)
         test = {key: column[chosen] for key, column in columns.items()}
@@ -79,7 +80,7 @@ def read_npz(path: Path) -> dict[str, Any]:
     if missing := [key for key in ("x", "y") if key not in arrays]:
         raise DataError(f"{path} has no array {missing[0]!r}. Write it with numpy.savez(path, x=x, y=y).")
     if "label_names" in arrays:
-        arrays["label_names"] = list(map(str, arrays["label_names"].reshape(-1).tolist()))
+        arrays["label_names"] = arrays["label_names"].reshape(-1).tolist()
     return arrays
 
 
@@ -108,12 +109,21 @@ def _open_npz(path: Path) -> dict[str, Any]:
 
 
 def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+    if np.ma.is_masked(values):
+        raise DataError(
+            f"{where} has masked (missing) values. Fill or remove them: a network would read what is behind."
+        )
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise DataError(f"{where} is no array of numbers ({in_one_line(error, 200)}).") from error
+    if array.dtype.kind == "S":
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where} holds bytes that are no text in UTF-8 ({error}).") from error
     if array.dtype.kind not in "biufU" and not (
-        array.dtype.kind == "O" and all(isinstance(v, str) for v in array.flat)
+        array.dtype.kind == "O" and all(isinstance(v, str | int) for v in array.flat)
     ):
         raise DataError(f"{where} must hold numbers or text, not {array.dtype}.")
     return array
@@ -123,48 +133,58 @@ def _to_input(values: Any, where: str) -> Tensor:
     array = _to_array(values, where)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{where} must hold numbers, not text. Text becomes token ids first; see docs/data.md.")
+    if array.ndim == 4 and array.shape[3] in (1, 3, 4) and min(array.shape[1:3]) > 4:
+        raise DataError(
+            f"{where} has its channels last, {list(array.shape)}: x.transpose(0, 3, 1, 2) puts them first. If they "
+            "are no images, give each example fewer axes: x.reshape(len(x), -1)."
+        )
     if array.dtype == np.uint8:
-        if array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
-            raise DataError(
-                f"{where} has its channels last, {list(array.shape)}: x.transpose(0, 3, 1, 2) puts them first."
-            )
         images = array[:, None] if array.ndim == 3 else array
         return torch.from_numpy(np.ascontiguousarray(images))
-    if array.dtype.kind == "f":
+    if array.dtype.kind in "fb":
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{where} has {array.max()}, which int64 cannot hold. Give numbers as floating point.")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
 
 
-def _to_column(values: Any, where: str, rows: int) -> np.ndarray[Any, np.dtype[Any]]:
+def _to_column(values: Any, where: str, rows: int) -> list[Any]:
+    """Return integers or names, one for each row."""
     array = _to_array(values, where)
-    if array.dtype.kind == "O":
-        array = array.astype(str)
-    if array.dtype.kind == "f" and np.array_equal(array, np.round(array)):
-        array = array.astype(np.int64)
-    if array.ndim != 1 or len(array) != rows or array.dtype.kind not in "biuU":
+    if array.ndim != 1 or len(array) != rows:
         raise DataError(
             f"{where} must be one integer or text for each of the {rows} examples, not {array.dtype} "
-            f"{list(array.shape)}."
+            f"{list(array.shape)}. {SINGLE_LABEL}"
         )
+    found = array.tolist()
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all() or not np.array_equal(array, np.round(array)):
+            odd = next(value for value in found if not float(value).is_integer())
+            raise DataError(f"{where} must be one integer or text for each example, not {odd}. {SINGLE_LABEL}")
+        return list(map(int, found))
     if array.dtype.kind in "biu":
-        return array.astype(np.int64)
-    check_filled(array.tolist(), where.rpartition(", ")[2], where)
-    return np.asarray([to_nfc(value) for value in array.tolist()], dtype=str)
+        return list(map(int, found))
+    check_filled(found, where.rpartition(", ")[2], where)
+    return [to_nfc(str(value)) for value in found]
 
 
 def _number_labels(
-    labels: np.ndarray[Any, np.dtype[Any]],
-    test_labels: np.ndarray[Any, np.dtype[Any]] | None,
-    label_names: Sequence[str] | None,
-    name: str,
+    labels: list[Any], test_labels: list[Any] | None, label_names: Sequence[Any] | None, name: str
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the labels of training and test examples, one after the other, and their names."""
-    if test_labels is not None and labels.dtype.kind != test_labels.dtype.kind:
+    together = [*labels, *(test_labels or [])]
+    if len({isinstance(label, str) for label in together}) > 1:
         raise DataError(f"{name}: y and y_test must both be integers or both be text.")
-    together = labels if test_labels is None else np.concatenate([labels, test_labels])
     if label_names is not None:
-        if together.dtype.kind == "U":
+        if isinstance(together[0], str):
             raise DataError(f"{name}: y holds the names of the classes already: leave label_names out.")
-        return torch.from_numpy(together), tuple(to_nfc(str(one)) for one in label_names)
-    found, number = np.unique(together, return_inverse=True)
-    return torch.from_numpy(number.astype(np.int64).reshape(-1)), tuple(map(str, found.tolist()))
+        decoded = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in label_names]
+        if max(together) >= len(decoded) or min(together) < 0:
+            raise DataError(
+                f"{name}: labels lie in {min(together)}..{max(together)}, but {len(decoded)} classes allow "
+                f"0..{len(decoded) - 1} only."
+            )
+        return torch.tensor(together), tuple(map(to_nfc, decoded))
+    check_classes(together, f"{name}, y")
+    number, found = number_names(together)
+    return torch.from_numpy(number), tuple(map(str, found))

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedkeep.data.columns import columns_from_json, columns_to_json
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import DataError
 
@@ -71,7 +72,8 @@ def _file_digest(path: Path) -> str:
 def digest(dataset: DataSet) -> str:
     """Return a hash of all that is in a data set, names and examples: 16 hexadecimal digits."""
     names = dataset.name, dataset.label_names, dataset.mean, dataset.std, dataset.note, dataset.features
-    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()))).encode())
+    columns = columns_to_json(dataset.columns)
+    hashed = hashlib.sha256(repr((names, sorted(dataset.values.items()), *columns)).encode())
     for split in (dataset.train, dataset.test):
         for name, column in sorted(split.items()):
             hashed.update(f"{name} {column.dtype} {list(column.shape)} ".encode())
@@ -133,10 +135,13 @@ def read_entry(path: Path, expected: str = "") -> DataSet | None:
             for key in opened.keys():  # noqa: SIM118 - not a mapping
                 split, column = key.split(".", 1)
                 columns[split][column] = opened.get_tensor(key)
-        texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std", "features")}
+        texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std")}
+        columns_of_table = columns_from_json({"columns": metadata.get("columns", ())})
         values = {column: tuple(names) for column, names in metadata["values"].items()}
         name, note = metadata["name"], metadata["note"]
-        dataset = DataSet(name, columns["train"], columns["test"], note=note, values=values, **texts)
+        dataset = DataSet(
+            name, columns["train"], columns["test"], note=note, values=values, columns=columns_of_table, **texts
+        )
         if digest(dataset) != (expected or metadata["digest"]):
             raise ValueError("its content is not what was written")
         return dataset
@@ -151,8 +156,12 @@ def _write_entry(path: Path, dataset: DataSet) -> None:
         for split, data in (("train", dataset.train), ("test", dataset.test))
         for column, values in data.items()
     }
-    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note", "features")}
-    metadata |= {"values": dict(dataset.values), "digest": digest(dataset)}
+    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
+    metadata |= {
+        "columns": columns_to_json(dataset.columns),
+        "values": dict(dataset.values),
+        "digest": digest(dataset),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may write the same entry: each writes its own file, and the last rename wins.
     handle, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)

@@ -21,6 +21,7 @@ class DataOptions(Options):
     group: str = option("", "column of what belongs together, such as a patient: only whole groups are held out")
     size: tuple[int, ...] = option((), "height and width in pixels to which all images are resized", low=1, high=4096)
     columns: tuple[str, ...] = option((), "columns of a table that are the input; empty: all that are left")
+    exclude: tuple[str, ...] = option((), "columns of a table that are not used, such as ids of patients")
     scaling: Literal["standard", "none"] = option(
         "standard", "columns of numbers get mean 0 and standard deviation 1 over all training rows, or stay as they are"
     )
@@ -34,7 +35,9 @@ class DataOptions(Options):
             raise ConfigError(f"data.size is a height and a width, such as [64, 64], not {list(self.size)}.")
         if self.text and self.columns:
             raise ConfigError("data.text names the only input: leave data.columns out.")
-        named = [name for name in (self.label, self.client, self.group, self.text, *self.columns) if name]
+        named = [
+            name for name in (self.label, self.client, self.group, self.text, *self.columns, *self.exclude) if name
+        ]
         twice = next((name for name in named if named.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"[data] names the column {twice!r} for two purposes. Name it once.")

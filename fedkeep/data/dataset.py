@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.devices import to_device
+from fedkeep.data.columns import TableColumn
 from fedkeep.errors import DataError, did_you_mean
 
 Data = Mapping[str, Tensor]
@@ -54,12 +55,11 @@ class DataSet:
         channels, height, width]``; token ids, int64 ``[n, length]``; or numbers that are scaled already, float32 of any
         shape ``[n, ...]``.
     ``label_names``: The class names; their number is the number of classes. A site may have one alone; a run needs two.
-    ``mean``, ``std``: Of images, per channel, of pixels scaled to 0..1, which `normalise` uses. Of a table, what each
-        feature was scaled with. Empty for all other inputs.
+    ``mean``, ``std``: Of images, per channel, of pixels scaled to 0..1, which `normalise` uses. Empty for all other
+        inputs.
     ``note``: What a reader of results has to know about this copy; may be empty.
     ``values``: What the numbers of a further column stand for, such as the names of the clients.
-    ``features``: The names of a table's features, float32 ``[n, features]``, such as ``"age"`` or ``"sex=f"``; empty
-        otherwise.
+    ``columns``: How a table's columns became features, float32 ``[n, features]``; empty for other inputs.
     """
 
     name: str
@@ -70,7 +70,7 @@ class DataSet:
     std: tuple[float, ...] = ()
     note: str = ""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.label_names:
@@ -101,18 +101,22 @@ class DataSet:
                 f"{self.name}: {len(self.features)} features are named, but inputs are "
                 f"{describe_input(self.train['input'])}."
             )
-        channels = self.shape[0] if self.has_images else len(self.features)
+        channels = self.shape[0] if self.has_images else 0
         if len(self.mean) != channels or len(self.std) != channels:
-            what = "channel(s)" if self.has_images else "named feature(s)"
             raise DataError(
-                f"{self.name}: inputs have {channels} {what} but there are {len(self.mean)} means and "
-                f"{len(self.std)} standard deviations; give one of each per channel of an image and per feature of a "
-                "table, and none for other inputs."
+                f"{self.name}: inputs have {channels} channel(s) but there are {len(self.mean)} means and "
+                f"{len(self.std)} standard deviations; give one of each per channel of an image, and none for other "
+                "inputs."
             )
         if channels and (not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0):
             raise DataError(
                 f"{self.name}: means must be finite and standard deviations above 0, not {self.mean} and {self.std}."
             )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of a table's features, such as ``"age"`` or ``"sex=f"``; empty for other inputs."""
+        return tuple(feature for column in self.columns for feature in column.features)
 
     @property
     def num_classes(self) -> int:

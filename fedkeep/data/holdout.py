@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.seeds import numpy_rng
+from fedkeep.data.columns import scale_again
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.dedup import note_on_copies
-from fedkeep.data.features import scaled_again
 from fedkeep.data.schema import GROUP
 from fedkeep.errors import DataError
 
@@ -61,13 +61,14 @@ def hold_out_groups(groups: Tensor, labels: Tensor, share: float, purpose: str =
     return torch.from_numpy(taken[group.reshape(-1)])
 
 
-def validated(dataset: DataSet, share: float, count_copies: bool = False) -> DataSet:
+def validated(dataset: DataSet, share: float, count_copies: bool = False, rescale: bool = True) -> DataSet:
     """Return a data set whose test split is the same share of each class of its training split, which loses it.
 
     Options are chosen on it, so that the test split stays unseen. The rows are the same for all seeds of a run. If
     the data set says which examples belong together, whole groups are held out.
 
     ``count_copies``: Whether the note says how many of these examples are in the training split too.
+    ``rescale``: Whether a table is scaled by the rows that remain; else its columns stay those of a run.
     """
     label, purpose = dataset.train["label"].cpu(), "validation split"
     grouped = GROUP in dataset.train
@@ -86,5 +87,9 @@ def validated(dataset: DataSet, share: float, count_copies: bool = False) -> Dat
     note = f"Evaluated on {share:.0%} of {of}, held out; the test images are not used."
     if count_copies and (found := note_on_copies(train["input"], test["input"])):
         note = f"{note} {found}"
+    dataset = replace(dataset, train=train, test=test, note=" ".join(filter(None, (dataset.note, note))))
+    if not dataset.columns or not rescale:
+        return dataset
     # The held-out rows had a part in the scaling of a table, which nothing may know of them.
-    return scaled_again(replace(dataset, train=train, test=test, note=" ".join(filter(None, (dataset.note, note)))))
+    columns, known, unseen = scale_again(dataset.columns, train["input"], test["input"])
+    return replace(dataset, train={**train, "input": known}, test={**test, "input": unseen}, columns=columns)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing import parent_process
 from pathlib import Path
@@ -19,13 +19,14 @@ from fedkeep.data import cache, given
 from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.assemble import assemble
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
+from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.emnist_style import emnist_style_letters
 from fedkeep.data.femnist_subsets import femnist_alphabet, femnist_digits
 from fedkeep.data.holdout import hold_out
-from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
+from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files
 from fedkeep.data.readers import (
     RawSplits,
     hub_commit,
@@ -48,7 +49,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DIGITS_TEST_SHARE = 0.2
 
 
-def load(name: str, *, data_dir: str | Path | None = None, options: DataOptions | None = None) -> DataSet:
+def load(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    options: DataOptions | None = None,
+    columns: Sequence[TableColumn] = (),
+) -> DataSet:
     """Load a data set.
 
     A local copy is preferred to the Hub. Decoded images are kept in the cache folder (``FEDKEEP_CACHE``).
@@ -59,6 +66,7 @@ def load(name: str, *, data_dir: str | Path | None = None, options: DataOptions 
     ``data_dir``: The data folder: local copies, ``OWNER/NAME/SPLIT.parquet``. By default the environment variable
         ``FEDKEEP_DATA``.
     ``options``: How files are read that are not known by name.
+    ``columns``: How a run has imputed and scaled the columns of a table; default: by this table's training rows.
     """
     options = options or DataOptions()
     if options != DataOptions() and name in CATALOG:
@@ -73,7 +81,7 @@ def load(name: str, *, data_dir: str | Path | None = None, options: DataOptions 
     if (entry := CATALOG.get(name) or by_hub_id.get(name)) is not None:
         return _check_classes(entry, _load_known(entry, data_folder(data_dir)))
     if (found := _find_path(name, data_folder(data_dir))) is not None:
-        return _load_path(*found, options)
+        return _load_path(*found, options, tuple(columns))
     if "+" in name:
         parts = [load(part.strip(), data_dir=data_dir, options=options) for part in name.split("+")]
         return concatenate(parts)
@@ -178,7 +186,7 @@ def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
     return None
 
 
-def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
+def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[TableColumn] = ()) -> DataSet:
     if path.suffix.lower() == ".npz" and path.is_file():
         if options != DataOptions():
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
@@ -186,23 +194,30 @@ def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
     found = find_data_files(path)
 
     def build() -> DataSet:
-        splits = found.read()
-        schema = infer_schema(splits, str(path), options)
-        return assemble(name, splits, schema, str(path), note=found.note, options=options)
+        return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
-    how = ["folder", as_table(options), found.note]
+    how = ["folder", as_table(options), found.note, columns_to_json(columns)]
     if found.note and parent_process() is None:  # workers read the same
         such_as = f" Such as: {found.examples}." if found.examples else ""
         log.warning("%s: %s%s", name, found.note, such_as)
     return cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
 
 
+def assemble_own(
+    name: str, own: OwnSplits, where: str, options: DataOptions, note: str = "", columns: Sequence[TableColumn] = ()
+) -> DataSet:
+    """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
+    if columns:
+        options = replace(options, columns=tuple(column.name for column in columns), exclude=())
+    schema = infer_schema(own.splits, where, options)
+    return assemble(name, own.splits, schema, where, note=note, options=options, own=own, columns=columns)
+
+
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:
     def build(commit: str | None) -> DataSet:
         splits: RawSplits = read_hub(hub_id, commit)
         if entry is None:
-            schema = infer_schema(splits, hub_id, options or DataOptions())
-            return assemble(name, splits, schema, hub_id, options=options)
+            return assemble_own(name, OwnSplits(splits), hub_id, options or DataOptions())
         splits = splits if entry.prepare is None else entry.prepare(splits)
         return assemble(name, splits, entry.schema, hub_id, entry.normalisation, entry.note)
 

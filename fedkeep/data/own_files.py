@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from fedkeep.data.readers import (
     read_parquet,
 )
 from fedkeep.data.schema import CLIENT
+from fedkeep.data.text_files import DelimitedText, line_of, read_text_table
 from fedkeep.errors import DataError, in_one_line
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
@@ -33,40 +34,46 @@ CLIENTS_FOLDER = "clients"
 
 
 @dataclass(frozen=True)
-class DataFiles:
-    """Files that are one data set.
+class OwnSplits:
+    """Opened tables by split name.
 
-    ``files``: All of them; the cache sees by them whether the data set has changed.
-    ``read``: Opens them as tables by split name.
-    ``note``: What was found while looking for them, such as empty folders, and what was left out.
-    ``examples``: Paths of what was left out, which are told but not recorded.
+    separator : that of text files, whose columns have no types; empty for others.
+    lines : says for a row of a split on which line it stands.
     """
+
+    splits: RawSplits
+    separator: str = ""
+    lines: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Files that are one data set: all of them, what opens them, and what was found while looking for them."""
 
     files: Sequence[Path]
-    read: Callable[[], RawSplits]
+    read: Callable[[], OwnSplits]
     note: str = ""
-    examples: str = ""
+    examples: str = ""  # paths of what was left out, which are told but not recorded
 
 
-def find_data_files(path: Path, as_text: Collection[str] = ()) -> DataFiles:
-    """Find the files of a data set.
+def find_data_files(path: Path) -> DataFiles:
+    """Find the files of a data set: one table, or a folder of tables, of images or of clients.
 
-    ``path``: A file ``.parquet``, ``.csv`` or ``.tsv``; or a folder that holds such files called ``train`` and
-        ``test``, folders of images, or a folder ``clients``.
-    ``as_text``: Columns of a single CSV file that are text, whatever is written in them.
+    Raises `DataError` if there are none.
     """
     if path.is_file():
-        return DataFiles([path], lambda: _as_datasets({"train": [(path, _read_table(path, as_text))]}))
+        return _tables({"train": [(path, "")]})
     clients = path / CLIENTS_FOLDER
     if clients.is_dir():
         return _files_of_clients(path, clients)
     splits = table_files(path)
     if splits:
-        return DataFiles([file for files in splits.values() for file in files], lambda: _read_splits(splits))
+        return _tables({split: [(file, "") for file in files] for split, files in splits.items()})
     left_out = LeftOut()
     images, empty = image_files(path, left_out)
     every = [file for classes in images.values() for files in classes.values() for file in files]
-    return DataFiles(every, lambda: read_images(images), _note(empty, left_out), left_out.examples())
+    return DataFiles(every, lambda: OwnSplits(read_images(images)), _note(empty, left_out), left_out.examples())
 
 
 def _note(empty: Sequence[str], left_out: LeftOut) -> str:
@@ -92,46 +99,58 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _read_splits(splits: Mapping[str, Sequence[Path]]) -> RawSplits:
-    """Open Parquet files as a stream, and others as tables."""
-    parquet = {split: files for split, files in splits.items() if files[0].suffix == ".parquet"}
-    return {
-        **read_parquet(parquet),
-        **_as_datasets(_open_tables({split: files for split, files in splits.items() if split not in parquet})),
-    }
+def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
+    """Return tables by split, each with the name of the client whose it is, or none."""
+    every = [path for files in splits.values() for path, _ in files]
+    streamed = {split for split, files in splits.items() if all(_is_stream(*one) for one in files)}
+
+    def read() -> OwnSplits:
+        opened = read_parquet({split: [path for path, _ in splits[split]] for split in streamed})
+        texts: list[DelimitedText] = []
+        tables = {
+            split: [(path, _of_client(client, path, _open(path, texts))) for path, client in files]
+            for split, files in splits.items()
+            if split not in streamed
+        }
+        is_text = bool(texts) and all(path.suffix.lower() != ".parquet" for path in every)
+        opened |= {split: _to_dataset(each) for split, each in _alike(tables).items()}
+        separators = {text.separator for text in texts}
+        separator = (separators.pop() if len(separators) == 1 else ",") if is_text else ""
+        lines = {split: _line_finder([(path, len(table)) for path, table in each]) for split, each in tables.items()}
+        notes = dict.fromkeys(text.note for text in texts if text.note)
+        return OwnSplits(opened, separator, lines if is_text else {}, " ".join(notes))
+
+    return DataFiles(every, read)
 
 
-def _open_tables(splits: Mapping[str, Sequence[Path]]) -> dict[str, list[tuple[Path, Any]]]:
-    return {split: [(path, _read_table(path)) for path in files] for split, files in splits.items()}
+def _is_stream(path: Path, client: str) -> bool:
+    """Tell whether a file is read as a stream, as Parquet in a folder is, which may hold images."""
+    return path.suffix == ".parquet" and path.stem.split("-")[0] in ("train", *TEST_NAMES) and not client
 
 
-def _as_datasets(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, Any]:
-    """Return a `datasets.Dataset` for each split; a column is text in all of them if it is in one."""
-    typed = iter(_with_text([one for tables in splits.values() for one in tables]))
-    return {split: _to_dataset([next(typed) for _ in tables]) for split, tables in splits.items()}
-
-
-def _read_table(path: Path, as_text: Collection[str] = ()) -> Any:
-    """Return a file as a pyarrow table; some columns of a CSV file as the text that is written there."""
+def _open(path: Path, texts: list[DelimitedText]) -> Any:
+    """Return a file as a pyarrow table; how a text file was read is added to `texts`."""
+    if path.suffix.lower() != ".parquet":
+        texts.append(read_text_table(path))
+        return texts[-1].table
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
-    csv = require_optional("pyarrow.csv", "Reading CSV files", "data")
-    text = require_optional("pyarrow", "Reading CSV files", "data").string()
-    parse = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
-    # Without it an empty cell, or R's NA, is a text like any other: a class, a client or a category of its own.
-    convert = csv.ConvertOptions(strings_can_be_null=True, column_types=dict.fromkeys(as_text, text))
     try:
-        is_parquet = path.suffix.lower() == ".parquet"
-        table = (
-            parquet.read_table(path) if is_parquet else csv.read_csv(path, parse_options=parse, convert_options=convert)
-        )
-        names = table.column_names  # fails for names that are no UTF-8
+        return parquet.read_table(path)
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
-        kind = path.suffix.removeprefix(".").upper()
-        raise DataError(f"{path} cannot be read as {kind} ({in_one_line(error, 300)}). Mend or copy it.") from error
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{path} has two columns that are called {twice!r}. Rename one; the first line names columns.")
-    return table
+        raise DataError(f"{path} cannot be read as PARQUET ({in_one_line(error, 300)}). Mend or copy it.") from error
+
+
+def _line_finder(files: Sequence[tuple[Path, int]]) -> Callable[[int], str]:
+    """Return what says where in its files a row of a table stands."""
+
+    def place(row: int) -> str:
+        for path, rows in files:
+            if row < rows:
+                return f"{f'{path.name}, ' if len(files) > 1 else ''}line {line_of(path, row)}"
+            row -= rows
+        return f"row {row}"
+
+    return place
 
 
 def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
@@ -154,36 +173,19 @@ def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
         raise DataError(f"{names} cannot be read as one table ({in_one_line(error, 300)}).") from error
 
 
-def _with_text(tables: Sequence[tuple[Path, Any]]) -> list[tuple[Path, Any]]:
-    """Return tables in which a column is text in all files if it is in one, as are categories such as 1, 2 and x."""
+def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[tuple[Path, Any]]]:
+    """Return tables in which a column is text in all if it is in one, as are categories such as 1, 2 and x."""
     types = require_optional("pyarrow", "Reading tables", "data").types
-    text: dict[str, Path] = {}
-    for path, table in tables:
-        for field in table.schema:
-            if types.is_string(field.type) or types.is_large_string(field.type):
-                text.setdefault(field.name, path)
-    result = []
-    for path, table in tables:
-        others = [field for field in table.schema if field.name in text]
-        for field in others:
-            if types.is_floating(field.type):
-                raise DataError(
-                    f"{path} has numbers in the column {field.name!r}, but {text[field.name]} has text. Correct the "
-                    "file in which these are not what the column means."
-                )
-        digits = [
-            field.name
-            for field in others
-            if types.is_integer(field.type) or types.is_boolean(field.type) or types.is_date(field.type)
-        ]
-        if digits:
-            # A CSV file is read again, since 01 would be 1 by now.
-            written = _read_table(path, digits) if path.suffix.lower() != ".parquet" else table
-            for name in digits:
-                column = written.column(name).cast("string")
-                table = table.set_column(table.column_names.index(name), name, column)
-        result.append((path, table))
-    return result
+    fields = [field for tables in splits.values() for _, table in tables for field in table.schema]
+    text = {f.name for f in fields if types.is_string(f.type) or types.is_large_string(f.type)}
+
+    def as_text(table: Any) -> Any:
+        for place, column in enumerate(table.schema):
+            if column.name in text and (types.is_primitive(column.type) or types.is_dictionary(column.type)):
+                table = table.set_column(place, column.name, table.column(place).cast("string"))
+        return table
+
+    return {split: [(path, as_text(table)) for path, table in tables] for split, tables in splits.items()}
 
 
 def _files_of_clients(path: Path, clients: Path) -> DataFiles:
@@ -231,26 +233,22 @@ def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]],
     own = {split: files for split, files in tables.items() if split == "train" or not shared}
     for split in tables.keys() - own.keys():
         left_out.add(f"clients' own {split} files, since there is one for all", *(file for _, file in tables[split]))
-
-    def read() -> RawSplits:
-        return _as_datasets(
-            {split: [_of_client(name, file) for name, file in files] for split, files in own.items()}
-            | _open_tables(shared)
-        )
-
-    every = [file for files in own.values() for _, file in files]
-    every += [file for files in shared.values() for file in files]
-    return DataFiles(every, read, left_out.note(), left_out.examples())
+    found = _tables(
+        {split: [(file, name) for name, file in files] for split, files in own.items()}
+        | {split: [(file, "") for file in files] for split, files in shared.items()}
+    )
+    return replace(found, note=left_out.note(), examples=left_out.examples())
 
 
-def _of_client(name: str, path: Path) -> tuple[Path, Any]:
-    """Return a client's table with a column that names it."""
-    table = _read_table(path)
+def _of_client(name: str, path: Path, table: Any) -> Any:
+    """Return a client's table with a column that names it; any other table as it is."""
+    if not name:
+        return table
     if CLIENT in table.column_names:
         raise DataError(
             f"{path} has a column {CLIENT!r}, but its name says already whose examples these are. Rename the column."
         )
-    return path, table.append_column(CLIENT, [[name] * table.num_rows])
+    return table.append_column(CLIENT, [[name] * table.num_rows])
 
 
 def _image_clients(path: Path, images: _ByClient, notes: Sequence[str], left_out: LeftOut) -> DataFiles:
@@ -264,7 +262,8 @@ def _image_clients(path: Path, images: _ByClient, notes: Sequence[str], left_out
         by_client["test"] = {"": classes["train"]}
     by_class = [classes for each in by_client.values() for classes in each.values()]
     every = [file for classes in by_class for files in classes.values() for file in files]
-    return DataFiles(every, lambda: read_images_of_clients(by_client), _note(notes, left_out), left_out.examples())
+    note = _note(notes, left_out)
+    return DataFiles(every, lambda: OwnSplits(read_images_of_clients(by_client)), note, left_out.examples())
 
 
 def read_images_of_clients(images: _ByClient) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedkeep._utils.libraries import require_optional
+from fedkeep.data.problems import Where, at
 from fedkeep.errors import DataError, in_one_line
 
 RawSplits: TypeAlias = Mapping[str, Any]
@@ -36,6 +37,11 @@ _OTHER_IMAGES = (
     ".arw",
 )
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+
+MISSING_TEXTS = frozenset(
+    ["", "#n/a", "#n/a n/a", "#na", "-nan", "n/a", "na", "nan", "null", "none", "1.#ind", "1.#qnan", "-1.#ind"]
+)
+"""What an empty cell of a text file looks like, in lower case."""
 
 _HUB_TIMEOUT = 8.0  # seconds; `datasets` itself retries for half a minute before it says that there is no network
 _BATCH = 500  # rows that are read at a time
@@ -78,11 +84,8 @@ def to_nfc(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def check_filled(values: Sequence[Any], column: str, where: str) -> None:
-    """Raise `DataError` if a value of a column is missing: nothing, NaN or blank text; it names the first such row.
-
-    ``where``: What the error calls the table.
-    """
+def check_filled(values: Sequence[Any], column: str, where: Where | str) -> None:
+    """Raise `DataError` if a value of a column is missing: nothing, NaN or blank text; it names the first such rows."""
     missing = [
         row
         for row, value in enumerate(values)
@@ -90,7 +93,7 @@ def check_filled(values: Sequence[Any], column: str, where: str) -> None:
     ]
     if missing:
         raise DataError(
-            f"{where}: row {missing[0]} has no {column!r} (empty or NaN); rows without it: {len(missing)}. Fill or "
+            f"{where}: {at(where, missing)} has no {column!r} (empty or NaN); rows without it: {len(missing)}. Fill or "
             "remove them."
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +15,16 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.data_options import DataOptions
-from fedkeep.data.readers import TEST_NAMES, RawSplits, check_filled, datasets_library, read_column, to_nfc
+from fedkeep.data.problems import SINGLE_LABEL, Problems, Where, at
+from fedkeep.data.readers import (
+    MISSING_TEXTS,
+    TEST_NAMES,
+    RawSplits,
+    check_filled,
+    datasets_library,
+    read_column,
+    to_nfc,
+)
 from fedkeep.errors import DataError, did_you_mean
 
 _IMAGE_NAMES = ("image", "img")
@@ -21,6 +33,7 @@ CLIENT = "client"
 GROUP = "group"
 """The column of a `DataSet` that says which examples belong together, such as those of a patient."""
 _INDEX = re.compile(r"|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # what pandas and R call the numbers of rows
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
@@ -80,21 +93,32 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     test = next((name for name in TEST_NAMES if name in splits), "")
     if not features:
         raise DataError(f"{where}: it is not known which columns there are. Write the file again.")
-    for column in filter(None, (options.label, options.client, options.group, options.text, *options.columns)):
-        if column not in features:
-            raise DataError(f"{where}: there is no column {column!r}.{did_you_mean(column, features)}")
+    named = (options.label, options.client, options.group, options.text, *options.columns, *options.exclude)
+    absent = [f"{column!r}.{did_you_mean(column, features)}" for column in named if column and column not in features]
+    if absent:
+        raise DataError(f"{where}: there is no column {' There is no column '.join(absent)}")
     client = options.client or (CLIENT if CLIENT in features else "")
-    others = {name: features[name] for name in features if name not in (client or None, options.group or None)}
-    label = options.label or _label_column(others, where)
+    taken = {client or None, options.group or None, *options.exclude}
+    label = options.label or _label_column({name: features[name] for name in features if name not in taken}, where)
     columns = tuple((stored, name) for stored, name in ((client, CLIENT), (options.group, GROUP)) if stored)
     group = GROUP if options.group else ""
-    images = [name for name in features if _is_image(features[name]) and name not in (label, client, options.group)]
+    chosen = (options.text,) if options.text else options.columns
+    for name, option, what in ((label, "label", "the classes"), (client, "client", "the clients")):
+        if name in chosen:  # only where it was found by its usual name: names that are given are compared before
+            raise DataError(
+                f"{where}: the column {name!r} says {what}, and is among the inputs: a network would read the answer "
+                f"there. Leave it out of data.columns, or name another column as data.{option}."
+            )
+    images = [name for name in features if _is_image(features[name]) and name not in {label, *taken}]
     if images and not (options.text or options.columns):
         image = _only("Image", images, _IMAGE_NAMES, features, where)
         return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2)
-    chosen = (options.text,) if options.text else options.columns
-    taken = {label, *(stored for stored, _ in columns)}
-    rest = [name for name in features if name not in taken]
+    rest = [name for name in features if name not in {label, *taken}]
+    if len(rivals := [name for name in rest if name in _LABEL_NAMES and not chosen]) and not options.label:
+        raise DataError(
+            f"{where}: {label!r} and {', '.join(map(repr, rivals))} could all be the column of the classes. Name it, "
+            f"and leave the others out: data.label={label!r}, data.exclude={rivals}."
+        )
     index = [name for name in rest if _INDEX.fullmatch(name) and not chosen]
     inputs = chosen or tuple(name for name in rest if name not in index)
     if not inputs:
@@ -102,6 +126,8 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     note = (
         f"Left out as numbers of rows: the column {', '.join(map(repr, index))}. To use it, rename it." if index else ""
     )
+    if unused := [name for name in rest if chosen and name not in chosen]:
+        note = f"Not among data.columns or data.text: {', '.join(map(repr, unused))}."
     return Schema("", label, test=test, columns=columns, group=group, test_share=0.2, inputs=inputs, note=note)
 
 
@@ -141,59 +167,127 @@ def _only(kind: str, names: Sequence[str], usual: tuple[str, ...], features: Map
 
 
 def number_values(
-    splits: Sequence[Any], wheres: Sequence[str], column: str
+    splits: Sequence[Any],
+    wheres: Sequence[Where | str],
+    column: str,
+    *,
+    problems: Problems | None = None,
+    as_text: bool = False,
+    is_class: bool = False,
 ) -> tuple[list[Tensor], tuple[str, ...], int]:
     """Replace a column's values by numbers 0, 1, ..., the same ones in all splits.
 
     Values that a ClassLabel feature declares keep their order and lose those that do not occur; others are sorted.
 
-    ``wheres``: What errors call each of them.
-    Returns: int64 ``[n]`` of each split.
-    Returns: How many names the column declares.
+    problems : notes on what was changed; None for a known data set, whose names are not questioned.
+    as_text : the table is of a text file: its whole numbers keep how they are written and are sorted as numbers.
+    is_class : the column must look like one of classes.
+
+    Returns the numbers of each split (int64 ``[n]``), what each stands for, and how many names are declared.
+
+    Raises `DataError` if values are missing, are no names or whole numbers, or lie outside the declared classes.
     """
-    columns = [_values(split, column, where) for split, where in zip(splits, wheres, strict=True)]
-    if len({values.dtype.kind for values in columns}) > 1:
+    raw = [read_column(split, column, str(where)) for split, where in zip(splits, wheres, strict=True)]
+    if problems is not None:
+        every = [value for values in raw for value in values if isinstance(value, str)]
+        if blank := sum(value != value.strip() for value in every):
+            problems.notes.append(f"Blanks around {blank} values of {column!r} were cut off.")
+        if is_class:
+            check_classes([value for values in raw for value in values], f"{wheres[0]}: the column {column!r}")
+        _check_spelling({value.strip() for value in every}, f"{wheres[0]}: the column {column!r}")
+    columns = [
+        _names(values, split.features[column], column, where, as_text)
+        for split, where, values in zip(splits, wheres, raw, strict=True)
+    ]
+    if len({isinstance(values[0], str) for values in columns}) > 1:
         raise DataError(f"{wheres[0]}: the column {column!r} holds numbers in one split and text in another.")
-    occurring, inverse = np.unique(np.concatenate(columns), return_inverse=True)
     declared = _class_names(splits[0].features[column])
-    if declared is not None and occurring.dtype.kind == "i":
+    if declared is not None and isinstance(columns[0][0], int):
         for split, where, values in zip(splits, wheres, columns, strict=True):
-            _check_range(values, len(declared), column, where)
+            _check_range(np.asarray(values), len(declared), column, where)
             if (_class_names(split.features[column]) or []) != declared:
                 raise DataError(
                     f"{where}: the column {column!r} declares other classes than {wheres[0]}. Write both splits with "
                     "the same class names in the same order."
                 )
-        names = tuple(to_nfc(str(declared[value])) for value in occurring)
-    else:
-        names = tuple(str(value) for value in occurring)
+    number, occurring = number_names([value for values in columns for value in values], as_text)
+    names = tuple(to_nfc(str(one if isinstance(one, str) or not declared else declared[one])) for one in occurring)
     cuts = np.cumsum([len(values) for values in columns])[:-1]
-    numbers = [torch.from_numpy(np.ascontiguousarray(part, dtype=np.int64)) for part in np.split(inverse, cuts)]
+    numbers = [torch.from_numpy(np.ascontiguousarray(part)) for part in np.split(number, cuts)]
     return numbers, names, len(declared) if declared is not None else len(names)
 
 
-def _values(split: Any, column: str, where: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return a column as an array of int64 or of text."""
-    values = read_column(split, column, where)
+def number_names(values: Sequence[Any], as_text: bool = False) -> tuple[Any, list[Any]]:
+    """Return names or integers as numbers 0, 1, ... (int64 array), and the names or integers in order."""
+    occurring = set(values)
+    by_number = as_text and all(re.fullmatch(r"-?\d{1,100}", value) for value in occurring)
+    ordered = sorted(occurring, key=lambda value: (int(value), value)) if by_number else sorted(occurring)
+    place = {value: number for number, value in enumerate(ordered)}
+    return np.asarray([place[value] for value in values], np.int64), ordered
+
+
+def check_classes(values: Sequence[Any], where: str) -> None:
+    """Raise `DataError` if the values of a user's own data are not one class for each example."""
+    texts = [str(value).strip() for value in values if value is not None and value == value]
+    counts = Counter(texts)
+    numbers = [float(text) for text in counts if _NUMBER.fullmatch(text)]
+    are_numbers = len(numbers) == len(counts)
+    example = next(iter(texts), "")
+    problem = ""
+    if any(isinstance(value, list | dict | bytes) for value in values):
+        problem = f"holds {example[:60]!r}: several labels, a mask or an array"
+    elif are_numbers and any(number != round(number) for number in numbers if math.isfinite(number)):
+        problem = (
+            f"holds {next(text for text in counts if float(text) != round(float(text)))!r}: a number to be predicted"
+        )
+    elif len(texts) >= 20 and len(counts) > len(texts) / 2:
+        problem = f"has {len(counts)} different values in {len(texts)} rows: a number or a name of each row"
+    elif are_numbers and len(counts) > 10 and sum(count < 3 for count in counts.values()) > len(counts) / 4:
+        problem = f"has {len(counts)} different numbers, many of them rare: a count to be predicted"
+    else:
+        parts = {text: [part.strip() for part in re.split(r"[|;,]", text)] for text in counts}
+        several = next((t for t, each in parts.items() if len(each) > 1 and all(part in counts for part in each)), "")
+        problem = f"holds {several!r}, and its parts alone too: several labels" if several else ""
+    if problem:
+        raise DataError(
+            f"{where} {problem}. {SINGLE_LABEL} Is data.label the right column? Names may begin with a letter."
+        )
+
+
+def _check_spelling(names: Collection[str], where: str) -> None:
+    spellings: dict[str, list[str]] = {}
+    for name in sorted(names):
+        spellings.setdefault(name.casefold(), []).append(name)
+    # Single letters are told apart, as those of a handwriting are.
+    twice = [" and ".join(map(repr, found)) for found in spellings.values() if len(found) > 1 and len(found[0]) > 1]
+    if twice:
+        raise DataError(
+            f"{where} has names that differ in upper and lower case alone: {'; '.join(twice[:5])}. Write each "
+            "in one way."
+        )
+
+
+def _names(values: Sequence[Any], feature: Any, column: str, where: Where | str, as_text: bool) -> list[Any]:
+    """Return a column's values as integers or as text."""
     if not values:
         raise DataError(f"{where}: there are no rows.")
+    if as_text:
+        values = [None if str(value).strip().lower() in MISSING_TEXTS else value for value in values]
     check_filled(values, column, where)
-    array = np.asarray(values)
-    if array.dtype.kind in "biu" and array.ndim == 1:
-        return array.astype(np.int64)
-    if array.dtype.kind == "U" and array.ndim == 1:
-        return np.asarray([to_nfc(value) for value in values], dtype=str)
+    if all(isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()) for value in values):
+        return [int(value) for value in values]
+    if all(isinstance(value, str | datetime.date) for value in values):
+        return [to_nfc(str(value)).strip() for value in values]
     raise DataError(
-        f"{where}: the column {column!r} must hold integers or text, not {split.features[column]} such as "
-        f"{values[0]!r}."
+        f"{where}: the column {column!r} must hold whole numbers or text, not {feature} such as {values[0]!r}."
     )
 
 
-def _check_range(values: np.ndarray[Any, np.dtype[Any]], num_classes: int, column: str, where: str) -> None:
+def _check_range(values: Any, num_classes: int, column: str, where: Where | str) -> None:
     wrong = np.flatnonzero((values < 0) | (values >= num_classes))
     if len(wrong):
         hint = " A Hub test split with -1 hides its labels; use another split." if values[wrong[0]] == -1 else ""
         raise DataError(
-            f"{where}: row {wrong[0]} has {column!r} = {values[wrong[0]]}, but {num_classes} declared classes allow "
-            f"0..{num_classes - 1} only.{hint}"
+            f"{where}: {at(where, wrong.tolist())} has {column!r} = {values[wrong[0]]}, but {num_classes} declared "
+            f"classes allow 0..{num_classes - 1} only.{hint}"
         )

@@ -1,66 +1,84 @@
-"""Tables as inputs: columns of numbers are scaled, columns of text become one feature for each value."""
+"""Tables as inputs: what a column holds is found out, and said where that is a guess; cells become numbers or names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep._utils.libraries import require_optional
+from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
 from fedkeep.data.data_options import DataOptions
-from fedkeep.data.features import Features, standardise
-from fedkeep.data.readers import check_filled, read_column, to_nfc
+from fedkeep.data.problems import Problems, Where, at
+from fedkeep.data.readers import MISSING_TEXTS, read_column, to_nfc
 from fedkeep.data.schema import Schema
 from fedkeep.data.tokens import pad, tokenise
 from fedkeep.errors import DataError
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-
 MOSTLY_NUMBERS = 0.9
 """The share of numbers from which on a column of text is taken for one of numbers with something wrong in it."""
 
-_NUMBER = re.compile(r"\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*")
-
-MAX_VALUES = 1000
-"""The most values of a column of text; a column with more is a name or a free text, and no feature."""
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf(inity)?", re.IGNORECASE)
+_LIKE_A_NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?")
+_DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
+_CODE = re.compile(r"0\d+")
+_UNITS = "%$€£¥"
+_ISO = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
+_DATES = {"%d.%m.%Y": re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}"), "/": re.compile(r"\d{1,2}/\d{1,2}/\d{4}")}
+_ID_NAME = re.compile(r"(.*[\W_])?(?i:ids?|uuid|guid|key|no|nr|number|index)|.*[a-z](Id|ID)", re.DOTALL)
 
 
 def read_inputs(
-    tables: Sequence[Any], wheres: Sequence[str], schema: Schema, options: DataOptions, held_out: Tensor | None = None
-) -> tuple[list[Tensor], dict[str, tuple[Any, ...]]]:
-    """Return the inputs of each split of a table: token ids, or numbers.
+    tables: Sequence[Any],
+    wheres: Sequence[Where],
+    schema: Schema,
+    options: DataOptions,
+    problems: Problems,
+    *,
+    separator: str = "",
+    held_out: Tensor | None = None,
+    columns: Sequence[TableColumn] = (),
+) -> tuple[list[Tensor], tuple[TableColumn, ...]]:
+    """Return the inputs of each split of a table, int64 ``[n, length]`` or float32 ``[n, features]``, and its columns.
 
-    ``tables``: The training split, and the test split if there is one.
-    ``wheres``: What errors call each of them.
-    ``schema``: Which columns are the label, the input and something else.
-    ``options``: Text, scaling and length.
-    ``held_out``: bool ``[n]``: the rows of the only split that will be test rows; numbers are scaled by the others.
-    Returns: Of each split: int64 ``[n, length]`` or float32 ``[n, features]``.
-    Returns: The fields ``features``, ``mean`` and ``std`` of a `DataSet`, if there are features.
+    separator : that of the text file; empty for tables whose columns have types.
+    held_out : bool ``[n]``, the rows of the only split that will be test rows; the others decide the scaling.
+    columns : those of a run, which are used as they are.
     """
     pairs = list(zip(tables, wheres, strict=True))
     if options.text:
-        texts = (read_column(table, options.text, where) for table, where in pairs)
-        lengths = {"length": options.length, "vocabulary": options.vocabulary}
-        return [tokenise(rows, where, **lengths) for rows, where in zip(texts, wheres, strict=True)], {}
+        texts = [
+            ([one or None for one in read_column(table, options.text, str(where))], where) for table, where in pairs
+        ]
+        return [tokenise(rows, where, options.length, options.vocabulary, problems) for rows, where in texts], ()
     if len(schema.inputs) == 1 and is_list(tables[0], schema.inputs[0]):
-        columns = [read_column(table, schema.inputs[0], where) for table, where in pairs]
-        floats = _holds_floats(columns[0])
-        return [
-            _vectors(rows, where) if floats else pad(rows, where, options.length)
-            for rows, where in zip(columns, wheres, strict=True)
-        ], {}
-    parts = list(_features(pairs, schema.inputs))
-    if options.scaling == "none":
-        numbers = [part.numbers.float() for part in parts]
-        mean, std = [0.0] * len(parts[0].names), [1.0] * len(parts[0].names)
-    else:
-        train, test, mean, std = standardise(parts[0], parts[1] if len(parts) > 1 else None, held_out)
-        numbers = [train] if test is None else [train, test]
-    return numbers, {"features": parts[0].names, "mean": tuple(mean), "std": tuple(std)}
+        small = getattr(getattr(tables[0].features[schema.inputs[0]], "feature", None), "dtype", "")
+        lists = [(read_column(table, schema.inputs[0], str(where)), where) for table, where in pairs]
+        return [read_lists(rows, where, options.length, problems, small) for rows, where in lists], ()
+    raw = {name: [read_column(table, name, str(where)) for table, where in pairs] for name in schema.inputs}
+    found: list[TableColumn] = []
+    for name in schema.inputs:
+        with problems.collect():
+            known = next((column for column in columns if column.name == name), None)
+            found.append(known or _guess(name, raw[name], wheres, separator, name in options.columns, problems))
+    parsed: list[dict[str, Array]] = [{} for _ in tables]
+    for column in found:
+        with problems.collect():
+            for split, (values, where) in enumerate(zip(raw[column.name], wheres, strict=True)):
+                parsed[split][column.name] = parse(values, column, where, separator)
+                if column.kind != "category" and (empty := int(np.isnan(parsed[split][column.name]).sum())):
+                    problems.notes.append(f"{empty} empty cells of {column.name!r} got the column's mean.")
+    problems.check(wheres[0])
+    if not columns:
+        known_rows = slice(None) if held_out is None else (~held_out).numpy()
+        found = list(fit_columns(found, {n: v[known_rows] for n, v in parsed[0].items()}, options.scaling))
+        if rare := [column.name for column in found if column.other]:
+            problems.notes.append(f"Values of few rows are one feature together: {', '.join(map(repr, rare))}.")
+    return [transform(found, values) for values in parsed], tuple(found)
 
 
 def is_list(table: Any, column: str) -> bool:
@@ -69,88 +87,194 @@ def is_list(table: Any, column: str) -> bool:
     return hasattr(feature, "feature") or isinstance(feature, list)
 
 
-def read_lists(rows: Sequence[Any], where: str, length: int) -> Tensor:
+def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: Problems, dtype: str = "") -> Tensor:
     """Return lists of numbers as float32 ``[n, numbers]``, lists of token ids as int64 ``[n, length]``.
 
-    ``where``: What errors call them.
+    dtype : the type of their items, if a file says it: whole numbers of 8 bits are pixels or counts, and no token ids.
     """
-    return _vectors(rows, where) if rows and _holds_floats(rows) else pad(rows, where, length)
+    if rows and (dtype in ("uint8", "int8", "bool") or _holds_floats(rows)):
+        return _vectors(rows, where)
+    sizes = {len(ids) for ids in rows if isinstance(ids, list)}
+    if len(sizes) == 1 and max(sizes) > length:
+        raise DataError(
+            f"{where}: each row has a list of {max(sizes)} whole numbers. Token ids? Then set data.length="
+            f"{max(sizes)}, so that none is cut off. Pixels or counts? Then write them as floating-point numbers "
+            "(float32) or uint8."
+        )
+    return pad(rows, where, length, problems)
 
 
 def _holds_floats(rows: Sequence[Any]) -> bool:
     return isinstance(rows[0], list) and any(isinstance(one, float) for one in rows[0])
 
 
-def _vectors(rows: Sequence[Any], where: str) -> Tensor:
+def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
     """Return lists of numbers of one length as float32 ``[n, length]``."""
     for row, numbers in enumerate(rows):
         if not isinstance(numbers, list) or not all(isinstance(one, int | float) for one in numbers):
-            raise DataError(f"{where}: row {row} must be a list of numbers, not {str(numbers)[:80]}.")
+            raise DataError(f"{where}: {at(where, [row])} must be a list of numbers, not {str(numbers)[:80]}.")
         if len(numbers) != len(rows[0]):
-            raise DataError(f"{where}: row {row} has {len(numbers)} numbers, the first has {len(rows[0])}.")
+            raise DataError(f"{where}: {at(where, [row])} has {len(numbers)} numbers, the first has {len(rows[0])}.")
     return torch.tensor(np.asarray(rows, np.float64), dtype=torch.float32)
 
 
-def _features(pairs: Sequence[tuple[Any, str]], names: Sequence[str]) -> Iterator[Features]:
-    """Yield the features of each split, the same ones in all."""
-    columns = [[read_values(table, name, where) for name in names] for table, where in pairs]
-    kept: list[tuple[str, list[Array]]] = []
-    for place, name in enumerate(names):
-        of_splits = [split[place] for split in columns]
-        if len({values.dtype.kind for values in of_splits}) > 1:
-            raise DataError(f"{pairs[0][1]}: the column {name!r} holds numbers in one split and text in another.")
-        if of_splits[0].dtype.kind == "f":
-            kept.append((name, of_splits))
-            continue
-        _check_text(name, of_splits, [where for _, where in pairs])
-        found = np.unique(np.concatenate(of_splits))
-        if len(found) > MAX_VALUES:
-            raise DataError(
-                f"{pairs[0][1]}: the column {name!r} has {len(found)} different texts, too many to be one feature "
-                f"each. Leave it out with data.columns, or read it as text: data.text={name!r}."
-            )
-        kept += [(f"{name}={value}", [(values == value).astype(np.float64) for values in of_splits]) for value in found]
-    titles = tuple(title for title, _ in kept)
-    is_value = tuple(title not in names for title in titles)
-    for split in range(len(pairs)):
-        yield Features(titles, torch.from_numpy(np.stack([values[split] for _, values in kept], 1)), is_value)
-
-
-def _check_text(name: str, of_splits: Sequence[Array], wheres: Sequence[str]) -> None:
-    """Raise `DataError` if a column of text is one of numbers but for some values, such as ``?`` or ``<0.5``."""
-    share = np.mean([bool(_NUMBER.fullmatch(value)) for values in of_splits for value in values])
-    if share < MOSTLY_NUMBERS:
-        return
-    for values, where in zip(of_splits, wheres, strict=True):
-        for row, value in enumerate(values):
-            if "," in value or not _NUMBER.fullmatch(value):
-                raise DataError(
-                    f"{where}: row {row} has {name!r} = {value!r}, which is no number, but {share:.0%} of the column "
-                    "look like numbers. Write a number there (3.5, not 3,5), remove the row, or leave the column out "
-                    "with data.columns. If its values are categories, let each begin with a letter."
-                )
-
-
-def read_values(table: Any, name: str, where: str) -> Array:
-    """Return a column as float64 or as text.
-
-    ``where``: What errors call the table.
-    """
-    values = read_column(table, name, where)
-    check_filled(values, name, where)
-    if all(isinstance(value, str) for value in values):
-        return np.asarray([to_nfc(value) for value in values], dtype=object)
-    if not all(isinstance(value, bool | int | float) for value in values):
-        odd = next(value for value in values if not isinstance(value, bool | int | float))
+def _guess(
+    name: str, splits: Sequence[Sequence[Any]], wheres: Sequence[Where], separator: str, named: bool, problems: Problems
+) -> TableColumn:
+    """Return what a column holds; raise `DataError` if that is unclear, or if it says whose a row is."""
+    values = [value for split in splits for value in split]
+    odd = next((value for value in values if isinstance(value, list | dict | bytes)), None)
+    if odd is not None:
         raise DataError(
-            f"{where}: the column {name!r} must hold numbers or text, not {table.features[name]} such as "
-            f"{str(odd)[:80]!r}. Name the columns that are the input: data.columns."
+            f"{wheres[0]}: the column {name!r} must hold numbers, dates or text, not {str(odd)[:80]!r}. "
+            "Name the columns that are the input: data.columns."
         )
-    try:
-        numbers: Array = np.asarray(values, np.float64)
-    except OverflowError:
-        numbers = np.asarray([np.inf])
-    wrong = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max))
+    texts = [text for value in values if (text := _text(value, separator)) is not None]
+    if not texts:
+        raise DataError(f"{wheres[0]}: the column {name!r} is empty. {_leave_out(name)}")
+    column = TableColumn(name)
+    if separator or any(isinstance(value, str) for value in splits[0]):
+        column = _guess_text(name, texts, splits, wheres, separator)
+    elif not all(value is None or isinstance(value, bool | int | float) or _is_decimal(value) for value in values):
+        column = TableColumn(name, "date")
+    different = len(set(texts))
+    few_each = column.kind == "category" and different > max(10, len(texts) / 5)
+    counted = column.kind == "number" and different >= 0.95 * len(texts) >= 19 and all(map(_is_whole, texts))
+    if not named and (few_each or (counted and (_ID_NAME.fullmatch(name) or _counts_up(texts)))):
+        words = f" A column of texts: data.text={name!r}." if any(text.count(" ") > 3 for text in texts[:50]) else ""
+        raise DataError(
+            f"{wheres[0]}: the column {name!r} has {different} different values in {len(texts)} rows, as ids, names "
+            f"and texts have; a network would learn single rows. {_leave_out(name)}{words} If rows of one value belong "
+            f"together: data.group={name!r}. To use it all the same, name it in data.columns."
+        )
+    if separator and column.kind == "date":
+        problems.notes.append(f"{name!r} are dates: days since 1970.")
+    if column.unit:
+        problems.notes.append(f"{name!r} are numbers; {column.unit} was cut off.")
+    if column.kind == "category":
+        _tell_spellings(name, texts, problems)
+    if separator and column.kind == "number" and any("," in text for text in texts):
+        problems.notes.append(f"{name!r} has decimal commas.")
+    if column.kind == "category" and any(map(_CODE.fullmatch, texts)) and all(text.isdigit() for text in texts):
+        problems.notes.append(f"{name!r} has leading zeros: its values are names, not numbers.")
+    return column
+
+
+def _guess_text(
+    name: str, texts: Sequence[str], splits: Sequence[Sequence[Any]], wheres: Sequence[Where], separator: str
+) -> TableColumn:
+    """Return what a column of text holds; numbers and dates are only looked for in text files."""
+    unit = texts[0][-1] if texts[0][-1] in _UNITS else texts[0][0] if texts[0][0] in _UNITS else ""
+    unit = unit if separator and unit and all(unit in text for text in texts) else ""
+    is_number = [_to_number(text, separator, unit) is not None for text in texts]
+    if separator and not any(map(_CODE.fullmatch, texts)):
+        if all(is_number):
+            return TableColumn(name, unit=unit)
+        for format, pattern in {"": _ISO, **_DATES}.items():
+            if all(map(pattern.fullmatch, texts)):
+                return TableColumn(name, "date", date=_order(name, texts, wheres) if format == "/" else format)
+    share = np.mean([bool(_LIKE_A_NUMBER.fullmatch(text)) for text in texts])
+    if share >= MOSTLY_NUMBERS and not (all(is_number) or any(map(_CODE.fullmatch, texts))):
+        for split, where in zip(splits, wheres, strict=True):
+            known = [(row, text) for row, value in enumerate(split) if (text := _text(value, separator)) is not None]
+            wrong = [(row, text) for row, text in known if _to_number(text, separator, unit) is None]
+            if wrong:
+                raise DataError(
+                    f"{where}: {at(where, [row for row, _ in wrong])}: {name!r} = {wrong[0][1]!r} is no number, but "
+                    f"{share:.0%} of the column are. Write a number there (3.5, not 3,5), or empty the cell if the "
+                    f"value is unknown. {_leave_out(name)} If its values are categories, let each begin with a letter."
+                )
+    return TableColumn(name, "category")
+
+
+def _order(name: str, texts: Sequence[str], wheres: Sequence[Where]) -> str:
+    """Return whether the day or the month comes first in dates with slashes."""
+    parts = [tuple(map(int, text.split("/")[:2])) for text in texts]
+    day_first, month_first = any(first > 12 for first, _ in parts), any(second > 12 for _, second in parts)
+    if day_first == month_first:
+        raise DataError(
+            f"{wheres[0]}: whether the day or the month comes first in {name!r} = {texts[0]!r} cannot be seen. Write "
+            f"dates as 2024-01-31. {_leave_out(name)}"
+        )
+    return "%d/%m/%Y" if day_first else "%m/%d/%Y"
+
+
+def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separator: str = "") -> Array:
+    """Return a column's values as float64, with NaN for empty cells, or as names, with None; see `TableColumn`."""
+    texts = [_text(value, separator) for value in values]
+    if column.kind == "category":
+        return np.asarray(texts, dtype=object)
+    if column.kind == "date":
+        numbers = _days(texts, column.date)
+    elif all(value is None or isinstance(value, bool | int | float) for value in values):
+        numbers = np.asarray([np.nan if value is None else min(max(value, -1e300), 1e300) for value in values], float)
+        numbers[[value is not None and value != value for value in values]] = np.nan
+    else:
+        parsed = [None if text is None else _to_number(text, separator or ".", column.unit) for text in texts]
+        numbers = np.asarray([np.nan if one is None else one for one in parsed], float)
+    unread = np.flatnonzero(np.isnan(numbers) & np.asarray([text is not None for text in texts], bool))
+    if len(unread):
+        what = "a date" if column.kind == "date" else "a number"
+        raise DataError(
+            f"{where}: {at(where, unread.tolist())}: {column.name!r} = {texts[unread[0]]!r}, where {what} is expected."
+        )
+    wrong = np.flatnonzero(np.abs(numbers) > np.finfo(np.float32).max)
     if len(wrong):
-        raise DataError(f"{where}: row {wrong[0]} has {name!r} = {values[wrong[0]]}, which float32 cannot hold.")
+        raise DataError(
+            f"{where}: {at(where, wrong.tolist())}: {column.name!r} = {str(values[wrong[0]])[:40]}, which float32 "
+            "cannot hold."
+        )
     return numbers
+
+
+def _text(value: Any, separator: str) -> str | None:
+    """Return a cell as text without blanks around it; None for an empty one."""
+    if value is None or value != value:
+        return None
+    text = to_nfc(str(value)).strip()
+    return None if not text or (separator and text.lower() in MISSING_TEXTS) else text
+
+
+def _to_number(text: str, separator: str, unit: str) -> float | None:
+    """Return a text as a number; where commas do not separate cells they are decimal points, unless that is unclear."""
+    text = text.replace(unit, "", 1).strip() if unit else text
+    if separator in (";", "\t", "|") and _DECIMAL_COMMA.fullmatch(text):
+        if separator != ";" and _THOUSANDS.fullmatch(text):
+            return None
+        text = text.replace(",", ".")
+    return float(text) if _NUMBER.fullmatch(text) and text.isascii() else None
+
+
+def _days(texts: Sequence[str | None], format: str) -> Array:
+    pandas = require_optional("pandas", "Reading dates", "data")
+    times = pandas.to_datetime(
+        pandas.Series(texts, dtype=object), format=format or "ISO8601", errors="coerce", utc=True
+    )
+    days: Array = ((times - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)).to_numpy(float)
+    return days
+
+
+def _tell_spellings(name: str, texts: Sequence[str], problems: Problems) -> None:
+    spellings: dict[str, set[str]] = {}
+    for text in set(texts):
+        spellings.setdefault(text.casefold(), set()).add(text)
+    several = [" and ".join(map(repr, sorted(found))) for found in spellings.values() if len(found) > 1]
+    if several:
+        problems.notes.append(f"{name!r} has {'; '.join(sorted(several)[:3])}, which stay different values.")
+
+
+def _is_whole(text: str) -> bool:
+    return bool(re.fullmatch(r"[-+]?\d+(\.0*)?", text))
+
+
+def _is_decimal(value: Any) -> bool:
+    return type(value).__name__ == "Decimal"
+
+
+def _counts_up(texts: Sequence[str]) -> bool:
+    steps = np.diff([float(text) for text in texts])
+    return len(steps) >= 99 and bool((steps == 1).all())
+
+
+def _leave_out(name: str) -> str:
+    return f"""Leave it out: --set 'data.exclude=["{name}"]', or exclude=[{name!r}] in Python."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import Data, DataSet, Federation, given, load
 from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
+from fedkeep.data.columns import TableColumn
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.dedup import without_images
@@ -47,24 +49,33 @@ def load_data(
     data_dir: str | Path | None = None,
     validation: float = 0.0,
     options: DataOptions | None = None,
+    columns: Sequence[TableColumn] = (),
 ) -> DataSet:
     """Load a data set. The last two are cached.
 
     ``name``: A known data set, a Hub id or a path.
     ``validation``: The share of the training examples that replaces the test examples; 0: use the test examples.
     ``options``: How files are read that are not known by name.
+    ``columns``: How a run has imputed and scaled the columns of a table.
     """
     version = local_version(name, data_dir)
-    return _load(name, data_folder(data_dir), validation, options or DataOptions(), version)
+    return _load(name, data_folder(data_dir), validation, options or DataOptions(), version, tuple(columns))
 
 
 @lru_cache(maxsize=2)  # a recipe may have a public data set too
 def _load(
-    name: str, folder: Path | None, validation: float, options: DataOptions, version: tuple[object, ...]
+    name: str,
+    folder: Path | None,
+    validation: float,
+    options: DataOptions,
+    version: tuple[object, ...],
+    columns: tuple[TableColumn, ...],
 ) -> DataSet:
-    dataset = load(name, data_dir=folder, options=options)
+    dataset = load(name, data_dir=folder, options=options, columns=columns)
     # Copies are counted only in a user's own files; the notes of known data sets stay as they were.
-    return validated(dataset, validation, count_copies=bool(version)) if validation else dataset
+    if not validation:
+        return dataset
+    return validated(dataset, validation, count_copies=bool(version), rescale=not columns)
 
 
 def data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedkeep.data import Federation
+from fedkeep.data.columns import columns_to_json
 from fedkeep.data.partition import ByColumn
 from fedkeep.experiment.build import class_names, data_digest, generator_hash
 from fedkeep.experiment.initial_model import InitialModel
@@ -94,6 +95,7 @@ def describe_data(federation: Federation) -> dict[str, Any]:
             "mean": list(dataset.mean),
             "std": list(dataset.std),
             "features": list(dataset.features),
+            "columns": columns_to_json(dataset.columns),
         },
         "dataset": dataset.name,
         "dataset_note": dataset.note,

@@ -27,7 +27,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.models import Weights
 from fedkeep.models.custom import describe_network
 from fedkeep.models.given_weights import check_state_dict, fit_weights, read_weights
-from fedkeep.models.weights import tensor_hash
+from fedkeep.models.weights import state_dict_copy, tensor_hash
 from fedkeep.options import as_table
 from fedkeep.training.model_runner import ModelRunner
 from fedkeep.training.pooled import train_on_pool
@@ -96,8 +96,8 @@ def initial_model(
     if recipe.weights:
         path = locate_weights(recipe.weights, data_dir)
         shown = "a state dict" if recipe.weights.startswith(KEPT) else path.name
-        given = read_weights(path)
-        fitted, note = fit_weights(given, runner.train_network, runner.initial, f"model.weights={recipe.weights!r}")
+        given, own = read_weights(path), state_dict_copy(runner.train_network, with_frozen=True)
+        fitted, note = fit_weights(given, runner.train_network, own, f"model.weights={recipe.weights!r}")
         made_by = " ".join(filter(None, (f"the weights of {shown}", note)))
         return InitialModel(fitted, made_by, _digest_of(given))
     passes, what = recipe.pretraining.passes, "images" if federation.dataset.has_images else "examples"
@@ -119,7 +119,7 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
         "augmentation": as_table(recipe.augmentation),
         "model": model_to_table(recipe.model),
         "network": describe_network(recipe.model, dataset.shape, federation.cumulative_classes[0]),
-        "initial weights": [f"{name} {tensor_hash(tensor)}" for name, tensor in runner.initial.items()],
+        "initial weights": _digest_of({**runner.frozen, **runner.initial}),
         "data": [tensor_hash(data[name]) for name in COLUMNS],
         "normalisation": [list(dataset.mean), list(dataset.std)],
         "seed": seed,

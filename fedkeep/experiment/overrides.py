@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
+from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import get_algorithm
@@ -48,9 +49,12 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
     """Return a section with changes.
 
     If the partition scheme or the model changes, options that the new one has too stay, such as the number of clients
-    or Dirichlet's alpha. If the data set or the paper's table changes, nothing stays.
+    or Dirichlet's alpha. Columns and sizes stay for other data of one's own. If a data set that is known by name comes,
+    or the paper's table changes, nothing stays.
     """
     kind = {"partition": "scheme", "paper": "table"}.get(section, "name")
+    if section == "data" and not is_known(str(over.get("name", ""))) and not is_known(str(old.get("name", ""))):
+        return merge_tables(old, over)
     if kind in over and over[kind] != old.get(kind):
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
         common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
@@ -63,8 +67,8 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
 
     ``settings``: The settings, each written ``section.option=value``.
     """
-    # The kinds of partition and model are set first, since they decide which options there are.
-    kinds = ("partition.scheme", "model.name")
+    # The kinds of data, partition and model are set first, since they decide which options there are.
+    kinds = ("data.name", "partition.scheme", "model.name")
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
         path, equals, text = _split_setting(setting, table)
         section, _, name = path.strip().rpartition(".")

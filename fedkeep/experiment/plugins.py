@@ -1,4 +1,4 @@
-"""Import the user's own methods, models and partition schemes from files and modules."""
+"""Import the user's own methods, reply steps, models and partition schemes from files and modules."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.method_checks import check_method
+from fedkeep.simulation.reply_step import ReplyStep
 
 _PREFIX = "fedkeep_used_"
 """What the names of modules begin with that were imported from files."""
@@ -161,3 +162,10 @@ def _import_file(path: Path) -> None:
     except BaseException:
         del sys.modules[name]  # otherwise a second import would seem to succeed
         raise
+
+
+def steps_of(names: Iterable[str]) -> list[ReplyStep]:
+    """Return new reply steps, one of each class that files and modules define which `import_user_code` imported."""
+    modules = [sys.modules[f"{_PREFIX}{Path(name).stem}" if name.endswith(".py") else name] for name in names]
+    classes = [(module, value) for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return [cls() for module, cls in classes if issubclass(cls, ReplyStep) and cls.__module__ == module.__name__]

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedkeep.data import DataSet, from_arrays, given
+from fedkeep.data import given
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.holdout import is_test_held_out
 from fedkeep.data.partition import IID, ByColumn, Scheme, schemes
+from fedkeep.data.python_data import dataset_of, has_columns
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
@@ -55,11 +56,14 @@ def make_recipe(
     weights: Any = None,
     pretraining: Any = None,
     machine: Machine | None = None,
+    **columns: Any,
 ) -> Recipe:
     """Return a recipe with what was given in Python in the place of its own; see `fedkeep.run`.
 
     ``recipe``: The recipe; default: ``demo``, or none if ``data`` is given.
     ``machine``: The folder of local data sets, and whether a recipe may import its model.
+    ``**columns``: ``label``, ``client``, ``columns``, ``exclude`` and ``size`` (see `fedkeep.run`); None for those of
+        the recipe.
     """
     machine = machine or Machine()
     data_dir = machine.data_dir
@@ -68,7 +72,8 @@ def make_recipe(
         methods = DEFAULT_METHODS if methods is None else methods
     else:
         base, methods = _named(recipe, settings, methods, machine.allow_code)
-    changes = _data_and_partition(base, data, partition, data_dir)
+    given_columns = {name: value for name, value in columns.items() if value is not None}
+    changes = _data_and_partition(base, data, partition, data_dir, given_columns)
     if model is not None:
         changes["model"] = architecture_of(model)
     if training is not None:
@@ -83,7 +88,7 @@ def make_recipe(
     if cohort_size is not None:
         changes["run"] = replace(changes["run"], cohort_size=cohort_size)
     elif base.name == FROM_PYTHON:
-        num_clients = _num_clients(changes["partition"], changes["data"], data_dir)
+        num_clients = _num_clients(changes["partition"], changes["data"], data_dir, changes["data_options"])
         changes["run"] = replace(changes["run"], cohort_size=min(base.run.cohort_size, num_clients))
     if seeds is not None:
         changes["seeds"] = seeds_of(seeds)
@@ -185,32 +190,51 @@ def _listed(methods: Any) -> list[Any]:
     return [methods]
 
 
-def _data_and_partition(base: Recipe, data: Any, partition: Any, data_dir: str | Path | None) -> dict[str, Any]:
+def _data_and_partition(
+    base: Recipe, data: Any, partition: Any, data_dir: str | Path | None, columns: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the recipe's data and partition, as far as they were given."""
     changes: dict[str, Any] = {}
+    options = DataOptions() if data is not None else base.data_options
+    if columns:
+        named: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in columns.items()
+        }
+        for name in ("columns", "exclude"):
+            named |= {name: (named[name],)} if isinstance(named.get(name), str) else {}
+        options = replace(options, **named)
     by_rows = isinstance(partition, Mapping) or (isinstance(partition, Sequence) and not isinstance(partition, str))
+    is_column = isinstance(partition, str) and partition not in schemes()
+    if is_column and not options.client and has_columns(base.data if data is None else data):
+        options = replace(options, client=partition)
+    client = options.client
+    is_file = isinstance(data, str | Path) and not by_rows
     if data is None and by_rows:
-        data = load_data(base.data, data_dir, options=base.data_options)
+        data = load_data(base.data, data_dir, options=options)
     if data is not None:
-        changes["data"] = examples_of(data, partition if by_rows else None, data_dir)
-        changes["data_options"] = DataOptions()
+        changes["data"] = examples_of(data, partition if by_rows else None, data_dir, options)
+    if data is None or is_file:
+        changes["data_options"] = options
+    else:  # what was given in Python is kept as it was read
+        changes["data_options"] = options = DataOptions()
     if by_rows:
         changes["partition"] = ByColumn(num_clients=0, column=CLIENT)
     elif isinstance(partition, Scheme):
         changes["partition"] = partition
     elif isinstance(partition, type) and issubclass(partition, Scheme):
         changes["partition"] = partition()
+    elif isinstance(partition, str) and not is_column:
+        changes["partition"] = schemes()[partition]()
     elif isinstance(partition, str):
-        options = changes.get("data_options", base.data_options)
         loaded = load_data(changes.get("data", base.data), data_dir, options=options)
-        columns = loaded.train.keys() - {"input", "label"}
-        if partition not in columns and partition not in schemes():
+        names = {name: name for name in loaded.train if name not in ("input", "label")}
+        names |= {client: CLIENT} if client else {}
+        if partition not in names:
             raise PartitionError(
                 f"partition={partition!r} is neither a column of the data, which have "
-                f"{', '.join(sorted(columns)) or 'none'}, nor a scheme.{did_you_mean(partition, schemes())}"
+                f"{', '.join(sorted(names)) or 'none'}, nor a scheme.{did_you_mean(partition, schemes())}"
             )
-        is_column = partition in columns
-        changes["partition"] = ByColumn(num_clients=0, column=partition) if is_column else schemes()[partition]()
+        changes["partition"] = ByColumn(num_clients=0, column=names[partition])
     elif partition is not None:
         raise PartitionError(
             "partition must be a scheme such as Dirichlet(0.1, num_clients=20), the rows of each client, "
@@ -219,15 +243,20 @@ def _data_and_partition(base: Recipe, data: Any, partition: Any, data_dir: str |
     return changes
 
 
-def examples_of(data: Any, rows: Any = None, data_dir: str | Path | None = None) -> str:
+def examples_of(
+    data: Any, rows: Any = None, data_dir: str | Path | None = None, options: DataOptions | None = None
+) -> str:
     """Keep examples that were given in Python, and return the name by which they are found.
 
     ``data``: The examples (see `fedkeep.run`).
     ``data_dir``: The folder of local data sets.
+    ``options``: How the columns of a table are read.
     """
     if rows is None and isinstance(data, str | Path):
         return str(data)
-    dataset = load_data(str(data), data_dir) if isinstance(data, str | Path) else dataset_of(data)
+    dataset = (
+        load_data(str(data), data_dir, options=options) if isinstance(data, str | Path) else dataset_of(data, options)
+    )
     if rows is not None and is_test_held_out(dataset):
         raise DataError(
             f"the clients' rows count the training examples, and of {dataset.name} some were held out for the test, so "
@@ -237,27 +266,11 @@ def examples_of(data: Any, rows: Any = None, data_dir: str | Path | None = None)
     return given.keep(dataset if rows is None else given.assign_clients(dataset, rows))
 
 
-def dataset_of(data: Any) -> DataSet:
-    """Return the data set of examples that were given in Python.
-
-    ``data``: A data set, ``(x, y, x_test, y_test)`` or ``(x, y)``; see `fedkeep.data.from_arrays`.
-    """
-    if isinstance(data, DataSet):
-        return data
-    if isinstance(data, tuple | list) and len(data) in (2, 4) and all(hasattr(part, "__len__") for part in data):
-        return from_arrays(*data)
-    what = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
-    raise DataError(
-        f"data must be (x, y, x_test, y_test), (x, y), a DataSet, the name of a data set or a path, not {what}. Of a "
-        "torch.utils.data.Dataset, stack the examples: x = torch.stack([image for image, _ in dataset])."
-    )
-
-
-def _num_clients(partition: Scheme, data: str, data_dir: str | Path | None) -> int:
+def _num_clients(partition: Scheme, data: str, data_dir: str | Path | None, options: DataOptions) -> int:
     """Return the number of clients; 0 if a partition by a column says it only later."""
     if partition.num_clients or not isinstance(partition, ByColumn):
         return partition.num_clients
-    column: Tensor | None = load_data(data, data_dir).train.get(partition.column)
+    column: Tensor | None = load_data(data, data_dir, options=options).train.get(partition.column)
     return partition.num_groups or (0 if column is None else len(np.unique(column.numpy())))
 
 

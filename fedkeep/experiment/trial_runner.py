@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +25,7 @@ from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, usefu
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE
+from fedkeep.experiment.plugins import import_user_code, steps_of
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
@@ -36,9 +38,10 @@ from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.messages import FaultKind
 from fedkeep.simulation.process_executor import step_handlers
+from fedkeep.simulation.reply_step import ReplyStep
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import RoundResult, SimulationState
-from fedkeep.simulation.trial import TrialBusy, run_trial
+from fedkeep.simulation.trial import CallbackFailed, TrialBusy, run_trial
 from fedkeep.simulation.workers import (
     DONE,
     PROGRESS,
@@ -66,6 +69,7 @@ def run_trials(
     retry: str,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    steps: Sequence[ReplyStep] = (),
 ) -> None:
     """Run trials, each from its last checkpoint, and return when all are finished.
 
@@ -73,6 +77,7 @@ def run_trials(
     ``retry``: The command that continues after a failure, for error messages.
     ``on_progress``: Called after every round, and every few seconds within a long one.
     ``callbacks``: Called around the rounds of every trial, in this process: with callbacks, workers share only cohorts.
+    ``steps``: Reply steps of the user; each trial has copies of its own, in this process.
     """
     if not trials:
         return
@@ -84,7 +89,7 @@ def run_trials(
         workers = machine.workers or (cores if machine.device == "cpu" else 1)
         processes = min(workers, len(trials))
     report = on_progress or (lambda progress: None)
-    if processes > 1 and not callbacks:
+    if processes > 1 and not callbacks and not steps:
         spare = workers // (processes if machine.executor == "ray" else len(trials))
         _run_in_workers(trials, processes, spare, report, retry)
         for trial in trials:
@@ -93,12 +98,16 @@ def run_trials(
                     f"{trial.folder} is being run by another process. Wait for it, or end it, then: {retry}"
                 )
         return
+    failures: list[CallbackFailed] = []
     for number, trial in enumerate(trials):
         again = f" Finished rounds are saved. Continue with: {retry}"
         with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
-                simulation, trial_callbacks, identity = _prepare(trial, report, workers)
-                run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks], identity=identity)
+                simulation, trial_callbacks, identity = _prepare(trial, report, workers, steps)
+                run_trial(simulation, trial.folder, trial_callbacks, own=callbacks, identity=identity)
+            except CallbackFailed as failure:  # which ends this trial, and not the others
+                failure.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.{again}")
+                failures.append(failure)
             except FedKeepError:
                 raise  # it says itself what to do
             except Exception as error:
@@ -106,6 +115,8 @@ def run_trials(
                 raise
         if not any(other.experiment is trial.experiment and other.seed == trial.seed for other in trials[number + 1 :]):
             trial.experiment.release(trial.seed)
+    if failures:
+        raise failures[0] if len(failures) == 1 else RunError(" ".join(map(str, failures)))
 
 
 @contextmanager
@@ -119,7 +130,9 @@ def _disk_errors_explained(folder: Path, again: str = "") -> Iterator[None]:
         raise RunError(f"{error.strerror}: {error.filename or folder}.{again}") from error
 
 
-def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback], Identity]:
+def _prepare(
+    trial: Trial, report: OnProgress, spare: int, steps: Sequence[ReplyStep] = ()
+) -> tuple[Simulation, list[Callback], Identity]:
     """Return a trial's simulation, its callbacks, and to what its files belong.
 
     Up to ``spare`` processes may share its cohorts.
@@ -127,6 +140,7 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
     experiment = trial.experiment
     with progress.subscribe(partial(_report_preparation, trial, report)):  # drawing a partition may take long
         simulation = experiment.simulation(trial.method, trial.seed)
+    simulation.take_steps([*steps_of(experiment.machine.use), *copy.deepcopy(steps)])
     algorithm, machine, cohort = trial.method.algorithm, experiment.machine, experiment.recipe.run.cohort_size
     if machine.executor == "ray":
         count = min(spare, most_workers(algorithm, cohort))
@@ -353,8 +367,6 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
 
     ``spare``: The number of processes that may share a trial's cohorts.
     """
-    from fedkeep.experiment.plugins import import_user_code
-
     torch.set_num_threads(machine.threads)
     import_user_code(machine.use)
     experiments: dict[str, Experiment] = {}

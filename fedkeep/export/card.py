@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fedkeep._utils.escaping import markdown
+from fedkeep.data.columns import columns_from_json
 from fedkeep.errors import MissingExtra
 from fedkeep.export.trained_model import TrainedModel
 from fedkeep.interface import get_algorithm
@@ -105,8 +106,13 @@ def _shape(shape: list[int]) -> str:
 def _scaling(model: TrainedModel) -> str:
     if model.input["type"] == "uint8":
         return "Give it pixels from 0 to 255, as images store them: the normalisation is part of the model."
-    if model.input.get("features"):
-        return "Give it the `features` of `config.json`, each less its `mean` and divided by its `std`."
+    if columns_from_json(model.input):
+        return (
+            "`fedkeep predict` gives it the rows of a table. `columns` in `config.json` says how: numbers (of a date, "
+            "days since 1970) get `fill` where a cell is empty, less `mean` (0), divided by `scale` (1); a category is "
+            "a feature for each of its `values`, and one for all `other` ones. They are means, deviations and frequent "
+            "values over all training rows; no value of a single row is among them."
+        )
     return "Give it inputs as they were in training."
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkeep._utils.identity import Identity
 from fedkeep._utils.torch_state import plain_torch
+from fedkeep.data.columns import columns_from_json
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import (
@@ -173,7 +174,8 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
             f"site {config.site} has another generator of images than the run's server. Copy the server's folder to "
             "the folder that the node-config names."
         )
-    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
+    columns = columns_from_json({"columns": expected["columns"]})
+    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options, columns)
     dataset = without_generator_images(recipe, loaded, data_dir)
     if expected["left_out"] and dataset is loaded:
         raise ConfigError(

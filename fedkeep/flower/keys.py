@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -20,10 +19,8 @@ try:
 except ImportError as error:
     raise MissingExtra("Making keys", "flower") from error
 
-log = logging.getLogger(__name__)
 PEM = serialization.Encoding.PEM
 UNENCRYPTED = serialization.NoEncryption()
-WARNING_DAYS = 30
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?({_LABEL}\.)*(?!\d+\Z){_LABEL}", re.ASCII | re.IGNORECASE)
 
@@ -79,23 +76,6 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
             _write(folder / f"{site}.pub", public + b"\n"),
         ]
     return written
-
-
-def warn_before_expiry(*certificates: Path) -> None:
-    """Log a warning for each certificate that ends within 30 days, or has ended."""
-    now = datetime.datetime.now(datetime.UTC)
-    for file in certificates:
-        end = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
-        left = end - now
-        if left < datetime.timedelta(0):
-            log.warning("%s ended on %s, so no site can connect. Make new keys.", file, f"{end:%Y-%m-%d}")
-        elif left < datetime.timedelta(days=WARNING_DAYS):
-            log.warning(
-                "%s ends on %s, in %d days. Make new keys, and give every site the new ca.crt before.",
-                file,
-                f"{end:%Y-%m-%d}",
-                left.days,
-            )
 
 
 def _name(common: str) -> x509.Name:

@@ -35,7 +35,7 @@ from fedkeep.experiment.description import describe_trial, initial_model_evaluat
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
-from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.plugins import import_user_code, steps_of
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
@@ -128,6 +128,12 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation = build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
+    simulation.take_steps(steps_of(filter(None, config.use.split(","))))
+    if recipe.weights and simulation.context.runner.frozen:
+        raise ConfigError(
+            f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "
+            "have others. Let the network's own function load them, at every site, and leave model.weights out."
+        )
     simulation.client_state_type = state_ref_type(simulation.client_state_type)
     # The recipe, with the run's seed, goes to every site, and could take noise off that comes from it.
     simulation.context.noise_secret = stored_secret(folder)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from fedkeep.data import Data, DataSet, Federation, TaskStream
+from fedkeep.data.columns import columns_to_json
 from fedkeep.data.dataset import describe_input, format_shape
-from fedkeep.data.features import match_features
 from fedkeep.data.partition import Partition
 from fedkeep.errors import DataError
 from fedkeep.experiment.recipe import Recipe
@@ -138,7 +138,7 @@ def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[s
         "label_names": list(dataset.label_names),
         "shape": list(dataset.shape),
         "kind": dataset.kind,
-        "features": list(dataset.features),
+        "columns": columns_to_json(dataset.columns),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
     }
@@ -158,7 +158,6 @@ def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
             f"{dataset.name} has {dataset.num_classes} classes, and of these {', '.join(map(repr, unknown[:5]))} not "
             f"among the run's {len(names)}: {', '.join(map(repr, names))}. Name this site's classes as the run does."
         )
-    dataset = match_features(dataset, tuple(wanted["features"]), tuple(wanted["mean"]), tuple(wanted["std"]))
     if dataset.shape != shape or dataset.kind != wanted["kind"]:
         raise DataError(
             f"{dataset.name} has {describe_input(dataset.train['input'])}, and the run is for {wanted['kind']} of "

@@ -18,19 +18,27 @@ from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.models.weights_file import StoredWeights, form_of
 
 Weights: TypeAlias = Mapping[str, Tensor]
-"""A whole state dict: parameters and buffers by name."""
+"""A state dict without frozen parameters, which never change: trained parameters and buffers by name."""
 
 CHUNK_BYTES = 2**22
 """Bytes of tensors whose differences are in memory at a time."""
 
 
-def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
-    """Copy a module's whole state dict, detached, on the module's device.
+def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a module that are not trained (``requires_grad`` is False), by each of their names."""
+    return {name: p.data for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+
+
+def state_dict_copy(module: nn.Module, *, with_frozen: bool = False) -> dict[str, Tensor]:
+    """Copy a module's state dict, detached, on the module's device; mostly without frozen parameters.
 
     Returns: The copies by name, in contiguous layout.
     """
     weights = {}
+    frozen = () if with_frozen else frozen_parameters(module)
     for name, tensor in module.state_dict().items():
+        if name in frozen:
+            continue
         if not isinstance(tensor, Tensor):
             raise ConfigError(
                 f"{type(module).__name__} keeps {name!r}, a {type(tensor).__name__}, in its state dict. A model is "
@@ -43,8 +51,9 @@ def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy weights into a module, from any device."""
-    state = module.state_dict()
+    """Copy weights into a module, from any device; frozen parameters that are not among them stay."""
+    given, frozen = form_of(weights), frozen_parameters(module)
+    state = {name: tensor for name, tensor in module.state_dict().items() if name in given or name not in frozen}
     _require_same_form(weights, state, f"these weights do not fit {type(module).__name__}")
     for name, tensor in state.items():
         tensor.copy_(weights[name])

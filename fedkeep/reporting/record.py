@@ -75,7 +75,9 @@ class Record:
 
     @property
     def rounds_planned(self) -> int:
-        """Return how many rounds were asked for."""
+        """Return how many rounds were asked for; of a trial that a callback ended, how many there were."""
+        if self.finished and not self.task_sizes:
+            return len(self.rounds)
         return int(self.info.get("rounds", len(self.rounds)))
 
     @property

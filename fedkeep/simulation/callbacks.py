@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from fedkeep.metrics import near_copies
 from fedkeep.models import Weights
@@ -11,13 +13,16 @@ from fedkeep.simulation.attacks import backdoor_success, first_new_class
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.training.evaluation import count_predictions
 
+Outcome: TypeAlias = tuple[bool, Mapping[str, float]] | None
+"""What a callback returns after a round: whether the trial ends, and numbers by name; None: neither."""
+
 
 class Callback:
     """Base class of callbacks; override the methods that are needed.
 
     All methods receive the simulation's state, such as ``state.server.model`` (the global model), ``state.finished``
     (the number of finished rounds), ``state.algorithm`` and ``state.seed``. Do not change it, since the results would
-    change. An exception in a callback stops the trial, which keeps its finished rounds.
+    change. An exception in a callback ends the trial, which keeps its finished rounds; other trials go on.
     """
 
     def on_trial_begin(self, state: SimulationState) -> None:
@@ -29,7 +34,7 @@ class Callback:
             The simulation.
         """
 
-    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> Outcome:
         """Run after every round, including rounds that were rolled back.
 
         Parameters
@@ -38,7 +43,14 @@ class Callback:
             The simulation.
         result : RoundResult
             The record and the timings of the round.
+
+        Returns
+        -------
+        tuple[bool, Mapping[str, float]] or None
+            Whether the trial ends with this round, as if it had been the last one; and numbers by name, which are in
+            the round's record, and in tables and comparisons as those are that a method logs. None: neither.
         """
+        return None
 
     def on_trial_end(self, state: SimulationState) -> None:
         """Run once at the end, also if the trial was stopped by an exception or Ctrl-C.
@@ -48,6 +60,29 @@ class Callback:
         state : SimulationState
             The simulation.
         """
+
+
+class EarlyStopping(Callback):
+    """Ends a trial when the test loss has not fallen for some evaluations; a resumed trial counts them anew.
+
+    Parameters
+    ----------
+    patience : int
+        Number of evaluations in a row without a lower loss.
+    """
+
+    def __init__(self, patience: int = 10) -> None:
+        self.patience = patience
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        self.best, self.waited = math.inf, 0
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> Outcome:
+        loss = result.record.get("test_loss", -math.inf)  # None if it is not finite
+        if loss != -math.inf:
+            self.waited = 0 if loss is not None and loss < self.best else self.waited + 1
+            self.best = min(self.best, math.inf if loss is None else loss)
+        return self.waited >= self.patience, {}
 
 
 class OnRoundEnd(Callback):

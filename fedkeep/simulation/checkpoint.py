@@ -52,7 +52,7 @@ class Manifest:
     ``clients``: The file of each client that has a state.
     ``records``: The digests of the record files at that round.
     ``kept``: The file of what reply steps keep.
-    ``steps``: The names of these steps, in order.
+    ``steps``: The names of the run's reply steps, in order.
     ``identity``: To which trial it belongs.
     """
 
@@ -163,8 +163,7 @@ class Checkpoint:
         steps = _with_memory(state)
         kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
-        names = [step.name for step in steps]
-        identity = self.identity
+        names, identity = [step.name for step in state.steps], self.identity
         manifest = Manifest(state.finished, files, server, model, averages, clients, records, kept, names, identity)
         entries: dict[str, Any] = {"format": FORMAT, "round": manifest.round, "server": server, "model": model}
         entries |= {"averages": averages, "clients": clients, "kept": kept, "steps": names}
@@ -245,10 +244,11 @@ class Checkpoint:
                 ) from error
 
         steps = _with_memory(state)
-        if list(manifest.steps) != [step.name for step in steps]:
+        names = [step.name for step in state.steps]
+        if list(manifest.steps) != names:
             raise RunError(
                 f"the checkpoint in {self.folder} was written with the reply steps {', '.join(manifest.steps)}, and "
-                f"there are {', '.join(step.name for step in steps)} now. Give the same ones, or begin a new run."
+                f"there are {', '.join(names)} now. Give the same ones, or begin a new run."
             )
         state.set_task(state.run_settings.position(manifest.round)[0])
         server_state, _ = state_types(type(state.algorithm))

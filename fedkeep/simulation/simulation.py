@@ -29,19 +29,21 @@ class Simulation(SimulationState):
 
     ``callbacks``: Called at the end of every round; by default `Evaluation`. `fedkeep.simulation.trial.run_trial` adds
         others.
-    ``own_steps``: Reply steps of the user, which take their turns after the built-in checks.
     """
 
     callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
-    own_steps: Sequence[ReplyStep] = ()
 
     def __post_init__(self) -> None:
-        self.steps = reply_steps(self.own_steps)
+        self.take_steps(())
+        self.federation = poison(self.federation, self.attack, self.seed)
+        super().__post_init__()
+
+    def take_steps(self, own: Sequence[ReplyStep]) -> None:
+        """Begin with new reply steps, the user's own among them; refuse what cannot be carried out with them."""
+        self.steps = reply_steps(own)
         reasons = [reason for step in self.steps if step.applies(self) and (reason := step.reason_against(self))]
         if reasons:
             raise ConfigError(" ".join(reasons))
-        self.federation = poison(self.federation, self.attack, self.seed)
-        super().__post_init__()
 
     def run_round(self) -> RoundResult:
         """Carry out the next round, and the beginning or the end of a task if it is due.

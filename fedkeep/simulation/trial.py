@@ -6,8 +6,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from fedkeep._utils.digests import Digest, check_file, digest_of, is_sealed, rea
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
 from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
-from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.callbacks import Callback, Outcome
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -27,6 +27,10 @@ MANIFEST = "manifest.json"
 LEDGER = "privacy.jsonl"
 """What left with noise, a line for each round, rounds that were repeated after a restart included."""
 """The file that makes a trial a finished one: it is written last, and lists all other files with their digests."""
+
+
+class CallbackFailed(RunError):
+    """A callback of the user raised an exception, which ends its trial."""
 
 
 class TrialBusy(RunError):
@@ -42,6 +46,7 @@ def run_trial(
     folder: Path,
     callbacks: Sequence[Callback] = (),
     *,
+    own: Sequence[Callback] = (),
     identity: Identity = Identity(),  # noqa: B008  # which is frozen
     checkpoint_share: float = 0.05,
     may_repeat: MayRepeat = lambda state, result: False,
@@ -56,6 +61,8 @@ def run_trial(
 
     ``folder``: The folder of the trial. No other process can run the trial meanwhile.
     ``callbacks``: Called in this order, after the round has been recorded and, if that is due, saved.
+    ``own``: The user's callbacks. They are called last, but after a round before it is recorded, since they may add to
+        the record; see `Callback.on_round_end`.
     ``identity``: The trial: its manifests say that they belong to it, and what belongs to another one is refused.
     ``checkpoint_share``: The largest share of the time that saving may take.
     ``may_repeat``: Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint
@@ -64,7 +71,7 @@ def run_trial(
     make_folder(folder)
     try:
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
-            all_callbacks = [
+            builtin = [
                 records,
                 Checkpoints(
                     simulation, Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat
@@ -72,18 +79,48 @@ def run_trial(
                 *callbacks,
             ]
             with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
-                for callback in reversed(all_callbacks):
+                for callback in reversed([*builtin, *own]):
                     ends.callback(callback.on_trial_end, simulation)
-                for callback in all_callbacks:
+                for callback in builtin:
                     callback.on_trial_begin(simulation)
-                while simulation.finished < simulation.rounds:
-                    result = simulation.run_round()
-                    for callback in all_callbacks:
+                for callback in own:
+                    with _named(callback):
+                        callback.on_trial_begin(simulation)
+                stops = False
+                while simulation.finished < simulation.rounds and not stops:
+                    records.last = result = simulation.run_round()
+                    for callback in own:  # before the round is recorded
+                        with _named(callback):
+                            stops |= _add_metrics(result, callback.on_round_end(simulation, result))
+                    for callback in builtin:
                         callback.on_round_end(simulation, result)
-                    _stop_if_useless(simulation)
+                    if not stops:
+                        _stop_if_useless(simulation)
             _export(simulation, folder, records.on_disk(), identity)
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
+
+
+@contextmanager
+def _named(callback: Callback) -> Iterator[None]:
+    """Say which of the user's callbacks has raised an exception."""
+    try:
+        yield
+    except Exception as error:
+        what = f"the callback {type(callback).__name__} raised {type(error).__name__}: {error}"
+        raise CallbackFailed(what) from error
+
+
+def _add_metrics(result: RoundResult, outcome: Outcome) -> bool:
+    """Add what a callback measured to a round's record, and tell whether it ends the trial."""
+    if outcome is None:
+        return False
+    stop, metrics = outcome
+    for name, value in metrics.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"the metric {name!r} is {value!r:.80}, not a number")
+    result.record["log"] = {**result.record["log"], **{name: float(value) for name, value in metrics.items()}}
+    return bool(stop)
 
 
 def _stop_if_useless(simulation: Simulation) -> None:
@@ -107,7 +144,8 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest],
     first, *others = simulation.evaluation_models
     for which in (first, *others):
         weights = simulation.evaluation_model(which)
-        model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        whole = {**simulation.context.runner.frozen, **weights}  # what is exported has what did not change too
+        model = {name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}
         name = "model.safetensors" if which == first else f"model-{which}.safetensors"
         write(name, save(model, {"format": "pt"}))
     write("result.json", json.dumps({"rounds": simulation.finished}).encode())

@@ -207,8 +207,9 @@ class CompiledStepper(SGDStepper):
         total = torch.zeros((), device=self.runner.device)
         for batches in self._batches(data):
             parameters = [parameter.detach().requires_grad_() for parameter in parameters]
-            weights = dict(zip(self.names, parameters, strict=True)) | dict(zip(self.frozen, frozen, strict=True))
-            view = NetworkView(self.runner, weights, partial(self._logits, {**weights, **buffers}))
+            weights = dict(zip(self.names, parameters, strict=True))
+            whole = {**weights, **dict(zip(self.frozen, frozen, strict=True)), **buffers}
+            view = NetworkView(self.runner, weights, partial(self._logits, whole))
             with torch.enable_grad():
                 with autocast(training.precision, self.runner.device):
                     value = loss(view, batches)

@@ -51,11 +51,11 @@ def _mean_gradients(
     first = {id(weight): name for name, weight in reversed([*network.named_parameters()])}
     # A weight with two names is one parameter; a buffer that is not in the state dict stays the network's own.
     shared = {name: first[id(weight)] for name, weight in network.named_parameters(remove_duplicate=False)}
-    parameters = {name: model[name] for name in first.values()}
+    parameters = {name: model[name] for name in first.values() if name in model}
     buffers = {name: model[name] for name, _ in network.named_buffers() if name in model}
 
     def batch_value(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
-        whole = {name: weights[same] for name, same in shared.items()} | buffers
+        whole = {name: weights[same] for name, same in shared.items() if same in weights} | buffers
         return value(functional_call(network, whole, (images,), tie_weights=False), labels)
 
     gradient = grad(batch_value)
@@ -66,12 +66,12 @@ def _mean_gradients(
         gradients, rows = gradient, batch
     total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
     if not len(labels):
-        return {name: total[same] for name, same in shared.items() if name in model}
+        return {name: total[same] for name, same in shared.items() if name in model and same in total}
     for some_images, some_labels in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
         for name, gradient_of in gradients(parameters, some_images, some_labels).items():
             total[name] += magnitude(gradient_of).sum(0) if batch == 1 else magnitude(gradient_of)
     mean = {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
-    return {name: mean[same] for name, same in shared.items() if name in model}
+    return {name: mean[same] for name, same in shared.items() if name in model and same in mean}
 
 
 def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:

@@ -231,8 +231,8 @@ class SGDStepper:
         lr: float,
     ) -> None:
         self.runner = runner
-        self.weights = weights
-        self.parameters = [weight for weight in weights.values() if weight.requires_grad]
+        self.weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self.parameters = list(self.weights.values())
         self.momenta = [torch.zeros_like(weight) for weight in self.parameters] if training.momentum else []
         self.training = training
         self.lr = lr

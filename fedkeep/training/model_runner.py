@@ -15,7 +15,7 @@ from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.heads import add_views, expand_rows, resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
-from fedkeep.models.weights import state_dict_copy
+from fedkeep.models.weights import frozen_parameters, state_dict_copy
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # images in a forward pass without gradient; more do not fit into the cache of small machines
@@ -72,7 +72,10 @@ class ModelRunner:
         with seeds.temporary_seed(seeds.derive(seed, "initial weights")):
             built = factory()
         self._initial_of_task_one: Weights = state_dict_copy(built.to(device))
+        self.frozen = frozen_parameters(built)
         if initial is not None:
+            for name, tensor in self.frozen.items():
+                tensor.copy_(initial[name])
             self._initial_of_task_one = {name: initial[name].to(own) for name, own in self._initial_of_task_one.items()}
         self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
         if rows_per_class > 1:
@@ -129,6 +132,8 @@ class ModelRunner:
         """
         with seeds.temporary_seed(0):
             network = self.factory().to(self.device).eval()
+        for name, tensor in frozen_parameters(network).items():
+            tensor.copy_(self.frozen[name])
         resize_classifier(network, like or self._initial_of_task_one)
         return network
 

@@ -58,7 +58,7 @@ def train_on_pool(
     """
     run = _PooledRun(runner, data, normalise, augmentation, settings, seed, identity)
     train_resumably(run, settings.passes * run.steps_in_pass, checkpoint, SAVE_SECONDS, on_step)
-    weights = state_dict_copy(runner.train_network)
+    weights = state_dict_copy(runner.train_network, with_frozen=True)
     check_finite(weights)
     checkpoint.unlink(missing_ok=True)
     return weights
@@ -106,7 +106,7 @@ class _PooledRun:
         return self.losses[-1]
 
     def save(self, path: Path) -> None:
-        save_training(path, self.identity, {"weights": self.network.state_dict()}, self.optimiser, self.losses)
+        save_training(path, self.identity, {"weights": state_dict_copy(self.network)}, self.optimiser, self.losses)
 
     def restore(self, path: Path) -> None:
         models, self.losses = restore_training(path, self.identity, self.optimiser)

@@ -21,7 +21,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedkeep
+from fedkeep.data.partition import IID
 from fedkeep.errors import ConfigError, DataError, FedKeepError, PartitionError, RunError
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.python_recipe import for_workers, make_recipe
 from fedkeep.results import RunResult
 
@@ -375,3 +377,35 @@ def test_rows_of_clients_need_test_examples_of_their_own(given: str, tmp_path: P
     rows = {"north": range(20), "south": range(20, 40)}
     with pytest.raises(DataError, match="held out for the test"):
         fedkeep.run(data=data, partition=rows, model="mlp", methods=["fedavg"], rounds=1, out=tmp_path / "run")
+
+
+def patients(rows: int = 60) -> str:
+    lines = [f"{n % 37},{'fm'[n % 2]},{'ab'[n % 3 > 0]},h{n % 4},ID{n}" for n in range(rows)]
+    return "age,sex,outcome,hospital,id\n" + "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("given", ["file", "data frame"])
+def test_columns_of_a_table_are_named_in_python(given: str, tmp_path: Path) -> None:
+    file = tmp_path / "patients.csv"
+    file.write_text(patients())
+    data = str(file) if given == "file" else pytest.importorskip("pandas").read_csv(file)
+    recipe = make_recipe(None, data=data, label="outcome", partition="hospital", exclude="id", model="mlp")
+    assert recipe.run.cohort_size == 4
+    dataset = Experiment(recipe).federation(0).dataset
+    assert dataset.features == ("age", "sex=f", "sex=m")
+    assert dataset.values["client"] == ("h0", "h1", "h2", "h3")
+    named = make_recipe(
+        None, data=data, label="outcome", client="hospital", columns=["age"], partition=IID(num_clients=4), model="mlp"
+    )
+    assert Experiment(named).federation(0).dataset.features == ("age",)
+    with pytest.raises(DataError, match=r"no column 'hospitl'\. Did you mean 'hospital'"):
+        make_recipe(None, data=data, label="outcome", partition="hospitl", exclude="id", model="mlp")
+
+
+def test_columns_are_changed_in_a_recipe_too(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text(patients())
+    base = fedkeep.load_recipe("demo", settings=[f"data.name={tmp_path / 'p.csv'}"])
+    recipe = make_recipe(base, label="outcome", exclude=["id"], partition="hospital")
+    assert (recipe.data_options.label, recipe.data_options.client) == ("outcome", "hospital")
+    with pytest.raises(DataError, match="arrays have no columns"):
+        make_recipe(None, data=([[1.0]] * 9, [0, 1, 0] * 3), label="y", partition="iid", model="mlp")

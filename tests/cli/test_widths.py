@@ -56,6 +56,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.parametrize("width", ["0", "-5", "", "wide", "9" * 12])
+def test_a_width_that_cannot_be_is_unknown(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["methods"]) == 0
+    assert "fedavg" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["run", "nothing"]) == 1
+    assert "error: " in capsys.readouterr().err
+
+
 def wide_lines(
     commands: Sequence[str], width: int, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, list[str]]:

@@ -21,8 +21,8 @@ from fedkeep.errors import DataError
 from fedkeep.experiment.build import load_data
 from fedkeep.flower.views import describe_dataset, match_dataset
 
-TABLE = """age,sex,stage,label,site
-30,f,1,well,north
+HEADER = "age,sex,stage,label,site\n"
+ROWS = """30,f,1,well,north
 50,m,2,ill,south
 40,m,1,well,south
 60,f,3,ill,west
@@ -31,6 +31,7 @@ TABLE = """age,sex,stage,label,site
 35,m,2,well,south
 45,f,2,ill,north
 """
+TABLE = HEADER + 5 * ROWS  # a value of fewer than five rows is no feature of its own
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +67,13 @@ def test_columns_of_numbers_are_scaled_and_columns_of_text_are_one_feature_for_e
     assert dataset.features == ("age", "sex=f", "sex=m", "sex=x", "stage")
     assert dataset.label_names == ("ill", "well")
     age = torch.tensor([30.0, 50, 40, 60, 20, 70, 35, 45])
-    assert dataset.train["input"][:, 0].tolist() == pytest.approx(((age - age.mean()) / age.std(correction=0)).tolist())
-    assert (dataset.mean[0], dataset.std[0]) == pytest.approx((43.75, age.std(correction=0).item()))
+    scaled = dataset.train["input"][:8, 0].tolist()
+    assert scaled == pytest.approx(((age - age.mean()) / age.std(correction=0)).tolist())
+    assert (dataset.columns[0].mean, dataset.columns[0].scale) == pytest.approx((43.75, age.std(correction=0).item()))
     assert dataset.train["input"][:, 1:4].tolist()[:3] == [[1, 0, 0], [0, 1, 0], [0, 1, 0]], "not scaled"
     assert dataset.kind == "numbers"
     raw = split(table(tmp_path), client="site", scaling="none", columns=("age",))
-    assert raw.train["input"].flatten().tolist() == age.tolist()
+    assert raw.train["input"][:8].flatten().tolist() == age.tolist()
 
 
 def test_only_training_rows_decide_the_scaling(tmp_path: Path) -> None:
@@ -93,9 +95,12 @@ def test_rows_that_are_held_out_do_not_decide_the_scaling(tmp_path: Path) -> Non
         assert set(values.unique().tolist()) == {0, 1}
         both = torch.cat((known.train["input"][:, 0], known.test["input"][:, 0])).double()
         written = {round(float(row.split(",")[0]), 4) for row in rows}
-        assert {round(value, 4) for value in (both * known.std[0] + known.mean[0]).tolist()} <= written
+        assert {
+            round(value, 4) for value in (both * known.columns[0].scale + known.columns[0].mean).tolist()
+        } <= written
     raw = load(path, options=DataOptions(scaling="none"))
-    assert validated(raw, 0.25).mean == raw.mean == (0, 0, 0, 0)
+    assert validated(raw, 0.25).columns == raw.columns
+    assert [(column.mean, column.scale) for column in raw.columns] == [(0, 1), (0, 1)]
 
 
 def test_whole_groups_are_held_out_for_test_and_for_validation(tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ def test_a_column_of_clients_is_the_natural_partition(tmp_path: Path) -> None:
     dataset = split(table(tmp_path), client="site")
     assert dataset.values == {"client": ("north", "south", "west")}
     partition = ByColumn().split(dataset.train, dataset.num_classes, 0)
-    assert [partition[client].tolist() for client in range(3)] == [[0, 4, 7], [1, 2, 6], [3, 5]]
+    assert [partition[client].tolist()[:3] for client in range(3)] == [[0, 4, 7], [1, 2, 6], [3, 5, 11]]
     assert split(table(tmp_path, TABLE.replace("site", "client"))).values == dataset.values, "found by its name"
 
 
@@ -298,7 +303,7 @@ def test_arrays(tmp_path: Path) -> None:
         ({"x": [["a"]], "y": [0]}, "must hold numbers, not text"),
         ({"x": [[1.0], [2.0, 3.0]], "y": [0, 1]}, "is no array"),
         ({"x": [[1.0]] * 4, "y": [0, 1]}, "for each of the 4 examples"),
-        ({"x": [[1.0]] * 4, "y": [0.5, 1, 0, 1]}, "one integer or text"),
+        ({"x": [[1.0]] * 4, "y": [0.5, 1, 0, 1]}, "one integer or text.*single-label classification only"),
         ({"x": [[1.0]] * 4, "y": [0, 1, 0, 1], "client": [0, 1]}, "client must be"),
         ({"x": [[1.0]] * 4, "y": ["a", "b", "", "b"]}, "row 2 has no 'y'"),
         ({"x": np.zeros((10, 8, 8, 3), np.uint8), "y": [0, 1] * 5}, "channels last"),
@@ -315,23 +320,24 @@ def test_arrays_that_do_not_fit(arrays: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
-        (TABLE.replace("40,m,1", ",m,1"), {}, "row 2 has no 'age'"),
-        (TABLE.replace("30,f,", "30,,"), {}, "row 0 has no 'sex'"),
-        (TABLE.replace("2,ill", "2,"), {}, "row 1 has no 'label'.*rows without it: 2"),
-        (TABLE.replace("1,well", "1,NA"), {}, "row 0 has no 'label'"),
-        (TABLE.replace("well,south", "well, "), {"client": "site"}, "row 2 has no 'site'"),
+        (TABLE.replace("2,ill", "2,"), {}, "line 3, line 9, .* and 5 more has no 'label'.*rows without it: 10"),
+        (TABLE.replace("1,well", "1,NA"), {}, "line 2, .* has no 'label'"),
+        (TABLE.replace("well,south", "well, "), {"client": "site"}, "line 4, .* has no 'site'"),
         (TABLE.replace("label", "diagnosis"), {}, "no column says which class.*data.label"),
         (TABLE, {"label": "lable"}, "no column 'lable'. Did you mean 'label'"),
         (TABLE, {"client": "place"}, "no column 'place'"),
         (TABLE.replace("sex", "age"), {}, "two columns that are called 'age'"),
-        (TABLE + "1,2\n", {}, "people/train.csv cannot be read as CSV.*Expected 5 columns, got 2: 1,2"),
-        (DIRTY, {}, "row 11 has 'dose' = '<0.5', which is no number, but 95% of the column look like numbers"),
-        (DIRTY.replace("<0.5", "5").replace(",5,", ',"0,5",'), {}, "row 0 has 'dose' = '0,5'.*3.5, not 3,5"),
-        (TABLE, {"text": "age"}, "row 0 has no text, but 30"),
+        (TABLE + "1,2\n", {}, "people/train.csv: the first line names 5 columns, and line 42 has 2"),
+        (DIRTY, {}, "line 13: 'dose' = '<0.5' is no number, but 95% of the column are"),
+        (
+            DIRTY.replace("<0.5", "5").replace(",5,", ',"0,5",'),
+            {},
+            "line 2, .*'dose' = '0,5' is no number.*3.5, not 3,5",
+        ),
         ("label\nx\ny\n", {}, "besides 'label' there is no column"),
-        ("", {}, "cannot be read as CSV"),
-        ("a,label\n1e300,x\n2,y\n", {}, "row 0 has 'a' = 1e\\+300, which float32 cannot hold"),
-        (f"a,label\n{'9' * 5000},x\n2,y\n", {}, "float32 cannot hold|must hold numbers|too many"),
+        ("", {}, "is empty. Its first line must name the columns"),
+        ("a,label\n1e300,x\n2,y\n", {}, "line 2: 'a' = 1e300, which float32 cannot hold"),
+        (f"a,label\n{'9' * 5000},x\n2,y\n", {}, "float32 cannot hold"),
     ],
 )
 def test_tables_that_cannot_be_used(tmp_path: Path, text: str, options: dict[str, Any], says: str) -> None:
@@ -339,7 +345,7 @@ def test_tables_that_cannot_be_used(tmp_path: Path, text: str, options: dict[str
         split(table(tmp_path, text), **options)
 
 
-@pytest.mark.parametrize("column", ["sex", "label", "client"])
+@pytest.mark.parametrize("column", ["label", "client"])
 def test_blank_text_in_parquet_is_missing(tmp_path: Path, column: str) -> None:
     columns = {"sex": ["f", "m"] * 5, "label": ["x", "y"] * 5, "client": ["a", "b"] * 5}
     columns[column][3] = " "
@@ -368,7 +374,7 @@ def test_a_name_is_one_name_however_its_accents_are_written(tmp_path: Path) -> N
 
 
 def test_digits_that_are_no_numbers_stay_categories(tmp_path: Path) -> None:
-    some = [f"{row},{('1', '2', '3', 'x')[row % 4]},{'xy'[row % 2]}" for row in range(20)]
+    some = [f"{row},{('1', '2', '3', 'x')[row % 4]},{'xy'[row % 2]}" for row in range(40)]
     assert load(table(tmp_path, site(*some))).features[1:] == ("sex=1", "sex=2", "sex=3", "sex=x")
     columns = {"code": ["1", "2"] * 10, "label": ["x", "x", "y", "y"] * 5}  # text by the type of the column
     path = tmp_path / "d" / "train.parquet"
@@ -393,7 +399,7 @@ def test_the_index_that_pandas_writes_is_no_input(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_digits_in_one_clients_file_and_letters_in_anothers_are_text(tmp_path: Path, suffix: str) -> None:
-    for name, stages, labels in (("a", "1212121212", "0101010101"), ("b", "xyxy121212", "kkkkkkkkkk")):
+    for name, stages, labels in (("a", 3 * "1212121212", 3 * "0101010101"), ("b", 3 * "xyxy121212", 3 * "kkkkkkkkkk")):
         rows = [f"{row},0{stage},{label}" for row, (stage, label) in enumerate(zip(stages, labels, strict=True))]
         path = Path(table(tmp_path, site(*rows), f"d/clients/{name}.csv"))
         if suffix == "parquet":
@@ -401,11 +407,8 @@ def test_digits_in_one_clients_file_and_letters_in_anothers_are_text(tmp_path: P
             path.unlink()
     dataset = load(str(tmp_path / "d"))
     first = "sex=01" if suffix == "csv" else "sex=1"
-    assert (dataset.features[:2], dataset.label_names) == (("age", "sex=01"), ("0", "1", "k"))
-    assert first in dataset.features
-    table(tmp_path, site("1,0.5,x", "2,1.5,y"), "d/clients/c.csv")
-    with pytest.raises(DataError, match=r"c\.csv has numbers in the column 'sex', but .*b\..* has text"):
-        load(str(tmp_path / "d"))
+    assert (dataset.features[0], dataset.label_names) == ("age", ("0", "1", "k"))
+    assert {first, "sex=01"} <= set(dataset.features)
 
 
 def test_files_of_clients_need_the_same_columns(tmp_path: Path) -> None:
@@ -435,21 +438,25 @@ def test_classes_that_nobody_can_learn_and_empty_folders_are_named(tmp_path: Pat
     assert "train/blank" in note
 
 
-def test_a_sites_table_is_scaled_as_the_run_does_and_nothing_leaves_it(tmp_path: Path) -> None:
-    server = split(table(tmp_path, "a,sex,label\n0,f,x\n10,m,y\n5,x,y\n", "server.csv"))
-    own = split(table(tmp_path, "sex,a,label\nm,100,x\nf,200,y\n", "site.csv"))
-    matched = match_dataset(own, describe_dataset(server, False, ""))
-    assert matched.features == ("a", "sex=f", "sex=m", "sex=x")
-    scaled = [(value - server.mean[0]) / server.std[0] for value in (100, 200)]
-    assert matched.train["input"][0].tolist() == pytest.approx([scaled[0], 0, 1, 0], abs=1e-5)
-    assert matched.train["input"][1].tolist() == pytest.approx([scaled[1], 1, 0, 0], abs=1e-5)
+def test_a_sites_table_is_read_as_the_run_does_and_nothing_leaves_it(tmp_path: Path) -> None:
+    rows = "0,f,x\n10,m,y\n5,u,y\n" * 5
+    server = split(table(tmp_path, f"a,sex,label\n{rows}", "server.csv"))
+    own = table(tmp_path, "sex,a,label,more\n" + 5 * "m,100,x,7\nq,,y,7\nu,5,x,7\n", "site.csv")
+    found = load(own, columns=server.columns)
+    both = torch.cat((found.train["input"], found.test["input"]))
+    mean, scale = server.columns[0].mean, server.columns[0].scale
+    assert found.features == ("a", "sex=f", "sex=m", "sex=u")
+    rounded = {tuple(round(float(value), 4) for value in row) for row in both}
+    assert rounded == {(round((100 - mean) / scale, 4), 0, 1, 0), (0, 0, 0, 0), (round((5 - mean) / scale, 4), 0, 0, 1)}
+    assert "'more'" in found.note, "what the run does not use is named"
+    matched = match_dataset(found, describe_dataset(server, False, ""))
+    assert torch.equal(matched.train["input"], found.train["input"])
     for text, says in (
-        ("a,label\n1,x\n2,y\n", "has no 'sex=f'"),
-        ("a,sex,label\n1,q,x\n2,f,y\n", "has 'sex=q', which the run does not have"),
+        ("a,label\n1,x\n2,y\n", "no column 'sex'"),
+        ("a,sex,label\nx,f,x\n2,f,y\n", "line 2: 'a' = 'x'"),
     ):
-        other = split(table(tmp_path, text, "other.csv"))
         with pytest.raises(DataError, match=says):
-            match_dataset(other, describe_dataset(server, False, ""))
+            load(table(tmp_path, text, "other.csv"), columns=server.columns)
 
 
 def bomb() -> bytes:
@@ -578,7 +585,7 @@ def test_odd_metadata_of_parquet_is_an_error_that_names_the_file_or_is_ignored(t
 def test_a_column_of_text_is_text_in_every_split(tmp_path: Path) -> None:
     """Codes such as 1, 2 and x, of which only the digits occur among the test rows."""
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "train.csv").write_text("code,label\n1,a\n02,b\nx,a\n1,b\n")
+    (tmp_path / "own" / "train.csv").write_text("code,label\n" + 5 * "1,a\n02,b\nx,a\n1,b\n")
     (tmp_path / "own" / "test.csv").write_text("code,label\n1,a\n02,b\n")
     dataset = load(str(tmp_path / "own"))
     assert dataset.features == ("code=02", "code=1", "code=x")

@@ -34,8 +34,8 @@ def blocks(language: str) -> list[str]:
 def test_the_examples_of_the_page_on_data_learn(tmp_path: Path, example: int, clients: int, least: float) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    exec(compile(blocks("python")[example], "docs/data.md", "exec"), {})  # noqa: S102 - the repository's own text
-    (tmp_path / "recipe.toml").write_text(blocks("toml")[1 + example])
+    exec(compile(blocks("python")[1 + example], "docs/data.md", "exec"), {})  # noqa: S102 - the repository's own text
+    (tmp_path / "recipe.toml").write_text(blocks("toml")[example])
     run = fedkeep.run("recipe.toml", out=tmp_path / "run")
     for trial in run.trials:
         assert trial.info["num_clients"] == clients
@@ -44,7 +44,7 @@ def test_the_examples_of_the_page_on_data_learn(tmp_path: Path, example: int, cl
 
 
 def test_a_recipe_keeps_the_options_of_its_data(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(blocks("toml")[2])
+    (tmp_path / "recipe.toml").write_text(blocks("toml")[1])
     recipe = load_recipe("recipe.toml")
     assert recipe.data_options.text == "review"
     assert parse_recipe(recipe.to_toml(), "again") == load_recipe("recipe.toml").__class__(

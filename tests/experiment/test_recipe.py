@@ -17,6 +17,7 @@ from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.cli.types import names
+from fedkeep.data import DataOptions
 from fedkeep.data.partition import DirichletPerClient, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation
@@ -79,7 +80,7 @@ def test_every_option_is_written_out(load: Any) -> None:
     table = tomllib.loads(recipe.to_toml())
     assert table["training"]["max_grad_norm"] == 5.0
     assert table["methods"][2]["label"] == "Ours (x)"
-    assert table["methods"][2]["tau"] == 4.0, "defaults too: they may change in a later version"
+    assert table["methods"][2]["tau"] == 1.0, "defaults too: they may change in a later version"
     assert "max_grad_norm" not in tomllib.loads(load().to_toml())["training"]
 
 
@@ -515,8 +516,17 @@ def test_a_recipe_that_is_evaluated_on_training_images_says_so(load: Any) -> Non
     assert (again.title, again.validation) == (recipe.title, 0.1)
     assert load().validation == 0
     assert "validation" not in load().to_toml()
-    other = load(settings=["data.validation=0.1", "data.name=mnist"])
-    assert other.validation == 0, "other data have nothing in common"
+    other = load(recipe.to_toml(), settings=["data.name=mnist"])
+    assert other.validation == 0, "known data have nothing in common with others"
+    assert load(settings=["data.validation=0.1", "data.name=mnist"]).validation == 0.1, "in any order"
+
+
+def test_columns_stay_where_other_files_are_named(load: Any) -> None:
+    text = load(settings=["data.name=a.csv", "data.label=ill", "data.client=ward", "data.validation=0.1"]).to_toml()
+    recipe = load(text, settings=["data.name=clean.csv"])
+    assert (recipe.data, recipe.data_options.label, recipe.data_options.client) == ("clean.csv", "ill", "ward")
+    assert recipe.validation == 0.1
+    assert load(text, settings=["data.name=digits"]).data_options == DataOptions(), "of a known data set they are known"
 
 
 @pytest.mark.parametrize("share", ["0.6", "-0.1", "true", "'much'"])

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, DataSet
+from fedkeep.data.problems import Problems
 from fedkeep.data.tokens import tokenise
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.experiment import Experiment
@@ -310,7 +311,7 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(
     with torch.no_grad():
         ours = fedkeep.load_model(folder)[0](dataset.test["input"])
     # In another order, with a column more and without labels.
-    mean, std = dataset.mean[dataset.features.index("age")], dataset.std[dataset.features.index("age")]
+    mean, std = dataset.columns[0].mean, dataset.columns[0].scale
     ages = (dataset.test["input"][:, dataset.features.index("age")] * std + mean).round().int().tolist()
     sexes = dataset.test["input"][:, [dataset.features.index(f"sex={sex}") for sex in "fmx"]].argmax(-1).tolist()
     new = tmp_path / "new.csv"
@@ -324,16 +325,31 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(
     assert [float(row[3]) for row in lines[1:]] == pytest.approx(ours.softmax(-1).amax(-1).tolist(), abs=1e-4)
     for text, says in (
         ("sex\nf\n", "no column 'age'"),
-        ("sex,age\nq,30\n", "row 0 has 'sex' = 'q', which no training row had"),
-        ("sex,age\nf,30\nf,\n", "row 1 has no 'age'"),
-        ("sex,age\n1,30\n", "row 0 has 'sex' = '1', which no training row had"),
+        ("sex,age\nf,30\nf,old\nf,?\n", "line 3, line 4: 'age' = 'old', where a number is expected"),
     ):
         new.write_text(text)
         assert main(["predict", str(folder), str(new)]) == 1
         assert says in " ".join(capsys.readouterr().err.split())
+    new.write_text("age;sex\n30;f\n;q\n1,5;\n", encoding="utf-16")
+    assert [each.row for each in fedkeep.predict(folder, [new])] == [0, 1, 2], (
+        "unknown values and empty cells are taken"
+    )
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(DataError, match="the model takes no images"):
         list(fedkeep.predict(folder, [tmp_path / "a.png"]))
+
+
+def test_nothing_of_a_single_row_is_in_the_exported_files(tmp_path: Path) -> None:
+    rows = [f"{20 + n % 40},{'fm'[n % 2] if n else 'Zaphod'},{('ill', 'well')[n % 2]},MRN{n:03}" for n in range(60)]
+    table = tmp_path / "people.csv"
+    table.write_text("age,sex,label,mrn\n" + "\n".join(rows) + "\n")
+    with pytest.raises(DataError, match="'mrn' has 60 different values in 60 rows"):
+        exported_from(table, tmp_path)
+    (tmp_path / "again").mkdir()
+    folder, _ = exported_from(table, tmp_path / "again", exclude=["mrn"])
+    texts = [path.read_text() for path in folder.iterdir() if path.suffix in (".json", ".md")]
+    assert not [word for text in texts for word in ("MRN0", "Zaphod") if word in text]
+    assert any('"values": [' in text for text in texts)
 
 
 def test_texts_are_predicted(tmp_path: Path) -> None:
@@ -346,7 +362,9 @@ def test_texts_are_predicted(tmp_path: Path) -> None:
     assert [each.row for each in lines] == [0, 1]
     assert [(each.label, each.probability) for each in lines] == [(each.label, each.probability) for each in rows]
     with torch.no_grad():
-        scores = fedkeep.load_model(folder)[0](tokenise(["good soup", "bad soup"], "here", 4, 50)).softmax(-1)
+        scores = fedkeep.load_model(folder)[0](tokenise(["good soup", "bad soup"], "here", 4, 50, Problems())).softmax(
+            -1
+        )
     assert [each.probability for each in rows] == pytest.approx(scores.amax(-1).tolist())
     (tmp_path / "new.txt").write_text("\ufeffgood soup\nbad\x0csoup\r\n\nbad soup", newline="")
     assert [each.row for each in fedkeep.predict(folder, [tmp_path / "new.txt"])] == [0, 1, 2, 3], "a text a line"

@@ -156,8 +156,12 @@ class Federation:
         wait_for("the SuperLink", lambda: self._nodes() is not None, 90)
 
     def start_proxy(self) -> None:
-        words = ("--listen", self.superlink, "--superlink", self.control, "--keys", str(self.folder / "keys"))
-        self.proxy.process = self.proxy.start("fedkeep", "flower", "proxy", *words)
+        """Start nginx with the guide's configuration, at other addresses."""
+        text = (Path(__file__).parents[2] / "docs" / "nginx.conf").read_text()
+        text = text.replace("0.0.0.0:8000", self.superlink).replace("127.0.0.1:8001", self.control)
+        (self.folder / "nginx.conf").write_text(text)
+        place = ("-p", str(self.folder), "-c", str(self.folder / "nginx.conf"))
+        self.proxy.process = self.proxy.start("nginx", *place, "-g", "daemon off;")
 
     def connect(self, host: Host, address: str) -> None:
         """Tell a host's `flwr` where the SuperLink is."""

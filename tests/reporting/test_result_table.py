@@ -68,12 +68,12 @@ def test_an_option_that_came_later_was_at_its_default_before(tmp_path: Path) -> 
     run = write_run(tmp_path / "run")
     old = {"algorithm": "sfedkd", "options": {"teachers": 5}}
     now = {"algorithm": "sfedkd", "options": as_table(SFedKD())}
-    other = {"algorithm": "sfedkd", "options": as_table(SFedKD(tau=1.0))}
+    other = {"algorithm": "sfedkd", "options": as_table(SFedKD(tau=4.0))}
     for seed, trial in enumerate((old, now, other)):
         write_trial(run, "SFedKD", seed, [[5, 5]], **trial)
     assert [(row.label, row.seeds) for row in summary(read_run(run))] == [
-        ("SFedKD (tau=4.0)", (0, 1)),
-        ("SFedKD (tau=1.0)", (2,)),
+        ("SFedKD (tau=1.0)", (0, 1)),
+        ("SFedKD (tau=4.0)", (2,)),
     ]
 
 

@@ -1,0 +1,160 @@
+"""How a table's columns become features: imputed, scaled, one feature for each value; plain numbers and names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep._utils.libraries import require_optional
+from fedkeep.errors import DataError
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+OTHER, MISSING = "(other)", "(missing)"
+"""The value that stands for rare and unknown ones, and the value of an empty cell."""
+MIN_ROWS = 5
+"""A value of fewer training rows is no feature of its own, and so in no exported file."""
+MAX_VALUES = 1000
+"""The most features of one column; rarer values are together."""
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table as a network takes it; it tells nothing about single rows.
+
+    fill, mean, scale : what an empty cell gets, and what numbers (of dates: days since 1970) are scaled with.
+    values : the values of a category that are a feature each; `other` says whether all others are one together.
+    unit, date : the sign that is cut off numbers, such as %; the format of dates, empty for ISO 8601.
+    """
+
+    name: str
+    kind: Literal["number", "date", "category"] = "number"
+    fill: float = 0.0
+    mean: float = 0.0
+    scale: float = 1.0
+    values: tuple[str, ...] = ()
+    other: bool = False
+    unit: str = ""
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        numbers = (self.fill, self.mean, self.scale)
+        if not all(map(math.isfinite, numbers)) or self.scale <= 0:
+            raise DataError(f"the column {self.name!r} must have finite numbers and a scale above 0, not {numbers}.")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of its features."""
+        if self.kind != "category":
+            return (self.name,)
+        return tuple(f"{self.name}={value}" for value in (*self.values, *([OTHER] if self.other else [])))
+
+    def transform(self, values: Array) -> Array:
+        """Return float64 ``[n, features]`` of parsed values; an unknown value is the other one, or 0 in all."""
+        if self.kind != "category":
+            scaled: Array = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.scale
+            return scaled[:, None]
+        place = {value: number for number, value in enumerate(self.values)}
+        unknown = len(self.values) if self.other else -1
+        names = (MISSING if value is None else value for value in values)
+        found = np.asarray([place.get(name, unknown) for name in names], np.int64)
+        is_value: Array = (found[:, None] == np.arange(len(self.features))).astype(np.float64)
+        return is_value
+
+
+def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], scaling: str) -> tuple[TableColumn, ...]:
+    """Return columns with the numbers and values of training rows, by scikit-learn's `ColumnTransformer`."""
+    from sklearn.compose import ColumnTransformer  # its import takes as long as that of PyTorch
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    names = {kind: [c.name for c in columns if (c.kind == "category") is kind] for kind in (False, True)}
+    scaler = StandardScaler() if scaling == "standard" else "passthrough"
+    fill = SimpleImputer(missing_values=None, strategy="constant", fill_value=MISSING)
+    encoder = OneHotEncoder(
+        handle_unknown="infrequent_if_exist", min_frequency=MIN_ROWS, max_categories=MAX_VALUES, sparse_output=False
+    )
+    pandas = require_optional("pandas", "Reading tables", "data")
+    frame = pandas.DataFrame({name: pandas.Series(of_rows, dtype=of_rows.dtype) for name, of_rows in values.items()})
+    transformer = ColumnTransformer(
+        [
+            ("numbers", make_pipeline(SimpleImputer(keep_empty_features=True), scaler), names[False]),
+            ("categories", make_pipeline(fill, encoder), names[True]),
+        ]
+    ).fit(frame)
+    fitted: dict[str, dict[str, Any]] = {}
+    if names[False]:
+        imputer, scaler = (step for _, step in transformer.named_transformers_["numbers"].steps)
+        scaled = hasattr(scaler, "mean_")
+        for number, name in enumerate(names[False]):
+            mean, scale = (float(scaler.mean_[number]), float(scaler.scale_[number])) if scaled else (0.0, 1.0)
+            fitted[name] = {"fill": float(imputer.statistics_[number]), "mean": mean, "scale": scale}
+    if names[True]:
+        encoder = transformer.named_transformers_["categories"][-1]
+        for name, found, rare in zip(names[True], encoder.categories_, encoder.infrequent_categories_, strict=True):
+            hidden = set() if rare is None else set(rare)
+            kept = tuple(value for value in found if value not in hidden)
+            fitted[name] = {"values": kept, "other": rare is not None}
+    return tuple(replace(column, **fitted[column.name]) for column in columns)
+
+
+def transform(columns: Sequence[TableColumn], values: Mapping[str, Array]) -> Tensor:
+    """Return the features of parsed values, float32 ``[n, features]``."""
+    return torch.from_numpy(np.concatenate([column.transform(values[column.name]) for column in columns], 1)).float()
+
+
+def scale_again(
+    columns: Sequence[TableColumn], train: Tensor, test: Tensor
+) -> tuple[tuple[TableColumn, ...], Tensor, Tensor]:
+    """Return columns and inputs scaled by the training rows that there are now; what empty cells got stays."""
+    result, train, test, place = [], train.double(), test.double(), 0
+    for column in columns:
+        if column.kind != "category" and (column.mean, column.scale) != (0.0, 1.0):
+            shift, factor = float(train[:, place].mean()), float(train[:, place].std(correction=0))
+            factor = factor if factor > 1e-6 else 1.0  # constant now; float32 has made it no exact 0
+            for data in (train, test):
+                data[:, place] = (data[:, place] - shift) / factor
+            column = replace(column, mean=column.mean + column.scale * shift, scale=column.scale * factor)
+        result.append(column)
+        place += len(column.features)
+    return tuple(result), train.float(), test.float()
+
+
+def columns_to_json(columns: Sequence[TableColumn]) -> list[dict[str, Any]]:
+    """Return columns as tables of JSON, without what has its default value."""
+    plain = asdict(TableColumn(""))
+    return [
+        {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(column).items()
+         if key == "name" or value != plain[key]}
+        for column in columns
+    ]  # fmt: skip
+
+
+def columns_from_json(about: Mapping[str, Any]) -> tuple[TableColumn, ...]:
+    """Return the columns of a described input; an older description has features, means and deviations alone.
+
+    Raises `DataError` if they are no columns, as in a message that somebody changed.
+    """
+    try:
+        if "columns" in about:
+            return tuple(
+                TableColumn(**{**table, "values": tuple(table.get("values", ()))}) for table in about["columns"]
+            )
+        found: dict[str, TableColumn] = {}
+        for feature, mean, scale in zip(about.get("features", ()), about["mean"], about["std"], strict=False):
+            name, equals, value = feature.partition("=")
+            if not equals or (mean, scale) != (0.0, 1.0):
+                found[feature] = TableColumn(feature, fill=mean, mean=mean, scale=scale)
+            else:
+                old = found.get(name, TableColumn(name, "category"))
+                found[name] = replace(old, values=(*old.values, value))
+        return tuple(found.values())
+    except (TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"this is no description of columns ({error}).") from None

@@ -1,0 +1,137 @@
+"""Data sets that are given in Python: arrays, data frames, tables of Hugging Face, PyTorch's data sets and streams."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils import data as torch_data
+
+from fedkeep._utils.libraries import require_optional
+from fedkeep.data import given
+from fedkeep.data.arrays import from_arrays
+from fedkeep.data.catalog import is_known
+from fedkeep.data.data_options import DataOptions
+from fedkeep.data.dataset import DataSet
+from fedkeep.data.loading import assemble_own
+from fedkeep.data.own_files import OwnSplits
+from fedkeep.data.readers import datasets_library
+from fedkeep.errors import DataError
+
+STREAM_LIMIT = 1_000_000
+"""The most examples that are taken from a stream, which may have no end."""
+
+
+def dataset_of(data: Any, options: DataOptions | None = None) -> DataSet:
+    """Return examples that were given in Python as a data set; see `fedkeep.run`.
+
+    Raises `DataError` if they are none.
+    """
+    options = options or DataOptions()
+    if isinstance(data, DataSet):
+        return data
+    splits = dict(zip(("train", "test"), data, strict=False)) if isinstance(data, tuple) and len(data) == 2 else None
+    if splits and all(_is_table(part) for part in splits.values()):
+        return _of_tables(splits, options)
+    if _is_table(data):
+        return _of_tables(dict(data) if isinstance(data, Mapping) else {"train": data}, options)
+    if options != DataOptions():
+        raise DataError("label, client, columns, exclude and size are for tables and files; arrays have no columns.")
+    if splits and all(isinstance(part, torch_data.Dataset) for part in splits.values()):
+        return from_arrays(*(array for part in splits.values() for array in _examples(part)))
+    if isinstance(data, torch_data.Dataset):
+        return from_arrays(*_examples(data))
+    if isinstance(data, tuple | list) and len(data) in (2, 4) and all(hasattr(part, "__len__") for part in data):
+        return from_arrays(*data)
+    what = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+    raise DataError(
+        f"data must be (x, y, x_test, y_test), (x, y), a data frame, a data set of PyTorch, Hugging Face or FedKeep, "
+        f"two of one kind as (train, test), the name of a data set or a path, not {what}. Make arrays of anything "
+        "else: x = numpy.stack([x for x, y in data])."
+    )
+
+
+def has_columns(data: Any) -> bool:
+    """Tell whether data are a table, or files that may be one."""
+    if isinstance(data, str | Path):
+        return not (is_known(str(data)) or str(data).startswith(given.PREFIX) or Path(data).suffix.lower() == ".npz")
+    return all(map(_is_table, data)) if isinstance(data, tuple) else _is_table(data)
+
+
+def _is_table(data: Any) -> bool:
+    """Tell whether data are a table: of pandas, polars or pyarrow, or of Hugging Face `datasets`, also by split."""
+    if hasattr(data, "__arrow_c_stream__"):
+        return True
+    library = sys.modules.get("datasets")  # nobody has such a table without having imported it
+    kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
+    return library is not None and isinstance(data, tuple(getattr(library, kind) for kind in kinds))
+
+
+def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
+    library, arrow = datasets_library("Reading tables"), require_optional("pyarrow", "Reading tables", "data")
+    opened: dict[str, Any] = {}
+    for split, table in splits.items():
+        if isinstance(table, library.IterableDataset):
+            _check_limit(sum(1 for _ in islice(table, STREAM_LIMIT + 1)))
+        elif not isinstance(table, library.Dataset):
+            table = library.Dataset(_without_categories(arrow.table(table), arrow))
+        opened[split] = table
+    return assemble_own("table", OwnSplits(opened), "the table", options)
+
+
+def _without_categories(table: Any, arrow: Any) -> Any:
+    """Return a table whose categories, as those of pandas, are texts."""
+    for place, field in enumerate(table.schema):
+        if arrow.types.is_dictionary(field.type):
+            table = table.set_column(place, field.name, table.column(place).cast(field.type.value_type))
+    return table
+
+
+def _examples(data: Any) -> tuple[Any, Any]:
+    """Return the inputs and the labels of a data set of PyTorch, all of them in memory."""
+    if isinstance(data, torch_data.TensorDataset) and len(data.tensors) == 2:
+        return data.tensors
+    stream = data if isinstance(data, torch_data.IterableDataset) else (data[row] for row in range(len(data)))
+    inputs, labels = [], []
+    for number, example in enumerate(islice(_pairs(stream), STREAM_LIMIT + 1)):
+        _check_limit(number + 1)
+        inputs.append(_array(example[0]))
+        labels.append(example[1].item() if isinstance(example[1], Tensor) and example[1].ndim == 0 else example[1])
+    if not inputs:
+        raise DataError("the data set has no examples.")
+    if shapes := {one.shape for one in inputs} - {inputs[0].shape}:
+        raise DataError(
+            f"inputs of the data set differ in shape: {inputs[0].shape} and {min(shapes)}. Make them alike."
+        )
+    return np.stack(inputs), labels
+
+
+def _pairs(stream: Iterable[Any]) -> Iterable[Any]:
+    for example in stream:
+        if not isinstance(example, tuple | list) or len(example) != 2:
+            raise DataError(
+                f"an example of the data set must be a pair (input, class), not {type(example).__name__}: "
+                f"{example!r:.60}. Give arrays: (x, y)."
+            )
+        yield example
+
+
+def _array(value: Any) -> Any:
+    """Return an input as an array; the channels of a picture of Pillow come first."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    array = np.asarray(value)
+    return array.transpose(2, 0, 1) if hasattr(value, "getbands") and array.ndim == 3 else array
+
+
+def _check_limit(count: int) -> None:
+    if count > STREAM_LIMIT:
+        raise DataError(
+            f"the stream has more than {STREAM_LIMIT:,} examples, and all are kept in memory. Give fewer, such as "
+            "itertools.islice(stream, 100_000) as a list, or write them into a file."
+        )

@@ -1,0 +1,390 @@
+"""Tables of one's own: what a column holds, what is told, what is refused, and what leaves with a model."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_sources import own_folders, pyarrow
+
+from fedkeep.data import DataOptions, DataSet, from_arrays, load
+from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
+from fedkeep.data.python_data import dataset_of
+from fedkeep.data.tokens import hash_words
+from fedkeep.errors import ConfigError, DataError
+
+pandas = pytest.importorskip("pandas")
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_folders(tmp_path, monkeypatch)
+
+
+def written(tmp_path: Path, header: str, rows: list[str], *, name: str = "t.csv", encoding: str = "utf-8") -> str:
+    path = tmp_path / name
+    path.write_bytes(("\n".join([header, *rows]) + "\n").encode(encoding))
+    return str(path)
+
+
+def both(dataset: DataSet) -> torch.Tensor:
+    return torch.cat((dataset.train["input"], dataset.test["input"]))
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("label", ["3", "03", "4"]),
+        ("label", ["TRUE", "FALSE"]),
+        ("label", ["1.0", "2.0"]),
+        ("label", ["31.12.2020", "01.01.2021"]),
+        ("client", ["0", "00"]),
+        ("client", ["98765432109876543210", "98765432109876543211"]),
+        ("client", ["2020-12-31", "2020-12-30"]),
+    ],
+)
+def test_names_of_classes_and_clients_stay_as_they_are_written(tmp_path: Path, column: str, values: list[str]) -> None:
+    rows = [f"{row / 7},{values[row % len(values)]},{'uv'[row % 2]}" for row in range(60)]
+    other = "label" if column == "client" else "client"
+    dataset = load(written(tmp_path, f"a,{column},{other}", rows))
+    assert set(dataset.label_names if column == "label" else dataset.values["client"]) == set(values)
+
+
+def test_classes_that_are_whole_numbers_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+    dataset = load(written(tmp_path, "a,label", [f"{row / 3},{row % 12}" for row in range(120)]))
+    assert dataset.label_names == tuple(map(str, range(12)))
+
+
+def test_leading_zeros_make_a_column_of_names(tmp_path: Path) -> None:
+    rows = [f"{('01234', '04711', '12345')[row % 3]},{row / 3},{'xy'[row % 2]}" for row in range(60)]
+    dataset = load(written(tmp_path, "zip,a,label", rows))
+    assert dataset.features == ("zip=01234", "zip=04711", "zip=12345", "a")
+    assert "'zip' has leading zeros" in dataset.note
+
+
+@pytest.mark.parametrize("found", ["label", "client"])
+def test_what_was_found_by_its_name_is_no_input(tmp_path: Path, found: str) -> None:
+    path = written(tmp_path, "a,label,client", [f"{row / 3},{'xy'[row % 2]},{'uv'[row % 2]}" for row in range(40)])
+    for options in ({"columns": ("a", found)}, {"text": found}):
+        with pytest.raises(DataError, match=f"'{found}' says .* is among the inputs"):
+            load(path, options=DataOptions(**options))
+    with pytest.raises(ConfigError, match="for two purposes"):
+        DataOptions(label="b", exclude=("b",))
+
+
+def test_two_columns_that_may_be_the_classes_are_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,class,target", [f"{row / 3},{'xy'[row % 2]},{row % 2}" for row in range(40)])
+    with pytest.raises(DataError, match=r"'target' and 'class' could all be .*data\.exclude=\['class'\]"):
+        load(path)
+    assert load(path, options=DataOptions(label="class", exclude=("target",))).features == ("a",)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("uint8", "numbers"), ("float32", "numbers"), ("int64", "")])
+def test_no_number_of_a_list_is_cut_off(tmp_path: Path, dtype: str, kind: str) -> None:
+    lists = pyarrow.array(
+        np.arange(40 * 100).reshape(40, 100).__mod__(200).tolist(), pyarrow.list_(getattr(pyarrow, dtype)())
+    )
+    folder = tmp_path / dtype
+    folder.mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"x": lists, "label": ["a", "b"] * 20}), folder / "train.parquet")
+    if kind:
+        dataset = load(str(folder))
+        assert (dataset.kind, dataset.shape) == (kind, (100,))
+        return
+    with pytest.raises(DataError, match=r"list of 100 whole numbers.*data\.length=100"):
+        load(str(folder))
+    assert load(str(folder), options=DataOptions(length=100)).kind == "token ids"
+
+
+def test_texts_and_lists_that_are_cut_are_counted(tmp_path: Path) -> None:
+    rows = [f"{'good ' * (row % 4 + 1)},{'xy'[row % 2]}" for row in range(40)]
+    dataset = load(written(tmp_path, "review,label", rows), options=DataOptions(text="review", length=2))
+    assert "20 of 40 rows have more than 2 token ids and were cut" in dataset.note
+    lists = [[1] * (1 + row % 4) for row in range(40)]
+    pyarrow.parquet.write_table(pyarrow.table({"x": lists, "label": ["a", "b"] * 20}), tmp_path / "ids.parquet")
+    note = load(str(tmp_path / "ids.parquet"), options=DataOptions(length=3)).note
+    assert "10 of 40 rows have more than 3 token ids" in note
+
+
+def test_a_word_has_one_id_in_every_form_of_unicode() -> None:
+    for word in ("naïveté", "Łódź", "tiếng", "ñandú"):
+        assert hash_words(unicodedata.normalize("NFD", word), 5000) == hash_words(
+            unicodedata.normalize("NFC", word), 5000
+        )
+
+
+@pytest.mark.parametrize("shape", [(24, 20, 3), (20, 24, 4), (16, 16, 1)])
+@pytest.mark.parametrize("dtype", ["float64", "uint8", "int32"])
+def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str) -> None:
+    with pytest.raises(DataError, match=r"channels last.*transpose\(0, 3, 1, 2\)"):
+        from_arrays(np.zeros((20, *shape), dtype), [0, 1] * 10)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.ma.masked_less(np.ones((20, 3)), 2), "y": [0, 1] * 10}, "masked"),
+        ({"x": np.ones((20, 3)), "y": np.ma.masked_equal([0, 1] * 10, 0)}, "masked"),
+        ({"x": np.ones((20, 3)), "y": [0, 1] * 10, "client": np.ma.masked_equal([0, 1] * 10, 0)}, "masked"),
+        ({"x": np.ones((20, 3)), "y": [0.0, -np.inf] * 10}, "single-label classification only"),
+        ({"x": np.full((20, 3), 2**63, np.uint64), "y": [0, 1] * 10}, "int64 cannot hold"),
+        ({"x": np.ones((20, 3)), "y": [b"\xff", b"a"] * 10}, "no text in UTF-8"),
+        ({"x": np.ones((20, 3)), "y": np.eye(2)[[0, 1] * 10]}, "single-label classification only"),
+        ({"x": np.ones((20, 3)), "y": np.zeros((20, 4, 4), int)}, "single-label classification only"),
+        ({"x": np.ones((40, 3)), "y": np.arange(40)}, "single-label classification only"),
+    ],
+)
+def test_arrays_that_would_become_something_else_are_refused(arrays: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        from_arrays(**arrays)
+
+
+def test_numbers_above_int64_and_bytes_are_names(tmp_path: Path) -> None:
+    big = [2**64 - 1 - row % 2 for row in range(40)]
+    dataset = from_arrays(np.ones((40, 2)), np.array(big, np.uint64), client=np.array([b"caf\xc3\xa9", b"bar"] * 20))
+    assert dataset.label_names == (str(2**64 - 2), str(2**64 - 1))
+    assert dataset.values["client"] == ("bar", "café")
+    columns = {"a": np.arange(40) / 3, "client": pyarrow.array(big, pyarrow.uint64()), "label": ["x", "y"] * 20}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    assert load(str(tmp_path / "t.parquet")).values["client"] == dataset.label_names
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([f"{row / 7:.3f}" for row in range(40)], "a number to be predicted"),
+        ([str(int(row**1.5)) for row in range(40)], "different values in 40 rows"),
+        ([str(row % 3 if row < 50 else row) for row in range(64)], "a count to be predicted"),
+        (["a", "b", "a|b", "b"] * 10, "several labels"),
+        (["a", "b", "a;b", "b"] * 10, "several labels"),
+    ],
+)
+def test_what_is_no_single_class_is_refused(tmp_path: Path, values: list[str], says: str) -> None:
+    path = written(tmp_path, "a,label", [f"{row / 3},{value}" for row, value in enumerate(values)])
+    with pytest.raises(DataError, match=f"{says}.*single-label classification only"):
+        load(path)
+    with pytest.raises(DataError, match=f"{says}.*single-label classification only"):
+        dataset_of(pandas.DataFrame({"a": np.arange(len(values)) / 3, "label": values}))
+
+
+HEADER = "patient_id,age,sex,seen,weight,note,label,hospital"
+
+
+def hospital(rows: int = 200) -> list[str]:
+    """Rows of a table as hospitals write them: ids, empty cells, dates."""
+    draw = np.random.default_rng(0)
+    lines = []
+    for row in range(rows):
+        age = "" if row % 10 == 3 else f"{draw.integers(20, 90)}"
+        sex = "" if row % 20 == 7 else "fmd"[0 if row % 3 else 1 + (row < 12)]
+        seen = f"20{draw.integers(10, 24)}-0{1 + row % 9}-11"
+        lines.append(
+            f"P{row:05},{age},{sex},{seen},{draw.normal(70, 9):.1f},{'abc'[row % 3]},{'yn'[row % 2]},h{row % 4}"
+        )
+    return lines
+
+
+def test_all_problems_are_told_at_once_with_the_lines_of_the_file(tmp_path: Path) -> None:
+    rows = hospital()
+    rows[4] = rows[4].replace(",y,", ",,")
+    cells = rows[9].split(",")
+    rows[9] = ",".join([*cells[:4], "?", *cells[5:]])
+    with pytest.raises(DataError) as raised:
+        load(written(tmp_path, HEADER, [rows[0], "", *rows[1:]]), options=DataOptions(client="hospital"))
+    message = str(raised.value)
+    assert "3 problems" in message
+    assert "line 7 has no 'label'" in message, "the empty line counts"
+    assert "line 12: 'weight' = '?' is no number" in message
+    assert "'patient_id' has 200 different values in 200 rows" in message
+    assert """--set 'data.exclude=["patient_id"]'""" in message
+
+
+def test_empty_cells_dates_and_rare_values_of_a_hospitals_table(tmp_path: Path) -> None:
+    path = written(tmp_path, HEADER, hospital())
+    dataset = load(path, options=DataOptions(client="hospital", exclude=("patient_id",)))
+    assert dataset.features[:5] == ("age", "sex=(missing)", "sex=f", "sex=m", "sex=(other)")
+    assert "'seen' are dates" in dataset.note
+    assert "20 empty cells of 'age' got the column's mean" in dataset.note
+    age, sex, seen = dataset.columns[:3]
+    assert int((both(dataset)[:, 0].abs() < 1e-6).sum()) >= 20, "the mean, scaled"
+    assert age.fill == pytest.approx(age.mean)
+    assert (sex.values, sex.other) == (("(missing)", "f", "m"), True)
+    assert 365 * 40 < seen.mean < 365 * 55
+    assert bool(both(dataset).isfinite().all())
+
+
+def test_features_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    draw = np.random.default_rng(1)
+    frame = pandas.DataFrame(
+        {"n": draw.normal(5, 2, 300), "c": draw.choice(list("pqrs"), 300, p=[0.5, 0.3, 0.19, 0.01])}
+    )
+    frame.loc[::9, "n"] = np.nan
+    frame["label"] = draw.choice(["x", "y"], 300)
+    train, test = frame[:200], frame[200:]
+    dataset = dataset_of((train, test))
+    theirs = make_column_transformer(
+        (make_pipeline(SimpleImputer(), StandardScaler()), ["n"]),
+        (OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=5, sparse_output=False), ["c"]),
+    ).fit(train)
+    for ours, part in ((dataset.train, train), (dataset.test, test)):
+        assert ours["input"].numpy() == pytest.approx(theirs.transform(part), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("separator", "encoding", "noted"),
+    [
+        (";", "utf-8-sig", "decimal commas"),
+        (";", "cp1252", "Windows-1252"),
+        ("\t", "utf-16", "UTF-16"),
+        ("|", "utf-16-le", "UTF-16"),
+    ],
+)
+def test_separator_encoding_and_decimal_comma_are_found_out(
+    tmp_path: Path, separator: str, encoding: str, noted: str
+) -> None:
+    rows = [
+        separator.join([f"{row},{row % 7}5", ("Köln", "Münster")[row % 2], "ja" if row % 3 else "nein"])
+        for row in range(60)
+    ]
+    dataset = load(written(tmp_path, separator.join(["größe", "ort", "label"]), rows, encoding=encoding))
+    assert dataset.features == ("größe", "ort=Köln", "ort=Münster")
+    numbers = both(dataset)[:, 0].double() * dataset.columns[0].scale + dataset.columns[0].mean
+    expected = sorted(row + (row % 7) / 10 + 0.05 for row in range(60))
+    assert sorted(numbers.tolist()) == pytest.approx(expected, abs=1e-4)
+    assert noted in dataset.note
+    assert "'größe' has decimal commas" in dataset.note
+
+
+def test_commas_that_may_be_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
+    rows = [f"{1 + row % 9},{100 + row}\t{'xy'[row % 2]}" for row in range(60)]
+    with pytest.raises(DataError, match="'income' = '1,100' is no number"):
+        load(written(tmp_path, "income\tlabel", rows, name="t.tsv"))
+
+
+@pytest.mark.parametrize("wrap", ["{}%", "${}", "{} €"])
+def test_units_are_cut_off_and_told(tmp_path: Path, wrap: str) -> None:
+    rows = [f"{wrap.format(row / 3)},{'xy'[row % 2]}" for row in range(60)]
+    dataset = load(written(tmp_path, "rate,label", rows))
+    assert dataset.features == ("rate",)
+    assert "'rate' are numbers; " in dataset.note
+    assert dataset.columns[0].unit in wrap
+
+
+def test_dates_in_other_forms(tmp_path: Path) -> None:
+    for form in ("{0}.{1}.2020", "{0}/{1}/2020", "{1}/{0}/2020"):
+        rows = [f"{form.format(1 + row % 28, 1 + row % 12)},{'xy'[row % 2]}" for row in range(60)]
+        column = load(written(tmp_path, "seen,label", rows)).columns[0]
+        assert column.kind == "date"
+        assert column.mean == pytest.approx(18444, abs=60)
+    rows = [f"{1 + row % 12}/{1 + row % 11}/2020,{'xy'[row % 2]}" for row in range(60)]
+    with pytest.raises(DataError, match="whether the day or the month comes first"):
+        load(written(tmp_path, "seen,label", rows))
+
+
+def test_blanks_are_cut_off_and_told_and_other_spellings_refused(tmp_path: Path) -> None:
+    rows = [f"{row / 3},{('no', 'yes', 'yes ')[row % 3]},{('ward', 'Ward')[row % 2]}" for row in range(60)]
+    dataset = load(written(tmp_path, "a,label,place", rows))
+    assert dataset.label_names == ("no", "yes")
+    assert "Blanks around 20 values of 'label' were cut off" in dataset.note
+    assert "'place' has 'Ward' and 'ward', which stay different values" in dataset.note
+    for column in ("label", "client"):
+        other = "client" if column == "label" else "label"
+        rows = [f"{row / 3},{('No', 'yes', 'Yes')[row % 3]},{'uv'[row % 2]}" for row in range(60)]
+        with pytest.raises(DataError, match=f"'{column}' has names that differ .*'Yes' and 'yes'"):
+            load(written(tmp_path, f"a,{column},{other}", rows))
+    letters = [f"{row / 3},{'aAbB'[row % 4]}" for row in range(60)]
+    assert load(written(tmp_path, "a,label", letters)).num_classes == 4, "as letters of a handwriting are"
+
+
+@pytest.mark.parametrize("name", ["patient_id", "sampleID", "No"])
+def test_numbers_that_are_ids_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    rows = [f"{row * 17 % 101},{row / 3},{'xy'[row % 2]}" for row in range(60)]
+    with pytest.raises(DataError, match=f"'{name}' has 60 different values"):
+        load(written(tmp_path, f"{name},a,label", rows))
+    assert load(written(tmp_path, f"{name},a,label", rows), options=DataOptions(exclude=(name,))).features == ("a",)
+    asked = load(written(tmp_path, f"{name},a,label", rows), options=DataOptions(columns=(name, "a")))
+    assert asked.features == (name, "a"), "where it is asked for"
+
+
+def test_a_column_of_names_that_is_asked_for_tells_no_single_row(tmp_path: Path) -> None:
+    rows = [f"ward {row % 2 if row < 100 else row},{row / 3},{'xy'[row % 2]}" for row in range(200)]
+    dataset = load(written(tmp_path, "ward,a,label", rows), options=DataOptions(columns=("ward", "a")))
+    assert dataset.features == ("ward=ward 0", "ward=ward 1", "ward=(other)", "a")
+    assert "ward 150" not in json.dumps(columns_to_json(dataset.columns))
+
+
+def test_columns_are_plain_json() -> None:
+    columns = (
+        TableColumn("n", fill=1.5, mean=1.0, scale=2.0, unit="%"),
+        TableColumn("c", "category", values=("a", "b"), other=True),
+    )
+    assert columns_from_json({"columns": json.loads(json.dumps(columns_to_json(columns)))}) == columns
+    old = {"features": ["n", "c=a", "c=b"], "mean": [1.0, 0.0, 0.0], "std": [2.0, 1.0, 1.0]}
+    assert [column.features for column in columns_from_json(old)] == [("n",), ("c=a", "c=b")]
+    with pytest.raises(DataError, match="scale above 0"):
+        columns_from_json({"columns": [{"name": "n", "scale": 0.0}]})
+    with pytest.raises(DataError, match="no description of columns"):
+        columns_from_json({"columns": [{"name": "n", "other_key": 1}]})
+
+
+def people(rows: int = 60) -> dict[str, Any]:
+    draw = np.random.default_rng(0)
+    return {"age": draw.normal(50, 9, rows), "sex": ["f", "m"] * (rows // 2), "label": ["x", "y", "y"] * (rows // 3)}
+
+
+def test_data_frames_and_tables_of_other_libraries() -> None:
+    library = pytest.importorskip("datasets")
+    frame = pandas.DataFrame(people())
+    frame["sex"] = frame["sex"].astype("category")
+    expected = dataset_of(frame)
+    assert expected.features == ("age", "sex=f", "sex=m")
+    for table in (
+        pyarrow.table(people()),
+        library.Dataset.from_dict(people()),
+        library.DatasetDict(train=library.Dataset.from_dict(people())),
+        library.Dataset.from_dict(people()).to_iterable_dataset(),
+    ):
+        assert torch.equal(dataset_of(table).train["input"], expected.train["input"])
+    pair = dataset_of((frame[:40], frame[40:]), DataOptions(label="label", exclude=("sex",)))
+    assert (pair.features, len(pair.test["label"])) == (("age",), 20)
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        while True:
+            yield torch.zeros(3), 1
+
+
+class Stored(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> Any:
+        return torch.full((3, 8, 8), row, dtype=torch.uint8), row % 2
+
+
+def test_data_sets_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = torch.utils.data.TensorDataset(
+        torch.rand(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    )
+    assert dataset_of(tensors).shape == (5,)
+    assert dataset_of((Stored(), Stored())).shape == (3, 8, 8)
+    subset = torch.utils.data.Subset(Stored(), range(20))
+    assert len(dataset_of(subset).train["label"]) + len(dataset_of(subset).test["label"]) == 20
+    monkeypatch.setattr("fedkeep.data.python_data.STREAM_LIMIT", 50)
+    with pytest.raises(DataError, match="more than 50 examples"):
+        dataset_of(Endless())
+    with pytest.raises(DataError, match="arrays have no columns"):
+        dataset_of(Stored(), DataOptions(label="y"))
+    with pytest.raises(DataError, match=r"pair \(input, class\)"):
+        dataset_of(torch.utils.data.TensorDataset(torch.zeros(4, 2)))

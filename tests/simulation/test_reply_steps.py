@@ -1,0 +1,155 @@
+"""Reply steps and callbacks of the user's own take part like the built-in ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+import fedkeep
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.errors import RunError
+from fedkeep.experiment.plugins import import_user_code, steps_of
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.simulation.checkpoint import Checkpoint
+from fedkeep.simulation.messages import Fault
+from fedkeep.simulation.reply_step import Reply, ReplyStep, Round
+from fedkeep.simulation.simulation import Simulation
+
+FILE = """
+from dataclasses import dataclass, field
+from fedkeep.simulation.messages import Fault
+from fedkeep.simulation.reply_step import ReplyStep
+
+@dataclass
+class Seen:
+    losses: dict[str, float] = field(default_factory=dict)
+
+class NoRepeatedLoss(ReplyStep):
+    def __init__(self):
+        self.kept = Seen()
+
+    def receive(self, round, reply):
+        if getattr(reply.value, "loss", None) == self.kept.losses.get(reply.client, -1.0):
+            raise Fault("answered with the loss of its last reply")
+"""
+
+
+@dataclass
+class Norms:
+    largest: dict[str, float] = field(default_factory=dict)
+
+
+class FirstIsRefused(ReplyStep):
+    """Refuses the first model of each client, and remembers whose came."""
+
+    kept: Norms
+
+    def __init__(self) -> None:
+        self.kept = Norms()
+
+    def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
+        for reply in replies:
+            if reply.client not in self.kept.largest:
+                self.kept.largest[reply.client] = 1.0
+                yield reply, Fault("answered for the first time")
+
+    def record(self, round: Round) -> dict[str, Any]:
+        return {"known": len(self.kept.largest)}
+
+
+def stepped() -> Simulation:
+    simulation = tiny.simulation(FedAvg(), rounds=4, cohort_size=len(tiny.SIZES))
+    simulation.take_steps([FirstIsRefused()])
+    return simulation
+
+
+def test_a_step_with_memory_is_in_the_record_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    simulation = stepped()
+    (first,) = tiny.run_rounds(simulation, 1)
+    assert first["known"] == len(tiny.SIZES) == len(first["refused"])
+    Checkpoint(tmp_path).save(simulation, {})
+    other = stepped()
+    Checkpoint(tmp_path).restore(other)
+    (second,) = tiny.run_rounds(other, 1)
+    assert not second["lost"]
+    with pytest.raises(RunError, match=r"with the reply steps .*FirstIsRefused"):
+        Checkpoint(tmp_path).restore(tiny.simulation(FedAvg(), rounds=4))
+
+
+def test_a_round_that_fails_leaves_the_memory_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = stepped()
+    monkeypatch.setattr(FirstIsRefused, "accepted", lambda *_: 1 / 0)
+    tiny.run_rounds(simulation, 1)
+    kept = dict(tiny.step(simulation, FirstIsRefused).kept.largest)
+    tiny.step(simulation, FirstIsRefused).kept.largest.pop("0")
+    with pytest.raises(ZeroDivisionError):
+        simulation.run_round()
+    assert tiny.step(simulation, FirstIsRefused).kept.largest == {c: n for c, n in kept.items() if c != "0"}
+
+
+def test_a_reason_against_a_step_is_said_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FirstIsRefused, "reason_against", lambda self, state: f"not with {state.algorithm.name()}.")
+    with pytest.raises(fedkeep.FedKeepError, match="not with fedavg"):
+        stepped()
+
+
+def test_a_step_of_a_used_file_is_new_for_each_trial(tmp_path: Path) -> None:
+    file = tmp_path / "own_step.py"
+    file.write_text(FILE)
+    import_user_code([str(file)])
+    first, second = (steps_of([str(file)]) for _ in range(2))
+    assert [step.name for step in first] == ["NoRepeatedLoss"]
+    assert first[0] is not second[0]
+
+
+class Halve(fedkeep.Callback):
+    """Ends a trial after two rounds, and measures half of its number."""
+
+    def on_round_end(self, state: Any, result: Any) -> Any:
+        return result.record["round"] == 2, {"half": result.record["round"] / 2}
+
+
+def test_a_callback_measures_and_ends_a_trial(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], rounds=4)
+    run = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Halve()])
+    for trial in run.trials:
+        assert [row["log"]["half"] for row in trial.rounds] == [0.5, 1.0]
+        assert trial.finished
+        assert trial.rounds_planned == 2
+
+
+class Fails(fedkeep.Callback):
+    def on_round_end(self, state: Any, result: Any) -> None:
+        if state.algorithm.name() == "fedavg":
+            raise KeyError("gone")
+
+
+def test_a_callback_that_fails_is_named_and_ends_its_trial_alone(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], rounds=2)
+    with pytest.raises(RunError, match="the callback Fails raised KeyError: 'gone'"):
+        fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Fails()])
+    fedavg, fedseq = fedkeep.read_run(tmp_path / "run").trials
+    assert fedavg.rounds_done == 1, "its finished round is kept"
+    assert fedseq.finished
+
+
+@pytest.mark.parametrize(("losses", "rounds"), [([3.0, 2.0, 2.5, 2.5, 1.0], 4), ([3.0, None, None, 1.0], 3)])
+def test_early_stopping_waits_for_evaluations_without_a_lower_loss(losses: list[Any], rounds: int) -> None:
+    callback, stops = fedkeep.EarlyStopping(patience=2), []
+    state: Any = None
+    callback.on_trial_begin(state)
+    for loss in losses:
+        outcome = callback.on_round_end(state, fedkeep_result(loss))
+        stops.append(bool(outcome and outcome[0]))
+    assert stops.index(True) + 1 == rounds
+
+
+def fedkeep_result(loss: float | None) -> Any:
+    from fedkeep.simulation.state import RoundResult
+
+    return RoundResult({"test_loss": loss}, {})
