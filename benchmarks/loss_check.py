@@ -26,7 +26,7 @@ from telling import arguments, beginning
 
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 WARM_UP = 3
 """Rounds before the first that is measured: teachers come with the second."""

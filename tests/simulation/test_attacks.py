@@ -27,12 +27,17 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import rise_of_loss
-from fedkeep.simulation import loss_check, loss_checker
-from fedkeep.simulation.attack_options import Attack
-from fedkeep.simulation.attacks import add_trigger
-from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import (
+from fedkeep.rounds.attack_options import Attack
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.messages import StepRequest, decode_request, encode_request
+from fedkeep.rounds.reply_step import Reply
+from fedkeep.rounds.round import RoundState
+from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
+from fedkeep.trials.checkpoint import Checkpoint
+from fedkeep.trials.simulation import Simulation
+from fedkeep.trust import loss_check, loss_checker
+from fedkeep.trust.attacks import add_trigger
+from fedkeep.trust.loss_check import (
     LogitRise,
     choose_checkers,
     deviation,
@@ -44,13 +49,8 @@ from fedkeep.simulation.loss_check import (
     standardised_residual,
     suspected_deviation,
 )
-from fedkeep.simulation.loss_checker import LossCheck, MeasuredModel
-from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
-from fedkeep.simulation.reply_step import Reply
-from fedkeep.simulation.rounds import RoundState
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.standing import Standing
-from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
+from fedkeep.trust.loss_checker import LossCheck, MeasuredModel
+from fedkeep.trust.standing import Standing
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
 ZEROS = torch.zeros(10, 10)
