@@ -27,8 +27,8 @@ from fedkeep.data import DataSet, Federation, Tasks
 from fedkeep.data.partition import IID
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
-from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.trials.simulation import Simulation
 
 CLIENTS, CLASSES, TASKS, TARGET = 5, 10, 2, 1.25
 METHODS: tuple[Algorithm[Any, Any], ...] = (FedLwF(), FedSKF())

@@ -1,6 +1,6 @@
 """What compiled steps gain: local training with `torch.compile` against the loop, and against stacks, side by side.
 
-FedKeep measures this itself before a long run (fedkeep/simulation/autotune.py). Here, for several networks and batch
+FedKeep measures this itself before a long run (fedkeep/trials/autotune.py). Here, for several networks and batch
 sizes, are the seconds per client of a round of 16 clients with five batches each, one epoch. One thread; the order
 alternates, and ratios are taken within a repetition. The seconds of compiling are those of the first round, with an
 empty cache of PyTorch's. At the end the weights are compared.
@@ -27,8 +27,8 @@ from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import MLP, Architecture, LeNet5, Shape
-from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.trials.simulation import Simulation
 
 CLIENTS, STEPS = 16, 5
 CASES: dict[str, tuple[type[Algorithm], Architecture, Shape, int]] = {

@@ -39,7 +39,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import TrialDescription, cohort_workers
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 RECIPES = Path(__file__).parent / "peers" / "recipes"
 SHAPES = {"fashion-mnist": ((1, 28, 28), 60_000), "cifar10": ((3, 32, 32), 50_000)}

@@ -17,7 +17,7 @@ from telling import arguments, beginning
 
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 
 def main() -> None:

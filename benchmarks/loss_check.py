@@ -29,7 +29,7 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.simulation import attacks
+from fedkeep.trust import attacks
 
 SHORT = ("run.rounds=4", "run.cohort_size=5", "run.evaluate_every=4", "auxiliary.images_per_class=8")
 FASHION = ("sfedkd/table1/fashion-mnist-2-0.5", *SHORT, "training.lr=0.05")

@@ -30,12 +30,12 @@ from torch import nn
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.executors.process_executor import ProcessExecutor, StepHandler
+from fedkeep.executors.workers import DONE, Handler, kill_workers, run_worker, start_workers
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import get_architecture
-from fedkeep.simulation.process_executor import ProcessExecutor, StepHandler
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.workers import DONE, Handler, kill_workers, run_worker, start_workers
 from fedkeep.testing.federation import CLASSES, SHAPE, federation, simulation
+from fedkeep.trials.simulation import Simulation
 
 METHODS: dict[str, Callable[[], Algorithm[Any, Any]]] = {"fedavg": FedAvg, "fedseq": FedSeq}
 AVERAGED = "+averages"

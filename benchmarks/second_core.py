@@ -24,7 +24,7 @@ from engine_overhead import SHAPES, Helped, engine, gain, measure, setting
 from telling import arguments, beginning
 from torch import Tensor
 
-from fedkeep.simulation.process_executor import ProcessExecutor, RequestGroup
+from fedkeep.executors.process_executor import ProcessExecutor, RequestGroup
 
 PARTS = {
     "first teachers": "until the first client trains: choosing teachers, and asking them for this client",

@@ -1,6 +1,6 @@
 """What stacking gains: clients of a cohort trained as one stacked model against one after another, side by side.
 
-FedKeep measures this itself before a run's first round (fedkeep/simulation/autotune.py). Here, for several networks and
+FedKeep measures this itself before a run's first round (fedkeep/trials/autotune.py). Here, for several networks and
 sizes of stack, are the seconds per client of a round of 32 clients with 50 examples each, batches of 10, one epoch. One
 thread; the order alternates, and ratios are taken within a repetition. At the end the weights are compared.
 
@@ -23,8 +23,8 @@ from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
 from fedkeep.interface import Training
 from fedkeep.models import CNN4, MLP, Architecture, LeNet5, Shape
-from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.trials.simulation import Simulation
 
 SIZES = (1, 4, 8, 16, 32)
 CLIENTS, EXAMPLES = 32, 50

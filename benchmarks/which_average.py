@@ -32,7 +32,7 @@ from fedkeep.interface.steps import send_label_counts
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.weights import mean
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 DECAYS = (0.5, 0.7, 0.8, 0.9, 0.95)
 LIMITS = (0.9, 0.95, 0.98)

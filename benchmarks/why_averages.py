@@ -37,7 +37,7 @@ from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.weights import mean, subtract
 from fedkeep.options import option
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 RECIPE = "fedkeep/averaged-sequences/fashion-mnist-exdir-2-0.5"
 DECAY = 0.9

@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from fedkeep.interface.training_settings import SGD, Adam, AdamW
     from fedkeep.models.custom import custom
     from fedkeep.results import read_run
-    from fedkeep.simulation.callbacks import Callback, EarlyStopping
-    from fedkeep.simulation.reply_step import ReplyStep
+    from fedkeep.rounds.reply_step import ReplyStep
+    from fedkeep.trials.callbacks import Callback, EarlyStopping
     from fedkeep.tuning.tune import tune
 
 _MODULES = {
@@ -84,9 +84,9 @@ _MODULES = {
     "AVER": "fedkeep.algorithms.sequential.aver",
     "CAMKD": "fedkeep.algorithms.sequential.aver",
     "CWC": "fedkeep.algorithms.sequential.cwc",
-    "Callback": "fedkeep.simulation.callbacks",
-    "EarlyStopping": "fedkeep.simulation.callbacks",
-    "ReplyStep": "fedkeep.simulation.reply_step",
+    "Callback": "fedkeep.trials.callbacks",
+    "EarlyStopping": "fedkeep.trials.callbacks",
+    "ReplyStep": "fedkeep.rounds.reply_step",
     "DDDR": "fedkeep.algorithms.incremental.dddr",
     "EBKD": "fedkeep.algorithms.sequential.aver",
     "EWCKD": "fedkeep.algorithms.heterogeneous.ewc_kd",

@@ -28,9 +28,9 @@ from fedkeep.models.custom import Custom, Factory
 from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
-from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.reply_step import ReplyStep
+from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.training.pooled import PooledTraining
+from fedkeep.trials.callbacks import Callback
 
 MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
 Examples = Any  # names, paths, arrays, data frames, data sets of FedKeep, Hugging Face and PyTorch
@@ -125,7 +125,7 @@ def run(
     on_progress : Callable[[Progress], None], optional
         Called after every round; default: in a notebook, a line under the cell.
     callbacks : Sequence[Callback]
-        Called around the rounds of every trial, in this process (see `fedkeep.simulation.callbacks`). Workers then
+        Called around the rounds of every trial, in this process (see `fedkeep.trials.callbacks`). Workers then
         share cohorts instead of trials.
     steps : Sequence[ReplyStep]
         Your own reply steps: checks, defences or measurements of what clients answer. Each trial has copies of its own.

@@ -11,7 +11,7 @@ import tiny
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import Algorithm, Training, algorithms
 from fedkeep.options import Options, as_table, build, describe_type, option, options_of
-from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.rounds.run_settings import RunSettings
 
 
 @dataclass(frozen=True)

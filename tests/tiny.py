@@ -11,11 +11,9 @@ from torch import Tensor
 
 from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm
-from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.messages import StepRequest
-from fedkeep.simulation.reply_step import ReplyStep
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.state import SimulationState
+from fedkeep.rounds.messages import StepRequest
+from fedkeep.rounds.reply_step import ReplyStep
+from fedkeep.rounds.state import SimulationState
 from fedkeep.testing.federation import (
     CLASSES,
     SHAPE,
@@ -36,6 +34,8 @@ from fedkeep.testing.federation import (
     stream,
 )
 from fedkeep.testing.interception import record_fits, wrap_steps
+from fedkeep.trials.callbacks import Callback
+from fedkeep.trials.simulation import Simulation
 
 StepT = TypeVar("StepT", bound=ReplyStep)
 

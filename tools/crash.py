@@ -36,9 +36,9 @@ from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.simulation.checkpoint import load_manifest, manifests
-from fedkeep.simulation.trial import Checkpoints
 from fedkeep.testing.damage import DAMAGES, apply_damage, files_of
+from fedkeep.trials.checkpoint import load_manifest, manifests
+from fedkeep.trials.trial import Checkpoints
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- crash:begin (written by make crash) -->", "<!-- crash:end -->"

@@ -54,13 +54,13 @@ from toys import toy_recipe
 from trial import config
 
 import fedkeep
+from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
+from fedkeep.executors.workers import Worker, serve
 from fedkeep.flower.server import serve as serve_sites
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
-from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
-from fedkeep.simulation.trial import run_trial
-from fedkeep.simulation.workers import Worker, serve
 from fedkeep.testing.interception import Stopped, stop_after
+from fedkeep.trials.trial import run_trial
 
 KEYS = """
 asd aver ca-mkd cwc dddr ebkd ewc-kd ewc-kd-on-made-images fedadam fedadkd fedavg fedavgm fedcad fedcurv feddcl feddf

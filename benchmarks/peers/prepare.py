@@ -19,7 +19,7 @@ from fedkeep.data import Federation
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 SYNTHETIC = {"synthetic-28": (50_000, 1, 28), "synthetic-32": (50_000, 1, 32)}
 STAND_INS = {

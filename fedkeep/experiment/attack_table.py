@@ -16,7 +16,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.simulation.attack_options import Attack, AttackKind
+from fedkeep.rounds.attack_options import Attack, AttackKind
 
 DEFENSES: Mapping[str, Sequence[str]] = {
     "none": ["defense.check_replies=false"],

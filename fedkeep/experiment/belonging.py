@@ -16,8 +16,8 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import code_of, source_of
 from fedkeep.experiment.recipe import slug
-from fedkeep.simulation.checkpoint import load_manifest, manifests
-from fedkeep.simulation.trial import MANIFEST
+from fedkeep.trials.checkpoint import load_manifest, manifests
+from fedkeep.trials.trial import MANIFEST
 
 CODE = "code"
 """The folder in a run folder with copies of the user's own code."""

@@ -35,8 +35,8 @@ from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures
 from fedkeep.models.custom import Custom
 from fedkeep.models.trial_step import try_training
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import Factory, has_batch_norm
+from fedkeep.trials.simulation import Simulation
 
 SEEN_BY_GENERATOR = "The generator learned from the held-out images too."
 """What the note of a data set says where options are chosen with a generator of the regime ``paper``."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import RunError
+from fedkeep.executors.process_executor import ProcessExecutor
+from fedkeep.executors.workers import DONE, Worker, kill_workers
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.process_executor import ProcessExecutor
-from fedkeep.simulation.state import RoundResult, SimulationState
-from fedkeep.simulation.workers import DONE, Worker, kill_workers
+from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.trials.callbacks import Callback
 
 log = logging.getLogger(__name__)
 MIN_SECONDS_LEFT = 20.0

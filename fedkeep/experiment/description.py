@@ -17,8 +17,8 @@ from fedkeep.experiment.model_config import describe_extractor, pretrained_model
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
-from fedkeep.simulation.evaluation_models import distinct_models
-from fedkeep.simulation.state import SimulationState
+from fedkeep.rounds.evaluation_models import distinct_models
+from fedkeep.rounds.state import SimulationState
 
 MAX_LISTED_CLIENTS = 100_000
 """The most clients whose examples by class are recorded; for a million it would be 30 MB in every trial."""

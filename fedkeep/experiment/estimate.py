@@ -16,8 +16,8 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
-from fedkeep.simulation.evaluation_models import distinct_models
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.evaluation_models import distinct_models
+from fedkeep.trials.simulation import Simulation
 
 PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
 

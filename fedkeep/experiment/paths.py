@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 from fedkeep._utils.digests import Digest, check_file, read_manifest
 from fedkeep.errors import RunError
 from fedkeep.experiment.recipe import Method
-from fedkeep.simulation.checkpoint import load_manifest
-from fedkeep.simulation.trial import MANIFEST
+from fedkeep.trials.checkpoint import load_manifest
+from fedkeep.trials.trial import MANIFEST
 
 TRIALS = "trials"
 """The folder in a run folder that holds one folder for each trial."""
@@ -59,7 +59,7 @@ def find_damage(trial: Traversable, *, only_records: bool = False) -> list[str]:
 def find_checkpoint_damage(trial: Traversable, manifest: str, *, only_records: bool = False) -> list[str]:
     """Return what is wrong with the files of a checkpoint.
 
-    ``manifest``: The name of the checkpoint's manifest (see `fedkeep.simulation.checkpoint.manifests`).
+    ``manifest``: The name of the checkpoint's manifest (see `fedkeep.trials.checkpoint.manifests`).
     """
     folder = trial / "checkpoint"
     try:

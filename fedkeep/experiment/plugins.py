@@ -15,7 +15,7 @@ from typing import Any
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.method_checks import check_method
-from fedkeep.simulation.reply_step import ReplyStep
+from fedkeep.rounds.reply_step import ReplyStep
 
 _PREFIX = "fedkeep_used_"
 """What the names of modules begin with that were imported from files."""

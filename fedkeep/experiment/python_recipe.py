@@ -30,7 +30,7 @@ from fedkeep.interface import Training, get_algorithm
 from fedkeep.models import MLP, Architecture, architectures, get_architecture
 from fedkeep.models.custom import Custom, custom
 from fedkeep.options import build
-from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.training.pooled import PooledTraining
 
 log = logging.getLogger(__name__)

@@ -38,6 +38,9 @@ from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.dataset import Data, DataSet
 from fedkeep.errors import ConfigError, RunError, in_one_line
+from fedkeep.executors.ipc import pack, unpack
+from fedkeep.executors.process_executor import RequestGroup, WorkerExecutor, step_handlers
+from fedkeep.executors.workers import DONE, FAILED, Handler, Message, carry_out
 from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import build_simulation, clients_and_server_data, split_clients
 from fedkeep.experiment.experiment import Trial
@@ -48,13 +51,10 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.interface.codec import from_structure, own_storage, to_structure
 from fedkeep.models import Weights
 from fedkeep.options import as_table, build
-from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.executor import Future
-from fedkeep.simulation.ipc import pack, unpack
-from fedkeep.simulation.messages import StepResult
-from fedkeep.simulation.process_executor import RequestGroup, WorkerExecutor, step_handlers
-from fedkeep.simulation.state import SimulationState
-from fedkeep.simulation.workers import DONE, FAILED, Handler, Message, carry_out
+from fedkeep.rounds.executor import Future
+from fedkeep.rounds.messages import StepResult
+from fedkeep.rounds.state import SimulationState
+from fedkeep.trials.callbacks import Callback
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class RayActor:
     def carry_out(self, kind: str, own: list[Any], *shared: list[Any]) -> list[Any]:
         """Carry out a request.
 
-        ``own``: Its content and tensors (see `fedkeep.simulation.ipc.pack`).
+        ``own``: Its content and tensors (see `fedkeep.executors.ipc.pack`).
         ``*shared``: Further tensors, which Ray copies to a node once.
         Returns: The status and the content of the result, and its tensors.
         """

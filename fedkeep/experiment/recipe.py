@@ -25,12 +25,12 @@ from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
-from fedkeep.simulation.attack_options import ON_EXAMPLES, Attack
-from fedkeep.simulation.defense import MIN_FOR_MEDIAN, Defense
-from fedkeep.simulation.robust import KRUM
-from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.rounds.attack_options import ON_EXAMPLES, Attack
+from fedkeep.rounds.defense import MIN_FOR_MEDIAN, Defense
+from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.tracking.tracker import check_log
 from fedkeep.training.pooled import PooledTraining
+from fedkeep.trust.robust import KRUM
 
 MAX_SLUG_LENGTH = 200
 """The longest folder name of a label, in characters: file systems allow 255 bytes, and the seed is appended."""

@@ -31,9 +31,9 @@ from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import Options, build, options_of
-from fedkeep.simulation.attack_options import Attack
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.rounds.attack_options import Attack
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.training.pooled import PooledTraining
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"

@@ -20,6 +20,19 @@ from fedkeep._utils.identity import Identity
 from fedkeep._utils.signals import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
 from fedkeep.errors import FedKeepError, RunError
+from fedkeep.executors import ipc
+from fedkeep.executors.process_executor import step_handlers
+from fedkeep.executors.workers import (
+    DONE,
+    PROGRESS,
+    REFUSED,
+    Message,
+    Worker,
+    run_worker,
+    start_workers,
+    stop_workers,
+    wait_for_any,
+)
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
 from fedkeep.experiment.description import initial_model_evaluated
@@ -32,31 +45,18 @@ from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress, usable_cores
 from fedkeep.metrics import is_at_chance
 from fedkeep.options import as_table
-from fedkeep.simulation import ipc
-from fedkeep.simulation.autotune import choose_compiled_steps, choose_stack_size
-from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.checkpoint import manifests
-from fedkeep.simulation.messages import FaultKind
-from fedkeep.simulation.process_executor import step_handlers
-from fedkeep.simulation.reply_step import ReplyStep
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.state import RoundResult, SimulationState
-from fedkeep.simulation.trial import CallbackFailed, TrialBusy, run_trial
-from fedkeep.simulation.workers import (
-    DONE,
-    PROGRESS,
-    REFUSED,
-    Message,
-    Worker,
-    run_worker,
-    start_workers,
-    stop_workers,
-    wait_for_any,
-)
+from fedkeep.rounds.messages import FaultKind
+from fedkeep.rounds.reply_step import ReplyStep
+from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking.logged_trial import LoggedTrial
 from fedkeep.tracking.tracker import Tracker
 from fedkeep.training.compiled_training import steps_in_graph
 from fedkeep.training.evaluation import count_confusions
+from fedkeep.trials.autotune import choose_compiled_steps, choose_stack_size
+from fedkeep.trials.callbacks import Callback
+from fedkeep.trials.checkpoint import manifests
+from fedkeep.trials.simulation import Simulation
+from fedkeep.trials.trial import CallbackFailed, TrialBusy, run_trial
 
 TRIAL, JOIN = "trial", "join"
 """Requests to a worker: run a trial; prepare to run client steps of a trial."""

@@ -24,7 +24,7 @@ from fedkeep.export.trained_model import TrainedModel, trained_model
 from fedkeep.models.predictor import exported
 from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.simulation.evaluation_models import EvaluationModel
+from fedkeep.rounds.evaluation_models import EvaluationModel
 
 WEIGHTS, PROGRAM, ONNX, CONFIG, CARD = "model.safetensors", "model.pt2", "model.onnx", "config.json", "README.md"
 """The files of an exported model."""

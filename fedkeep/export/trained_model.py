@@ -20,8 +20,8 @@ from fedkeep.models import Architecture, Weights
 from fedkeep.models.predictor import Predictor, build_predictor
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
 from fedkeep.reporting.trial import TrialResult
-from fedkeep.simulation.evaluation_models import EvaluationModel
-from fedkeep.simulation.trial import MANIFEST
+from fedkeep.rounds.evaluation_models import EvaluationModel
+from fedkeep.trials.trial import MANIFEST
 
 Resizing: TypeAlias = Literal["whole", "middle", "none"]
 """How an image file of another size becomes an input: all of it is resized, or its middle square, or it is refused."""

@@ -36,9 +36,9 @@ from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
-from fedkeep.simulation.messages import UPDATE, decode_request, results_type
-from fedkeep.simulation.secure_sum import secure_update, without_model
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.privacy.secure_sum import secure_update, without_model
+from fedkeep.rounds.messages import UPDATE, decode_request, results_type
+from fedkeep.trials.simulation import Simulation
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from fedkeep.flower.transport import Envelope, MessageKind, Transport, content_n
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import from_structure
 from fedkeep.models import Weights
-from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import (
+from fedkeep.rounds.executor import Executor, Future
+from fedkeep.rounds.messages import (
     Fault,
     StepRequest,
     StepResult,
@@ -32,7 +32,7 @@ from fedkeep.simulation.messages import (
     no_reply,
     results_type,
 )
-from fedkeep.simulation.state import SimulationState
+from fedkeep.rounds.state import SimulationState
 
 REPLIES_AT_ONCE = 4
 """The most replies that are taken from the transport at once, and so are in memory before they lie on disk."""
@@ -43,7 +43,7 @@ class _Call:
     """One request that was sent to a site: its identifier, its deadline (monotonic seconds), and what came of it.
 
     The reply itself lies in the reply log until somebody waits for it, so that memory holds no more replies than the
-    simulation keeps (see `fedkeep.simulation.reply_store`).
+    simulation keeps (see `fedkeep.rounds.reply_store`).
     """
 
     request: StepRequest

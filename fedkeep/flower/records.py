@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedkeep.errors import ValueRefused
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import Fault, no_reply
+from fedkeep.rounds.messages import Fault, no_reply
 
 MESSAGE_TYPES: dict[MessageKind, str] = {
     "introduce": "query.introduce",

@@ -13,7 +13,7 @@ import torch
 from fedkeep._utils.digests import DamagedFile
 from fedkeep._utils.identity import ForeignFile, Identity, seal, unseal
 from fedkeep.interface.codec import decode, encode
-from fedkeep.simulation.messages import Fault, FaultKind
+from fedkeep.rounds.messages import Fault, FaultKind
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeep.flower.secagg import SHORTEST_SHARE, mask, pairwise_seed, threshold
 from fedkeep.flower.transport import Envelope
-from fedkeep.simulation.messages import Fault, UpdateSum
+from fedkeep.rounds.messages import Fault, UpdateSum
 
 Ask = Callable[[str, Mapping[str, Any]], Iterator[tuple[str, Envelope | Fault]]]
 """Asks sites their questions in a stage, and yields each site with its answer, or why there is none, as they arrive."""

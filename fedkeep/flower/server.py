@@ -51,11 +51,11 @@ from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.outputs import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
-from fedkeep.simulation.callbacks import OnRoundEnd
-from fedkeep.simulation.checkpoint import load_manifest, manifests
-from fedkeep.simulation.state import RoundResult, SimulationState
-from fedkeep.simulation.trial import TrialBusy, run_trial
+from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking.tracker import check_log, check_packages
+from fedkeep.trials.callbacks import OnRoundEnd
+from fedkeep.trials.checkpoint import load_manifest, manifests
+from fedkeep.trials.trial import TrialBusy, run_trial
 
 log = logging.getLogger(__name__)
 MAX_ROLLED_BACK = 3  # rounds in a row that were rolled back, after which a run stops

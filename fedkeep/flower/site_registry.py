@@ -9,7 +9,7 @@ from typing import Any
 
 from fedkeep.errors import RunError, in_one_line
 from fedkeep.flower.transport import Envelope, Transport
-from fedkeep.simulation.messages import Fault
+from fedkeep.rounds.messages import Fault
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05  # seconds between two looks for replies

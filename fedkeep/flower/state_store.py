@@ -163,7 +163,7 @@ class StateStore:
         A message may arrive late. The calls of later rounds, which may then exist already, stay. So does what the site
         told of its updates: a round that is repeated has the same updates, and must not be in another sum.
 
-        The server may go back to its last checkpoint but one (see `fedkeep.simulation.checkpoint`). What this client
+        The server may go back to its last checkpoint but one (see `fedkeep.trials.checkpoint`). What this client
         had there is the call that was checkpointed before: the newest of those that earlier calls left.
 
         ``checkpointed``: The call that left the state with which the current round began; empty if there was none.

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from fedkeep.models.weights import tensor_hash
-from fedkeep.simulation.messages import Fault
+from fedkeep.rounds.messages import Fault
 
 MessageKind = Literal["introduce", "perform", "aggregate"]
 """What the server asks of a site: its name and number of examples, a client step, or a stage of secure aggregation."""

@@ -21,7 +21,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import CODE
 from fedkeep.experiment.paths import RECORD_SUFFIXES, TRIALS
-from fedkeep.simulation.trial import MANIFEST
+from fedkeep.trials.trial import MANIFEST
 
 MOST_FILES = 100_000
 MOST_BYTES = 1 << 30

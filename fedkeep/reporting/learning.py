@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep.reporting.record import Record
-from fedkeep.simulation.messages import FaultKind
+from fedkeep.rounds.messages import FaultKind
 
 FLAT = 0.9
 """The multiple of the first rounds' loss above which it hardly falls."""

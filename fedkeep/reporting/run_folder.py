@@ -29,10 +29,10 @@ from fedkeep.experiment.paths import (
 from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.trial import TrialResult
-from fedkeep.simulation.checkpoint import manifests
-from fedkeep.simulation.evaluation_models import EvaluationModel
-from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.trial import LEDGER, MANIFEST
+from fedkeep.rounds.evaluation_models import EvaluationModel
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.trials.checkpoint import manifests
+from fedkeep.trials.trial import LEDGER, MANIFEST
 
 AVERAGE_SUFFIX: dict[EvaluationModel, str] = {"last": "", "round": ", mean of the round", "moving": ", moving average"}
 """What a label says of an evaluation model."""

@@ -14,8 +14,8 @@ from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, ch
 from fedkeep.experiment.paths import TRIAL_FILE, find_checkpoint_damage, find_damage
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.run_folder import read_run, trial_folders
-from fedkeep.simulation.checkpoint import manifests
-from fedkeep.simulation.trial import MANIFEST
+from fedkeep.trials.checkpoint import manifests
+from fedkeep.trials.trial import MANIFEST
 
 Status = Literal["finished", "unfinished", "no digests", "damaged", "foreign"]
 

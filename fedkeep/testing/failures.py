@@ -11,9 +11,6 @@ from typing import Any
 
 from fedkeep._utils.digests import digest_of
 from fedkeep.interface import Fit
-from fedkeep.simulation.callbacks import OnRoundEnd
-from fedkeep.simulation.checkpoint import Checkpoint, manifests
-from fedkeep.simulation.trial import run_trial
 from fedkeep.testing import federation as tiny
 from fedkeep.testing.interception import (
     FAULTS,
@@ -36,6 +33,9 @@ from fedkeep.testing.runs import (
     last_step,
     undisturbed,
 )
+from fedkeep.trials.callbacks import OnRoundEnd
+from fedkeep.trials.checkpoint import Checkpoint, manifests
+from fedkeep.trials.trial import run_trial
 
 FILES = ("rounds.jsonl", "model.safetensors", "result.json")
 

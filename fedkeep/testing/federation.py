@@ -16,8 +16,8 @@ from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, get_architecture
-from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.trials.simulation import Simulation
 
 CLASSES = 3
 SHAPE = (1, 4, 4)
@@ -111,7 +111,7 @@ def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: 
     """Return a simulation at round 0 on the tiny federation.
 
     ``rounds``, ``cohort_size``: How many rounds, and how many clients in each.
-    ``**changes``: Other arguments of `fedkeep.simulation.simulation.Simulation`, or fields of its `RunSettings`.
+    ``**changes``: Other arguments of `fedkeep.trials.simulation.Simulation`, or fields of its `RunSettings`.
     """
     run_settings = RunSettings(rounds=rounds, cohort_size=cohort_size, evaluation_models=("last",))
     of_run = {field.name for field in fields(run_settings)}

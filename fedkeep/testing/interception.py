@@ -19,13 +19,13 @@ from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
-from fedkeep.simulation.callbacks import Callback, OnRoundEnd
-from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import Fault, StepRequest, StepResult
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.state import SimulationState
+from fedkeep.rounds.executor import Executor, Future
+from fedkeep.rounds.messages import Fault, StepRequest, StepResult
+from fedkeep.rounds.state import SimulationState
 from fedkeep.training.local_training import BatchStream, TrainJob
 from fedkeep.training.party import LocalClient, LocalParty
+from fedkeep.trials.callbacks import Callback, OnRoundEnd
+from fedkeep.trials.simulation import Simulation
 
 Step = Callable[..., Any]
 

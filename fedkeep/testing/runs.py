@@ -19,9 +19,9 @@ from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.codec import encode
 from fedkeep.interface.pytree import keystr, tree_leaves_with_path
 from fedkeep.models import Weights
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing import federation as tiny
 from fedkeep.testing.interception import replies_with
+from fedkeep.trials.simulation import Simulation
 
 AnyAlgorithm = Algorithm[Any, Any]
 

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 
 from fedkeep.data import TaskStream
-from fedkeep.simulation.callbacks import OnRoundEnd
-from fedkeep.simulation.trial import run_trial
 from fedkeep.testing import federation as tiny
 from fedkeep.testing.failures import expect_same_files
 from fedkeep.testing.interception import BackwardExecutor, Stopped, stop_after
@@ -32,6 +30,8 @@ from fedkeep.testing.runs import (
     expect_settled,
     undisturbed,
 )
+from fedkeep.trials.callbacks import OnRoundEnd
+from fedkeep.trials.trial import run_trial
 
 STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from fedkeep import metrics
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
-from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.state import RoundResult, SimulationState
+from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking.logged_trial import LoggedTrial, MetricWriter
 from fedkeep.tracking.writers import WRITERS
+from fedkeep.trials.callbacks import Callback
 
 Floats = NDArray[np.float64]
 PACKAGES: Mapping[str, str] = {"csv": "csv", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}

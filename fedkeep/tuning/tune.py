@@ -22,7 +22,7 @@ from fedkeep.reporting.columns import METRICS, Metric, metric_of
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row
 from fedkeep.reporting.trial import TrialResult
-from fedkeep.simulation.evaluation_models import EvaluationModel
+from fedkeep.rounds.evaluation_models import EvaluationModel
 from fedkeep.tuning.result import RECIPE, TunedPoint, Tuning, write_tuning
 from fedkeep.tuning.space import Dimension, Point, point_label, points_of, read_space, settings_of
 

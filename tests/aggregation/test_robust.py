@@ -18,9 +18,9 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit, get_algorithm
-from fedkeep.simulation import robust
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.robust import reason_less_robust, robust_replies
+from fedkeep.rounds.defense import Defense
+from fedkeep.trust import robust
+from fedkeep.trust.robust import reason_less_robust, robust_replies
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate")
 privacy = pytest.importorskip("flwr.supercore.differential_privacy")

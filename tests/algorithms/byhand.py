@@ -23,8 +23,8 @@ from fedkeep.interface import Algorithm
 from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing.interception import record_fits
+from fedkeep.trials.simulation import Simulation
 
 Model = dict[str, Tensor]
 BatchLoss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]

@@ -10,9 +10,9 @@ from torch.func import functional_call
 
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.models import Weights
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing.interception import record_fits
 from fedkeep.training.local_training import NetworkView, TrainJob
+from fedkeep.trials.simulation import Simulation
 
 AnyAlgorithm = Algorithm[Any, Any]
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)

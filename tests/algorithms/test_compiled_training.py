@@ -18,8 +18,8 @@ import fedkeep
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
-from fedkeep.simulation.autotune import choose_compiled_steps
 from fedkeep.training.compiled_training import TorchCompiler, steps_in_graph
+from fedkeep.trials.autotune import choose_compiled_steps
 
 QUICK = ("fedavg", "sfedkd", "fedskf")
 """Methods without a teacher, with several, and with more in each step."""

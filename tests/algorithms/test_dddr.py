@@ -16,9 +16,9 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.models.weights import load_weights
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.local_training import NetworkView, TrainJob
 from fedkeep.training.party import LocalClient
+from fedkeep.trials.simulation import Simulation
 
 
 def method(**options: Any) -> DDDR:

@@ -29,7 +29,7 @@ from fedkeep.algorithms.parallel.fedlsd import FedLSD
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Server
 from fedkeep.options import option
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 ROUNDS = 3
 SURE = replace(tiny.TRAINING, lr=0.45)

@@ -24,9 +24,9 @@ from fedkeep.interface.pytree import copy_containers, iter_instances
 from fedkeep.losses.distillation import SubsetDistillation
 from fedkeep.models import get_architecture
 from fedkeep.models.heads import expand_like
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing.interception import record_fits
 from fedkeep.training.party import LocalClient
+from fedkeep.trials.simulation import Simulation
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 Set = tuple[Tensor, Tensor]  # normalised images in float64, and labels

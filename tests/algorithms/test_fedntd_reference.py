@@ -27,8 +27,8 @@ from fedkeep.interface import Algorithm, Training
 from fedkeep.losses import Batch
 from fedkeep.models import Weights
 from fedkeep.models.cnn import CNN4
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.local_training import BatchStream
+from fedkeep.trials.simulation import Simulation
 
 CLASSES = 10
 SHAPE = (3, 32, 32)

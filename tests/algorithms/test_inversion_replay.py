@@ -22,9 +22,9 @@ from fedkeep.interface.pytree import num_bytes
 from fedkeep.losses import ClassSubset
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_weights
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.local_training import NetworkView, TrainJob
 from fedkeep.training.model_runner import ModelRunner
+from fedkeep.trials.simulation import Simulation
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 TOY = {**tiny.INVERSION, "num_images": 11}

@@ -20,8 +20,8 @@ from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.losses import ClassSubset, CrossEntropy
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing.interception import record_fits
+from fedkeep.trials.simulation import Simulation
 
 ROUNDS = 2
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps

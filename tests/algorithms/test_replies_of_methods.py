@@ -12,9 +12,9 @@ from torch import nn
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.models.mlp import MLP
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import LossCheck
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.defense import Defense
+from fedkeep.trials.simulation import Simulation
+from fedkeep.trust.loss_check import LossCheck
 
 WITHOUT_TOY_TASKS = ("fedgems",)  # its public images are of all classes from the start
 TRAIN_WHAT_THE_SERVER_HAS_NOT = (  # models of other networks, parts of them, or prototypes

@@ -15,10 +15,10 @@ from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.algorithms.sequential.teachers import PreviousRound
 from fedkeep.data import Augmentation
 from fedkeep.models import Weights
-from fedkeep.simulation.messages import StepRequest
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.messages import StepRequest
 from fedkeep.testing.interception import record_fits, wrap_steps
 from fedkeep.training.local_training import NetworkView
+from fedkeep.trials.simulation import Simulation
 
 MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
 FIT = 3 * 8  # examples, steps and loss of a reply

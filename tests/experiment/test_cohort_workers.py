@@ -16,13 +16,13 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError
+from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
+from fedkeep.executors.workers import Worker, serve
 from fedkeep.experiment import cohort_workers
 from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
 from fedkeep.experiment.runtime import Machine
-from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
-from fedkeep.simulation.state import RoundResult, SimulationState
-from fedkeep.simulation.trial import run_trial
-from fedkeep.simulation.workers import Worker, serve
+from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.trials.trial import run_trial
 
 
 def test_who_can_use_how_many() -> None:

@@ -19,6 +19,9 @@ import fedkeep
 from fedkeep._utils.digests import write_json
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
+from fedkeep.executors.ipc import pack, unpack
+from fedkeep.executors.process_executor import RequestGroup
+from fedkeep.executors.workers import DONE, FAILED, REFUSED
 from fedkeep.experiment import ray_cluster
 from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import import_user_code
@@ -36,12 +39,9 @@ from fedkeep.experiment.ray_cluster import (
     cluster_workers,
 )
 from fedkeep.experiment.runtime import Machine
-from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.ipc import pack, unpack
-from fedkeep.simulation.messages import StepRequest
-from fedkeep.simulation.process_executor import RequestGroup
-from fedkeep.simulation.state import SimulationState
-from fedkeep.simulation.workers import DONE, FAILED, REFUSED
+from fedkeep.rounds.executor import Executor, Future
+from fedkeep.rounds.messages import StepRequest
+from fedkeep.rounds.state import SimulationState
 
 SLEEPY = '''
 import time

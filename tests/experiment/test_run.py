@@ -30,8 +30,8 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.simulation.checkpoint import load_manifest, manifests
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.checkpoint import load_manifest, manifests
+from fedkeep.trials.simulation import Simulation
 
 ONE = Machine(workers=1)
 SLOW_METHOD = """

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedkeep.flower.client_handler import handle_message
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import Fault, no_reply
+from fedkeep.rounds.messages import Fault, no_reply
 
 Tamper = Callable[[NodeConfig, MessageKind, Envelope, Envelope], Envelope | Fault | None]
 """May change what a site answers, given what it was asked; None: no answer ever."""

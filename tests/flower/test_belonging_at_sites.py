@@ -16,7 +16,7 @@ from fedkeep.errors import FedKeepError, RunError
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.server import serve
-from fedkeep.simulation.messages import Fault, no_reply
+from fedkeep.rounds.messages import Fault, no_reply
 
 CALL = "000003-" + "0" * 32
 

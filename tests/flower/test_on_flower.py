@@ -42,7 +42,7 @@ from fedkeep.flower.client_app import app as client_app
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.records import FlowerTransport, pack, unpack
 from fedkeep.flower.server_app import app as server_app
-from fedkeep.simulation.messages import Fault
+from fedkeep.rounds.messages import Fault
 
 QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]

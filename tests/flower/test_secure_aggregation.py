@@ -32,7 +32,7 @@ from fedkeep.flower.secagg import SEED_BYTES, mask, threshold
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import Fault, no_reply
+from fedkeep.rounds.messages import Fault, no_reply
 
 SECURE = ("auxiliary.images_per_class=2", "run.cohort_size=4", "privacy.secure_aggregation=true")
 

@@ -44,9 +44,9 @@ from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.interface import Fit
 from fedkeep.interface.privacy import spent_ever
-from fedkeep.simulation import reply_store
-from fedkeep.simulation.messages import Fault, no_reply
-from fedkeep.simulation.trial import TrialBusy
+from fedkeep.rounds import reply_store
+from fedkeep.rounds.messages import Fault, no_reply
+from fedkeep.trials.trial import TrialBusy
 
 METHODS = (
     "fedavg",

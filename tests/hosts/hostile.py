@@ -24,7 +24,7 @@ from fedkeep.flower.client_handler import handle_message
 from fedkeep.flower.config import NodeConfig, RunConfig
 from fedkeep.flower.server import serve
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.simulation.messages import Fault, no_reply
+from fedkeep.rounds.messages import Fault, no_reply
 
 SITES = ["0", "1", "2", "3", "4"]
 LYING, REPLAYING, FLOODING = "2", "3", "4"

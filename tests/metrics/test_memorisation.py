@@ -14,7 +14,7 @@ from fedkeep.data.partition import Partition
 from fedkeep.flower.views import ServerView
 from fedkeep.metrics import near_copies
 from fedkeep.metrics.memorisation import nearest_distances
-from fedkeep.simulation.callbacks import Evaluation
+from fedkeep.trials.callbacks import Evaluation
 
 
 def images(count: int, seed: int) -> dict[str, torch.Tensor]:

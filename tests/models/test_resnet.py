@@ -20,8 +20,8 @@ from fedkeep.models import Network, ResNet18, ResNet32, ResNet34, ResNet50, Shap
 from fedkeep.models.resnet import Norm
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table
-from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing.interception import record_fits
+from fedkeep.trials.simulation import Simulation
 
 FORMS = {"resnet18": ResNet18, "resnet34": ResNet34, "resnet50": ResNet50}
 NORMS: tuple[Norm, ...] = ("batch", "group")

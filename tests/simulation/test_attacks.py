@@ -29,17 +29,17 @@ from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import rise_of_loss
 from fedkeep.models import Weights
-from fedkeep.simulation.attack_options import Attack
-from fedkeep.simulation.attacks import add_trigger, classes_lacking, exaggerate_forgetting
-from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import LITTLE, SHARE, LossCheck, choose_checkers, distance
-from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
-from fedkeep.simulation.reply_step import Reply
-from fedkeep.simulation.rounds import RoundState
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.updates import Updates
+from fedkeep.rounds.attack_options import Attack
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.messages import StepRequest, decode_request, encode_request
+from fedkeep.rounds.reply_step import Reply
+from fedkeep.rounds.round import RoundState
 from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
+from fedkeep.trials.checkpoint import Checkpoint
+from fedkeep.trials.simulation import Simulation
+from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting
+from fedkeep.trust.loss_check import LITTLE, SHARE, LossCheck, choose_checkers, distance
+from fedkeep.trust.updates import Updates
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
 COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}

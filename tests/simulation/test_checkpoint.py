@@ -22,10 +22,10 @@ from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, o
 from fedkeep.interface.codec import encode
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import get_architecture
-from fedkeep.simulation import checkpoint as module
-from fedkeep.simulation.callbacks import Callback, OnRoundEnd
-from fedkeep.simulation.checkpoint import Checkpoint, load_manifest, manifests
-from fedkeep.simulation.trial import JsonlWriter, run_trial
+from fedkeep.trials import checkpoint as module
+from fedkeep.trials.callbacks import Callback, OnRoundEnd
+from fedkeep.trials.checkpoint import Checkpoint, load_manifest, manifests
+from fedkeep.trials.trial import JsonlWriter, run_trial
 
 
 @dataclass

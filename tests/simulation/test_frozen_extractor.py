@@ -25,8 +25,8 @@ from fedkeep.interface import Algorithm, get_algorithm
 from fedkeep.models import get_architecture
 from fedkeep.models.extractor import Extractor, load_extractor
 from fedkeep.models.pretrained import FrozenNetwork
-from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.checkpoint import Checkpoint
+from fedkeep.trials.simulation import Simulation
 
 HEAD = {"classifier.weight", "classifier.bias"}
 

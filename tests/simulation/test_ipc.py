@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 import torch
 
-from fedkeep.simulation import ipc
+from fedkeep.executors import ipc
 
 
 @pytest.mark.parametrize("piece", [ipc.PIECE, 5])

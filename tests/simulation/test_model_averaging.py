@@ -14,9 +14,9 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
-from fedkeep.simulation.callbacks import OnRoundEnd
-from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.trial import run_trial
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.trials.callbacks import OnRoundEnd
+from fedkeep.trials.trial import run_trial
 
 ALL = ("last", "round", "moving")
 

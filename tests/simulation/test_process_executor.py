@@ -25,16 +25,8 @@ from fedkeep.algorithms.parallel.moon import MOON
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.interface import Algorithm, Client, Fit, algorithms, on_client
-from fedkeep.interface.codec import encode
-from fedkeep.losses import CrossEntropy
-from fedkeep.models import Weights
-from fedkeep.simulation import reply_store
-from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import StepRequest
-from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.workers import (
+from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
+from fedkeep.executors.workers import (
     DONE,
     Handler,
     Message,
@@ -45,7 +37,15 @@ from fedkeep.simulation.workers import (
     start_workers,
     stop_workers,
 )
+from fedkeep.interface import Algorithm, Client, Fit, algorithms, on_client
+from fedkeep.interface.codec import encode
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import Weights
+from fedkeep.rounds import reply_store
+from fedkeep.rounds.executor import Executor, Future
+from fedkeep.rounds.messages import StepRequest
 from fedkeep.testing.interception import WrappedSteps
+from fedkeep.trials.simulation import Simulation
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 

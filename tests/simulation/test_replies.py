@@ -34,19 +34,19 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.interface.steps import invalid_counts
 from fedkeep.models import Weights
 from fedkeep.models.mlp import MLP
-from fedkeep.simulation import plausible
-from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.collapse import Collapse
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.messages import Fault, FaultKind, StepRequest
-from fedkeep.simulation.reply_step import set_aside
-from fedkeep.simulation.rounds import RoundState
-from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.standing import Standing
-from fedkeep.simulation.trial import JsonlWriter, run_trial
-from fedkeep.simulation.updates import Updates
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.messages import Fault, FaultKind, StepRequest
+from fedkeep.rounds.reply_step import set_aside
+from fedkeep.rounds.round import RoundState
 from fedkeep.testing.interception import record_fits, wrap_steps
 from fedkeep.training.model_check import ModelCheck
+from fedkeep.trials.checkpoint import Checkpoint
+from fedkeep.trials.simulation import Simulation
+from fedkeep.trials.trial import JsonlWriter, run_trial
+from fedkeep.trust import plausible
+from fedkeep.trust.collapse import Collapse
+from fedkeep.trust.standing import Standing
+from fedkeep.trust.updates import Updates
 
 Lie = Callable[[Fit, Weights], Fit]
 

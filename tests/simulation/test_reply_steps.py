@@ -15,15 +15,15 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code, steps_of
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.messages import Fault
-from fedkeep.simulation.reply_step import Reply, ReplyStep, Round
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.messages import Fault
+from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
+from fedkeep.trials.checkpoint import Checkpoint
+from fedkeep.trials.simulation import Simulation
 
 FILE = """
 from dataclasses import dataclass, field
-from fedkeep.simulation.messages import Fault
-from fedkeep.simulation.reply_step import ReplyStep
+from fedkeep.rounds.messages import Fault
+from fedkeep.rounds.reply_step import ReplyStep
 
 @dataclass
 class Seen:
@@ -150,6 +150,6 @@ def test_early_stopping_waits_for_evaluations_without_a_lower_loss(losses: list[
 
 
 def fedkeep_result(loss: float | None) -> Any:
-    from fedkeep.simulation.state import RoundResult
+    from fedkeep.rounds.state import RoundResult
 
     return RoundResult({"test_loss": loss}, {})

@@ -27,10 +27,10 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import get_architecture
 from fedkeep.models.weights import find_mismatch, mean
 from fedkeep.models.weights_file import StoredWeights, WeightsFile, part_of
-from fedkeep.simulation import reply_store
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.reply_store import ReplyStore
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds import reply_store
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.reply_store import ReplyStore
+from fedkeep.trials.simulation import Simulation
 
 METHODS = [
     pytest.param(tiny.configured(cls), id=name, marks=() if name in tiny.FAMILIES else pytest.mark.slow)

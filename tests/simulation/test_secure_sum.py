@@ -13,10 +13,10 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Cohort, Server, get_algorithm
 from fedkeep.interface.privacy import Privacy
-from fedkeep.simulation import reply_store
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.messages import StepRequest, UpdateSum, sent_model
-from fedkeep.simulation.secure_sum import ALONE
+from fedkeep.privacy.secure_sum import ALONE
+from fedkeep.rounds import reply_store
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.messages import StepRequest, UpdateSum, sent_model
 
 SECURE = Privacy(secure_aggregation=True)
 

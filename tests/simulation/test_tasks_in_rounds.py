@@ -18,7 +18,7 @@ from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, o
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.rounds.run_settings import RunSettings
 
 
 @dataclass

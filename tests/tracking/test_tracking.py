@@ -20,7 +20,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import summary
-from fedkeep.simulation.callbacks import Callback
+from fedkeep.trials.callbacks import Callback
 
 
 @pytest.fixture(scope="module")

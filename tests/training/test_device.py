@@ -19,7 +19,7 @@ from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.models import Network
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.trials.simulation import Simulation
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 MOVING = Augmentation(crop_padding=1, horizontal_flip=True, rotation=10.0, brightness=0.2, cutout=2)

@@ -35,10 +35,10 @@ from fedkeep.losses import (
     SupCon,
 )
 from fedkeep.metrics import dp_sgd_epsilon
+from fedkeep.privacy.central_noise import noised_mean
 from fedkeep.reporting.columns import METRICS, columns_for
-from fedkeep.simulation.central_dp import noised_mean
-from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.messages import StepRequest
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.messages import StepRequest
 from fedkeep.testing.interception import wrap_steps
 from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob

@@ -23,15 +23,15 @@ from fedkeep.losses.distillation import CachedDistillation
 from fedkeep.losses.penalties import QuadraticPenalty
 from fedkeep.models import EmbeddingBag, LeNet5, Network, ResNet18, Weights
 from fedkeep.options import option
-from fedkeep.simulation.autotune import SIZES as STACK_SIZES
-from fedkeep.simulation.autotune import choose_stack_size
-from fedkeep.simulation.executor import Future
-from fedkeep.simulation.messages import StepRequest
+from fedkeep.rounds.executor import Future
+from fedkeep.rounds.messages import StepRequest
 from fedkeep.testing.interception import WrappedSteps
 from fedkeep.training import vmap_training as stack
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
 from fedkeep.training.vmap_training import ModelStack, VmapTrainer
+from fedkeep.trials.autotune import SIZES as STACK_SIZES
+from fedkeep.trials.autotune import choose_stack_size
 
 CPU = torch.device("cpu")
 SIZES = (11, 4, 12, 11, 1)

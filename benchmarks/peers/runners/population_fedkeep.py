@@ -12,9 +12,9 @@ from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import IID
 from fedkeep.interface import Training
 from fedkeep.models import MLP
-from fedkeep.simulation.autotune import choose_stack_size
-from fedkeep.simulation.run_settings import RunSettings
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.trials.autotune import choose_stack_size
+from fedkeep.trials.simulation import Simulation
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from turns import Shown, Turns
 import fedkeep
 from fedkeep.interface.codec import decode
 from fedkeep.models import Weights
-from fedkeep.simulation.checkpoint import load_manifest, manifests
+from fedkeep.trials.checkpoint import load_manifest, manifests
 
 
 def main() -> None:

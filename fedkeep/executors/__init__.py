@@ -1,0 +1,1 @@
+"""Executors that carry client steps out in worker processes."""

@@ -1,0 +1,267 @@
+"""Worker processes: how they start, how they are asked, and how they end.
+
+The same kind of worker runs whole trials and single client steps. Its parent sends requests of named kinds, and
+receives messages until one says that the request is done or has failed. A worker ends when its parent closes the
+connection or dies. If that happens during a request, a `KeyboardInterrupt` is raised in the worker, so that a trial can
+save its last round. Ctrl-C is sent to all processes of a terminal, and SIGTERM to all of a job or service; workers
+ignore them, and their parent decides what to do.
+"""
+
+from __future__ import annotations
+
+import _thread
+import multiprocessing
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from fedkeep._utils.memory import MemoryTrimmer, keep_freed_memory
+from fedkeep._utils.signals import signals_blocked_in_children
+from fedkeep.errors import FedKeepError, RunError
+from fedkeep.executors import ipc
+
+DONE, REFUSED, FAILED, PROGRESS = "done", "refused", "failed", "progress"
+"""The status of a worker's message: a result, an error that FedKeep raised on purpose, another error, or progress."""
+
+Message: TypeAlias = tuple[Any, dict[str, Tensor]]
+Handler: TypeAlias = Callable[[Any, dict[str, Tensor]], Message]
+"""Carries out one kind of request: maps content and tensors of the request to those of the result."""
+
+Main: TypeAlias = Callable[..., None]
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker process as its parent sees it.
+
+    ``process``: The process; None in tests in which the worker is a thread.
+    ``heard``: Whether it has sent a message.
+    """
+
+    connection: Connection
+    process: BaseProcess | None = None
+    heard: bool = False
+
+    def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send a request.
+
+        ``content``: The content, as JSON can represent it.
+        ``tensors``: Tensors by name.
+        """
+        try:
+            ipc.send(self.connection, [kind, content], tensors or {})
+        except OSError:
+            raise self.death() from None
+
+    def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
+        """Wait for a message of the worker.
+
+        Returns: One of `DONE`, `REFUSED`, `FAILED` and `PROGRESS`.
+        Returns: Tensors by name.
+        """
+        try:
+            (kind, content), tensors = ipc.receive(self.connection)
+        except (EOFError, OSError):
+            raise self.death() from None
+        self.heard = True
+        return kind, content, tensors
+
+    def death(self) -> RunError:
+        """Return the error for a worker that has died."""
+        code = None
+        if self.process is not None:
+            self.process.join(timeout=5)
+            code = self.process.exitcode
+        why = {None: ", perhaps for lack of memory", -9: ", perhaps for lack of memory", 1: "; its error stands above"}
+        return RunError(f"a worker process died with code {code}{why.get(code, '')}.")
+
+
+def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
+    """Start worker processes.
+
+    ``main``: What each process calls, as ``main(connection, *args)``.
+    ``*args``: Further arguments, which must be picklable.
+    """
+    context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
+    # Python would start its resource tracker with the first process, and unblock SIGTERM as it does.
+    resource_tracker.ensure_running()
+    workers = []
+    for _ in range(count):
+        parent_end, worker_end = context.Pipe()
+        process = context.Process(target=main, args=(worker_end, *args))
+        with _ignoring_interrupts(), signals_blocked_in_children():
+            process.start()
+        worker_end.close()  # so that the worker's death closes the connection
+        workers.append(Worker(parent_end, process))
+    return workers
+
+
+def stop_workers(workers: Sequence[Worker]) -> None:
+    """Let workers end, also in the middle of a request, and wait for them: a trial saves its last round first.
+
+    Workers that have not sent a message are killed: they are starting, or have finished no round.
+    """
+    # What was sent and not yet received counts: it shows a finished round.
+    kill_workers([worker for worker in workers if not worker.heard and not worker.connection.poll()])
+    for worker in workers:
+        worker.connection.close()
+    for worker in workers:
+        if worker.process is not None:
+            worker.process.join()
+
+
+def kill_workers(workers: Sequence[Worker]) -> None:
+    """End workers that have nothing to save, at once."""
+    for worker in workers:
+        worker.connection.close()
+        if worker.process is not None:
+            worker.process.kill()
+    for worker in workers:
+        if worker.process is not None:
+            worker.process.join()
+
+
+def wait_for_any(workers: Collection[Worker]) -> list[Worker]:
+    """Wait until at least one worker has sent a message.
+
+    Returns: Those with a message; may be empty after a timeout.
+    """
+    by_connection = {worker.connection: worker for worker in workers}
+    processes = {worker.process.sentinel: worker for worker in workers if worker.process is not None}
+    ready = wait([*by_connection, *processes], timeout=1.0)  # without a timeout, it has missed the death of a worker
+    with_message = [worker for connection, worker in by_connection.items() if connection in ready]
+    for worker in workers:
+        if worker.process is not None and not worker.process.is_alive() and not worker.connection.poll():
+            raise worker.death()
+    return with_message
+
+
+def serve(
+    connection: Connection,
+    handlers: Mapping[str, Handler],
+    receive: Callable[[], Message | None] | None = None,
+    at_work: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Carry out requests, one after another, until the connection is closed: the main loop of a worker.
+
+    ``receive``: Returns the next request, or None after the last; by default requests are read from the connection.
+    ``at_work``: Returns a context in which a request is carried out.
+    """
+    keep_freed_memory()
+    trimmer = MemoryTrimmer()
+    while True:
+        try:
+            message = ipc.receive(connection) if receive is None else receive()
+        except (EOFError, OSError):
+            return
+        if message is None:
+            return
+        (kind, content), tensors = message
+        with at_work():
+            status, content, result = carry_out(handlers[kind], content, tensors)
+        try:
+            try:
+                ipc.send(connection, [status, content], result)
+            except (RuntimeError, TypeError, ValueError):  # a tensor that cannot be sent
+                ipc.send(connection, [FAILED, traceback.format_exc()], {})
+        except OSError:  # the parent is gone
+            return
+        size = sum(tensor.numel() * tensor.element_size() for tensor in result.values())
+        del message, content, tensors, result  # models, which need not stay in memory until the next request
+        trimmer.dropped(size)
+
+
+def carry_out(handler: Handler, content: Any, tensors: dict[str, Tensor]) -> tuple[str, Any, dict[str, Tensor]]:
+    """Carry out a request.
+
+    ``tensors``: Its tensors by name.
+    Returns: `DONE`, or `REFUSED` or `FAILED` after an exception.
+    Returns: The content of the result, or the text of the exception.
+    Returns: The tensors of the result, by name.
+    """
+    try:
+        return DONE, *handler(content, tensors)
+    except FedKeepError as error:
+        return REFUSED, "\n".join([str(error), *getattr(error, "__notes__", ())]), {}
+    except Exception:
+        return FAILED, traceback.format_exc(), {}
+
+
+def run_worker(connection: Connection, handlers: Mapping[str, Handler]) -> None:
+    """Serve a parent from this process until it closes the connection or dies; called by a worker's ``main``.
+
+    ``handlers``: Carry out requests, by kind.
+    """
+    inbox = _Inbox(connection)
+    with suppress(KeyboardInterrupt):  # the request was abandoned; its finished rounds are saved
+        serve(connection, handlers, inbox.receive, inbox.at_work)
+
+
+class _Inbox:
+    """Reads the parent's messages in a thread, which notices at once when the parent is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._is_over = self._is_at_work = False
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def receive(self) -> Message | None:
+        return self._messages.get()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._is_at_work = True
+        try:
+            if self._is_over:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._is_at_work = False
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._messages.put(ipc.receive(self._connection))
+        except (EOFError, OSError):
+            self._is_over = True
+            self._messages.put(None)
+            if self._is_at_work:
+                _interrupt_main_thread()
+
+    def _on_interrupt(self, *_: object) -> None:
+        if self._is_over and self._is_at_work:
+            self._is_at_work = False  # only once, so that saving is not interrupted
+            raise KeyboardInterrupt
+
+
+def _interrupt_main_thread() -> None:
+    """Send the main thread the signal of Ctrl-C, which interrupts sleep too where the system supports that."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Let processes that are started in the block ignore Ctrl-C until they have their own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

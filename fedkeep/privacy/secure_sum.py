@@ -1,0 +1,108 @@
+"""Secure aggregation: what the server sees of a round's models is their mean, and no single one.
+
+A simulation adds up the same integers without masks. `fedkeep.flower.secagg_site` and `fedkeep.flower.secagg_server`
+mask them with SecAgg's protocol, and end with the same sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedkeep.aggregation.fixed_point import largest_weight, mean_of_sum, quantise
+from fedkeep.errors import ConfigError, ValueRefused
+from fedkeep.interface import Algorithm, Fit
+from fedkeep.models import Weights
+from fedkeep.models.weights import find_mismatch
+from fedkeep.privacy.privacy_checks import reason_against_sums
+from fedkeep.rounds.messages import UPDATE, Fault, StepRequest, no_reply, sent_model
+from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
+from fedkeep.rounds.state import SimulationState
+
+ALONE = "is one of fewer than two clients with examples, and a sum over them would show its model"
+"""The reason of a lost client that has nobody to hide among."""
+
+
+def weight_of(algorithm: Algorithm[Any, Any], fit: Fit) -> int:
+    """Return how much a client counts in the mean."""
+    is_uniform = getattr(algorithm, "aggregation", "num_examples") == "uniform"
+    return min(1, fit.num_examples) if is_uniform else fit.num_examples
+
+
+def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Weights:
+    """Return a client's weighted update, as integers."""
+    start = sent_model(request, state.context.runner.initial)
+    update = quantise(fit.model, start, weight_of(state.algorithm, fit), state.privacy.clipping_range)
+    return {UPDATE: update}
+
+
+def without_model(fit: Fit) -> Fit:
+    """Return what the server sees of a client's reply before the sum: the number of examples."""
+    return replace(fit, model={}, num_steps=0, loss=0.0)
+
+
+class SecureSum(ReplyStep):
+    """Puts the securely aggregated mean in the place of models that were asked for together."""
+
+    def applies(self, state: SimulationState) -> bool:
+        return state.privacy.secure_aggregation
+
+    def reason_against(self, state: SimulationState) -> str:
+        return reason_against_sums(state)
+
+    def receive(self, round: Round, reply: Reply) -> None:
+        """Take the model out, as a site does by itself; what remains of it is an update that nobody looks at."""
+        fit, form = reply.value, round.state.context_of(reply.client).runner.initial
+        if isinstance(fit, Fit):
+            if fit.model and not find_mismatch(fit.model, form):
+                try:
+                    reply.notes[self.name] = secure_update(round.state, reply.request, fit)
+                except ValueRefused as error:  # as the executor of sites says it
+                    raise no_reply(f"its site says: {error}") from error
+                fit = without_model(fit)
+            reply.value = fit
+
+    def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:
+        fits = {client: reply for client, reply in replies.items() if isinstance(reply.value, Fit)}
+        if not fits:
+            return replies
+        with round.timed():
+            others = sum(client not in round.lost and client not in fits for client in round.cohort)
+            mean, faults, size = self._mean(round.state, fits, round.fewest - others)
+        round.costs.up += size
+        round.lose_in_sum(fits, faults)
+        for client in fits.keys() - faults.keys():
+            fits[client].value = replace(fits[client].value, model=mean)
+        return {client: reply for client, reply in replies.items() if client not in faults}
+
+    def _mean(
+        self, state: SimulationState, fits: Mapping[str, Reply], fewest: int
+    ) -> tuple[Weights, dict[str, Fault], int]:
+        """Return the mean of models, the clients that are not in it, and the bytes of the vectors that the others sent.
+
+        Whatever convex combination of the replies' models a method makes, it makes of that mean.
+        """
+        form, clipping_range = state.context.runner.initial, state.privacy.clipping_range
+        weights = {client: weight_of(state.algorithm, reply.value) for client, reply in fits.items()}
+        if sum(weights.values()) > largest_weight(clipping_range):
+            raise ConfigError(
+                f"privacy.clipping_range={clipping_range:g} leaves room for {largest_weight(clipping_range)} examples "
+                f"in a round, and this one has {sum(weights.values())}. Set it lower, or run.cohort_size."
+            )
+        examples = {client: reply.value.num_examples for client, reply in fits.items()}
+        if sum(number > 0 for number in examples.values()) < 2:
+            return {}, dict.fromkeys(fits, no_reply(ALONE)), 0
+        updates = {client: reply.notes.get(self.name, {}) for client, reply in fits.items()}
+        result = state.executor.sum_updates(updates, examples, fewest)
+        faults = {client: no_reply(reason) for client, reason in result.lost.items()}
+        summed = [client for client in fits if client not in faults]
+        if not summed:
+            return {}, faults, 0
+        starts = [sent_model(fits[client].request, form) for client in summed]
+        try:
+            mean = mean_of_sum(result.total, starts, [weights[client] for client in summed], form, clipping_range)
+        except ValueRefused as error:
+            fault = no_reply(f"took part in {error}; which client is the cause cannot be told")
+            return {}, faults | dict.fromkeys(summed, fault), 0
+        return mean, faults, result.total.nbytes * len(summed)

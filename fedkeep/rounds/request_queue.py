@@ -1,0 +1,109 @@
+"""The requests of a round on their way to the executor: which wait, and which are under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from math import ceil
+
+from fedkeep._utils import progress
+from fedkeep.rounds.executor import Future
+from fedkeep.rounds.messages import Fault, StepRequest, StepResult
+from fedkeep.rounds.state import SimulationState
+
+
+class RequestQueue:
+    """Requests of one round: each is submitted when its client's last one is done.
+
+    ``waiting``: Requests that have not been submitted yet, by client.
+    ``under_way``: Requests that have been submitted, by client.
+    ``step_seconds``: Seconds of waiting for each client step, by name.
+    """
+
+    def __init__(self, state: SimulationState, ready: Callable[[StepRequest], StepRequest | Fault]) -> None:
+        self.state = state
+        self.ready = ready
+        self.waiting: dict[str, list[StepRequest]] = {}
+        self.under_way: dict[str, tuple[StepRequest, Future | Fault]] = {}
+        self.step_seconds: dict[str, float] = {}
+        self._began = 0.0
+        self._replies: dict[str, int] = {}  # how often each step was waited for, by name
+
+    def add(self, request: StepRequest) -> None:
+        """Let a request wait."""
+        self.waiting.setdefault(request.client, []).append(request)
+
+    def is_busy(self, client: str) -> bool:
+        """Tell whether a client has requests that are not done."""
+        return client in self.under_way or bool(self.waiting.get(client))
+
+    def prefetch(self) -> None:
+        """Submit requests that nobody waits for yet to idle workers, in the order in which they were asked for."""
+        if self.state.stack > 1:  # otherwise the groups would depend on which workers are idle
+            return
+        free = self.state.executor.prefetch - len(self.under_way)
+        if free > 0:
+            idle = [client for client in self.waiting if self.waiting[client] and client not in self.under_way]
+            for client in idle[:free]:
+                self._launch(client)
+
+    def launch_together(self, clients: Sequence[str]) -> None:
+        """Submit the next request of some clients, in groups of about the same size; the largest clients come first.
+
+        The groups depend only on the cohort, not on the workers, since stacking changes rounding.
+        """
+        ready = [client for client in clients if self.waiting.get(client) and client not in self.under_way]
+        if len(ready) > 1:
+            ready.sort(key=self.state.federation.num_examples, reverse=True)
+        groups = ceil(len(ready) / self.state.stack)
+        for number in range(groups):
+            self._launch(*ready[len(ready) * number // groups : len(ready) * (number + 1) // groups])
+
+    def _launch(self, *clients: str) -> None:
+        """Submit the next request of some clients as one group."""
+        requests: list[StepRequest] = []
+        for client in clients:
+            request = self.waiting[client].pop(0)
+            ready = self.ready(request)
+            if isinstance(ready, Fault):
+                self.under_way[client] = request, ready
+            else:
+                requests.append(ready)
+        if requests:
+            for request, future in zip(requests, self.state.executor.submit(*requests), strict=True):
+                self.under_way[request.client] = request, future
+
+    def arriving(self, clients: Sequence[str], expected: int | None) -> Iterator[tuple[StepRequest, Future | Fault]]:
+        """Yield the requests of clients, which are under way, each when its result arrives; failures come first.
+
+        Progress is reported of the ``expected`` replies to a step: the first ones. Whether a step is asked again, only
+        the method knows.
+        """
+        steps = [self.under_way[client][0].step.__name__ for client in clients]
+        failed = [client for client in clients if isinstance(self.under_way[client][1], Fault)]
+        others = [client for client in clients if not isinstance(self.under_way[client][1], Fault)]
+        completed = self.state.executor.as_completed([self.under_way[client][1] for client in others])
+        arriving = chain(failed, (others[position] for position in completed))
+        for step in steps:
+            done = self._replies.get(step, 0)
+            self._replies[step] = done + 1
+            progress.report(step, done, expected if expected is not None and done < expected else None)
+            self._began = time.perf_counter()
+            yield self.under_way.pop(next(arriving))
+
+    def count_seconds(self, request: StepRequest) -> None:
+        """Count the seconds of waiting for a request, when its result is there."""
+        step = request.step.__name__
+        self.step_seconds[step] = self.step_seconds.get(step, 0.0) + time.perf_counter() - self._began
+
+    def take(self, client: str) -> tuple[StepRequest, StepResult | Fault]:
+        """Wait for the result of a client's request."""
+        request, future = self.under_way.pop(client)
+        return request, future if isinstance(future, Fault) else self.state.executor.wait(future)
+
+    def clear(self) -> None:
+        """Drop all requests."""
+        self.waiting.clear()
+        self.under_way.clear()
+        self.state.executor.cancel_all()

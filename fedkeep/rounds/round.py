@@ -1,0 +1,380 @@
+"""A round in progress: which clients are asked, which are lost, and the way of their replies to the method.
+
+Client states take effect only when the round is over, so that it can be rolled back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from types import MethodType
+from typing import Any
+
+import torch
+
+from fedkeep._utils import seeds
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.errors import in_one_line
+from fedkeep.interface import Fit
+from fedkeep.interface.algorithm import server_arguments, unwrap_step
+from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.pytree import copy_containers, num_bytes
+from fedkeep.models.weights import RunningMean
+from fedkeep.rounds.messages import Fault, StepRequest, StepResult, no_reply
+from fedkeep.rounds.reply_step import Costs, Reply, ReplyStep, set_aside
+from fedkeep.rounds.reply_store import ReplyStore
+from fedkeep.rounds.request_queue import RequestQueue
+from fedkeep.rounds.state import SimulationState
+
+Step = Callable[..., Any]
+
+
+class TooFewClients(BaseException):  # not an Exception: a method that catches those must not swallow it
+    """Fewer clients replied than ``run.min_clients``; the round is rolled back."""
+
+
+@dataclass
+class Attendance:
+    """Who answered in a round, and who was lost.
+
+    ``lost``: Lost clients, and why.
+    ``refused``: Those of whom a reply was refused.
+    ``lost_between_rounds``: Clients that were lost at the beginning or the end of the task only.
+    ``answered``: Clients of whom a reply was accepted.
+    ``asks_all``: Whether a task begins or ends, when all clients are asked, and the round is never rolled back.
+    """
+
+    lost: dict[str, Fault] = field(default_factory=dict)
+    refused: dict[str, Fault] = field(default_factory=dict)
+    lost_between_rounds: dict[str, Fault] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    asks_all: bool = False
+
+
+class RoundState:
+    """Asks the clients of one round, takes their replies through the reply steps, and keeps the round's records.
+
+    ``state``: What the round starts from. Its client states are replaced only when the round is over.
+    ``number``: The round, counted over the whole run.
+    ``cohort``: Ids of the round's clients, in order.
+    ``steps``: The reply steps that take part, in order.
+    ``queue``: The requests that are not done.
+    ``attendance``: Who answered, and who was lost.
+    ``client_states``: New states of the round's clients.
+    ``uses``: Number of uses of randomness in this round, by client and purpose.
+    ``fits``: Results of local training, in the order of arrival, without models.
+    ``mean``: Of the models that clients returned, if it is evaluated.
+    ``costs``: Bytes and seconds.
+    """
+
+    def __init__(self, state: SimulationState, number: int, cohort: list[str], steps: Sequence[ReplyStep]) -> None:
+        self.state = state
+        self.number = number
+        self.cohort = cohort
+        self.steps = [step for step in steps if step.applies(state)]
+        self.queue = RequestQueue(state, self._ready)
+        self.attendance = Attendance()
+        self.client_states: dict[str, Any] = {}
+        self.uses: dict[str, dict[str, int]] = {}
+        self.fits: list[tuple[str, Fit]] = []
+        self.mean = RunningMean()
+        self.costs = Costs()
+        self._arrived: dict[str, Reply] = {}  # not accepted yet, since those of earlier clients have not arrived
+
+    @property
+    def task(self) -> int:
+        """The current task, counted from 1."""
+        return self.state.run_settings.position(self.number)[0]
+
+    @property
+    def round(self) -> int:
+        """The round of this task, counted from 1."""
+        return self.state.run_settings.position(self.number)[1]
+
+    @property
+    def lost(self) -> Mapping[str, Fault]:
+        """Lost clients, and why."""
+        return self.attendance.lost
+
+    @property
+    def refused(self) -> Mapping[str, Fault]:
+        """Clients of whom a reply was refused in this round, and why."""
+        return self.attendance.refused
+
+    @property
+    def answered(self) -> set[str]:
+        """Clients of whom a reply was accepted."""
+        return self.attendance.answered
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether a task begins or ends, when all clients are asked, and the round is never rolled back."""
+        return self.attendance.asks_all
+
+    @property
+    def set_aside(self) -> dict[str, str]:
+        """Clients that are not asked, and why."""
+        return set_aside(self.steps, self.state)
+
+    @property
+    def fewest(self) -> int:
+        """With fewer clients the round is rolled back."""
+        return 0 if self.asks_all else min(self.state.run_settings.min_clients, len(self.cohort))
+
+    def start(self, requests: Sequence[StepRequest]) -> None:
+        """Queue requests without waiting: each is carried out before its client's next one, whenever that is."""
+        with self.timed():
+            self._queue(requests)
+            self.queue.prefetch()
+
+    def queue_up(self, requests: Sequence[StepRequest]) -> list[str]:
+        """Queue requests for which `collect` is called next, and return their clients."""
+        with self.timed():
+            self._queue(requests)
+        return [request.client for request in requests]
+
+    def ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
+        """Ask clients for a step that every method has, and return the replies of those that are not lost."""
+        bound = MethodType(step, self.state.algorithm)
+        requests = [StepRequest(client, bound, args, {}, self.task, self.round) for client in clients]
+        replies = self.collect(self.queue_up(requests))
+        return {client: reply.value for client, reply in replies.items()}
+
+    def combine(self, replies: dict[str, Reply]) -> dict[str, Any]:
+        """Return the values of replies that were asked for together, as the method sees them."""
+        for step in self.steps:
+            replies = step.combine(self, replies)
+        return {client: reply.value for client, reply in replies.items()}
+
+    def finish(self) -> None:
+        """Carry out all waiting requests, so that every step that was asked for is done by the end of the round."""
+        self.collect(list(self.queue.waiting), one_by_one=True)
+
+    def abandon(self) -> None:
+        """Drop all requests that are waiting or running."""
+        with self.timed():
+            self.queue.waiting.clear()
+            for step in self.steps:
+                step.abandon(self)
+            self.queue.clear()
+
+    def unused_replies(self) -> Iterator[Reply]:
+        """Yield the replies that have arrived, or will, after the round was rolled back."""
+        yield from self._arrived.values()
+        for client in list(self.queue.under_way):
+            request, result = self.queue.take(client)
+            yield Reply(request, fault=result) if isinstance(result, Fault) else _reply(request, result)
+
+    def refuse(self, reply: Reply, fault: Fault) -> None:
+        """Refuse a reply that had arrived: the client's state is as it was before the step."""
+        self.restore(reply)
+        self._lose(reply.client, fault)
+
+    def restore(self, reply: Reply) -> None:
+        """Give a client the state back that it had before a step."""
+        if reply.state_before is None:
+            self.client_states.pop(reply.client, None)
+        else:
+            self.client_states[reply.client] = reply.state_before
+
+    def lose_in_sum(self, replies: Mapping[str, Reply], faults: Mapping[str, Fault]) -> None:
+        """Lose clients whose models were to be summed up."""
+        for client, fault in faults.items():
+            self.fits = [one for one in self.fits if one[0] != client]
+            self.answered.discard(client)
+            self.restore(replies[client])
+            self._note_lost(client, fault)
+        self._require_clients()
+
+    @contextmanager
+    def between_rounds(self) -> Iterator[None]:
+        """Ask clients at the beginning or the end of a task within this block; no client counts as lost at first."""
+        attendance = self.attendance
+        lost, attendance.lost, attendance.asks_all = attendance.lost, {}, True
+        yield
+        attendance.lost_between_rounds |= attendance.lost
+        attendance.lost, attendance.asks_all = lost, False
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the seconds of a block as waiting for clients, not as the server's work."""
+        timer = self.state.context.timer
+        began, before = time.perf_counter(), timer.total
+        try:
+            yield
+        finally:
+            self.costs.waiting_seconds += time.perf_counter() - began
+            self.costs.client_seconds += timer.total - before
+
+    def record(self) -> dict[str, Any]:
+        """Return the round's record; the loss is None if nobody told it, or it is not finite."""
+        order = {client: number for number, client in enumerate(self.cohort)}  # sums must not depend on timing
+        fits = [fit for _, fit in sorted(self.fits, key=lambda one: order.get(one[0], len(order)))]
+        examples, privacy = sum(fit.num_examples for fit in fits), self.state.privacy
+        has_loss = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
+        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if has_loss else None
+        lost = self.attendance.lost_between_rounds | self.attendance.lost
+        record: dict[str, Any] = {
+            "task": self.task,
+            "round": self.number,
+            "cohort": self.cohort,
+            "lost": {client: fault.text for client, fault in lost.items()},
+            "loss": loss if loss is not None and isfinite(loss) else None,
+            "examples": examples,
+            "down": self.costs.down,
+            "up": self.costs.up,
+        }
+        for step in self.steps:
+            record |= step.record(self)
+        return record
+
+    def _queue(self, requests: Sequence[StepRequest]) -> None:
+        aside = self.set_aside
+        for request in requests:
+            if request.client in aside and request.client not in self.lost:
+                self._lose(request.client, no_reply(aside[request.client]))
+            if request.client not in self.lost:
+                self.costs.down += num_bytes([request.args, request.kwargs])
+                self.queue.add(self._delivered(request))
+
+    def collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Reply]:
+        """Carry out all waiting requests of some clients, and return the last reply of each that is not lost.
+
+        Clients are finished side by side if there are workers or stacks, and nobody wants them ``one_by_one``.
+        """
+        state, queue, models = self.state, self.queue, list[Reply]()
+        replies: dict[str, Reply] = {}
+        expected = 0 if state.own_contexts else len(clients)  # other networks, other sizes
+        store = ReplyStore(state.weights_file, expected) if len(clients) > 1 else None
+        together = not one_by_one and (state.executor.prefetch or state.stack > 1)
+        with self.timed():
+            for group in [clients] if together else [[client] for client in clients]:
+                while unfinished := [name for name in group if name not in self.lost and queue.is_busy(name)]:
+                    queue.launch_together(unfinished)
+                    if len(group) == 1:  # a cohort that is asked at once keeps all workers busy anyway
+                        queue.prefetch()
+                    # Checked as they arrive, so that few results wait in memory; accepted in the clients' order, on
+                    # which the record depends.
+                    asked, self._arrived = set(unfinished), {}
+                    arrived = self._arrived
+                    order = deque(client for client in unfinished if client in queue.under_way)
+                    under_way = [client for client in queue.under_way if client in asked]
+                    for request, future in queue.arriving(under_way, None if self.asks_all else len(self.cohort)):
+                        result = future if isinstance(future, Fault) else state.executor.wait(future)
+                        queue.count_seconds(request)
+                        arrived[request.client] = self._receive(request, result, store)
+                        del future, result  # which may be stored by now, while the next one is made
+                        if store is not None:
+                            store.trim()
+                        while order and order[0] in arrived:
+                            reply = arrived.pop(order.popleft())
+                            if self._accept(reply):
+                                replies[reply.client] = reply
+                                models += [reply] if isinstance(reply.value, Fit) else []
+                            del reply
+        self._screen(models)
+        for client in clients:
+            queue.waiting.pop(client, None)
+        return {client: replies[client] for client in clients if client in replies and client not in self.lost}
+
+    def _receive(self, request: StepRequest, result: StepResult | Fault, store: ReplyStore | None) -> Reply:
+        """Take one reply through the steps alone; nothing of the round changes."""
+        if isinstance(result, Fault):
+            return Reply(request, fault=result)
+        reply, state = _reply(request, result), self.state
+        try:
+            for step in self.steps:
+                step.receive(self, reply)
+        except Fault as fault:  # without its traceback, which holds the model
+            return Reply(request, uses=reply.uses, fault=Fault(fault.text, fault.kind))
+        reply.size = num_bytes(reply.value)
+        if state.through_codec:
+            reply.state = decode(encode(reply.state), state.client_state_type, state.device)
+            hint = annotations_of(unwrap_step(request.step))["return"]
+            reply.value = decode(encode(reply.value), hint, state.device)
+        else:
+            reply.value = copy_containers(reply.value)
+        if store is not None:
+            reply.value, reply.notes = store.keep((reply.value, reply.notes))
+        return reply
+
+    def _accept(self, reply: Reply) -> bool:
+        """Keep the client's new state, and tell whether the reply goes on."""
+        for step in self.steps:
+            step.arrived(self, reply)
+        client = reply.client
+        if reply.fault is not None:
+            self._lose(client, reply.fault)
+            return False
+        reply.state_before = self.client_states.get(client)
+        self.client_states[client], self.uses[client] = reply.state, reply.uses
+        self.costs.up += reply.size
+        self.answered.add(client)
+        return True
+
+    def _screen(self, models: Sequence[Reply]) -> None:
+        """Let steps compare models that were asked for together, and keep those that all of them accept."""
+        for step in self.steps:
+            for reply, fault in step.screen(self, [one for one in models if one.client not in self.lost]):
+                if reply.client not in self.lost:
+                    self.refuse(reply, fault)
+        for reply in models:
+            if reply.client not in self.lost:
+                for step in self.steps:
+                    step.accepted(self, reply)
+                self._add_fit(reply.client, reply.value)
+
+    def _add_fit(self, client: str, fit: Fit) -> None:
+        """Keep what the record and the mean of the round need of a training."""
+        if self.state.averages_local_models and fit.num_steps:
+            self.mean.add(fit.model)
+        if self.state.algorithm.sequential:  # the model takes the place of the one before
+            self.state.weights_file.trimmer.dropped(num_bytes(fit.model))
+        self.fits.append((client, Fit({}, fit.num_examples, fit.num_steps, fit.loss)))
+
+    def _lose(self, client: str, fault: Fault) -> None:
+        self._note_lost(client, fault)
+        self._require_clients()
+
+    def _note_lost(self, client: str, fault: Fault) -> None:
+        fault = Fault(in_one_line(fault.text), fault.kind)  # it may contain text from the client
+        self.attendance.lost[client] = fault
+        if fault.refused:
+            self.attendance.refused[client] = fault
+        self.queue.waiting.pop(client, None)
+
+    def _require_clients(self) -> None:
+        """End the round if too few of its clients are left."""
+        if sum(name not in self.lost for name in self.cohort) < self.fewest:
+            raise TooFewClients
+
+    def _ready(self, request: StepRequest) -> StepRequest | Fault:
+        """Return a request with its client's state as it is now, or why it fails on demand."""
+        client, state = request.client, self.state
+        if dropout := state.run_settings.client_dropout:
+            number = torch.rand((), generator=seeds.rng(state.seed, "dropout", round=self.number, client=client))
+            if number < dropout:
+                return no_reply("dropped out")
+        reason = state.fault_injector(self.number, client, request.step.__name__) if state.fault_injector else None
+        if reason is not None:
+            return no_reply(reason)
+        now = self.client_states.get(client, state.client_states.get(client))
+        return replace(request, state=now, uses=dict(self.uses.get(client, {})))
+
+    def _delivered(self, request: StepRequest) -> StepRequest:
+        """Return a request as its client receives it."""
+        if not self.state.through_codec:
+            return replace(request, args=copy_containers(request.args), kwargs=copy_containers(request.kwargs))
+        hints, device = annotations_of(unwrap_step(request.step)), self.state.device
+        names = server_arguments(request.step)
+        args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, request.args, strict=False))
+        kwargs = {name: decode(encode(arg), hints[name], device) for name, arg in request.kwargs.items()}
+        return replace(request, args=args, kwargs=kwargs)
+
+
+def _reply(request: StepRequest, result: StepResult) -> Reply:
+    return Reply(request, result.reply, result.state, result.uses)

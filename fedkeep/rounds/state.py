@@ -1,0 +1,254 @@
+"""The state of a simulation between two rounds: all that a round starts from and that a checkpoint contains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import torch
+
+from fedkeep._utils import seeds
+from fedkeep.data import Augmentation, Federation
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, Training
+from fedkeep.interface.algorithm import state_types
+from fedkeep.interface.privacy import Privacy
+from fedkeep.models import Weights
+from fedkeep.models.weights_file import WeightsFile
+from fedkeep.rounds.attack_options import Attack
+from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.evaluation_models import EvaluationModel, distinct_models
+from fedkeep.rounds.executor import Executor, SerialExecutor
+from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.training.compiled_training import TorchCompiler
+from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
+from fedkeep.training.evaluation import Counts, count_correct
+from fedkeep.training.model_check import ModelCheck
+from fedkeep.training.model_runner import Factory, ModelRunner, check_batch_size
+from fedkeep.training.party import LocalServer
+
+FaultInjector = Callable[[int, str, str], str | None]
+"""Lets client steps fail on demand: maps (round, client, step) to the reason of the failure, or to None."""
+
+MAX_STEP_FACTOR = 10
+"""How many times the optimizer steps that the recipe's epochs and batch size need a client may have taken."""
+MAX_PERMUTED = 100_000
+"""Largest number of clients for which a cohort is sampled by permuting all of them."""
+
+
+@dataclass
+class RoundResult:
+    """The result of a round.
+
+    ``record``: The same on every machine: cohort, lost clients, loss, bytes, and in evaluated rounds correct
+        predictions by class.
+    ``timings``: Seconds by part of the round, which differ between machines.
+    ``releases``: What left with noise, for a ledger that no resume cuts back (see
+        `fedkeep.privacy.privacy_account`).
+    """
+
+    record: dict[str, Any]
+    timings: dict[str, float]
+    releases: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SimulationState:
+    """One method with one seed on one federation, between two rounds.
+
+    ``federation``: The clients' data; with a stream of tasks that of the first task, and later that of the current
+        task.
+    ``factory``: Builds the network, with PyTorch's default initial weights and the classes of the first task.
+    ``augmentation``: Random changes of training images.
+    ``seed``: Seed of everything random (see `fedkeep._utils.seeds`).
+    ``device``: Where models and data are.
+    ``stack``: Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
+    ``privacy``: What of a client is noised before it leaves.
+    ``attack``: What malicious clients do, in tests of defences.
+    ``fault_injector``: For tests: lets client steps fail on demand.
+    ``through_codec``: For tests: encodes and decodes every message instead of passing it by reference.
+    ``client_factories``: Build the networks of clients with another architecture, by client id; clients that share an
+        architecture share the factory object.
+    ``load_generator``: Returns the frozen image generator of a task. It is called often, so it should cache.
+    ``initial``: The initial model of the server's network; by default what the factory builds.
+    ``server``: The server, with its model and state.
+    ``client_states``: The clients' states by client id.
+    ``changed``: Clients whose state has changed since the last checkpoint.
+    ``finished``: Number of finished rounds, over all tasks.
+    ``executor``: Carries out client steps; `serial`, in this process, unless it is replaced.
+    ``client_state_type``: The dataclass of what a client keeps between rounds.
+    ``weights_file``: Where models of a round lie for which memory has no room.
+    ``round_average``: The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
+    ``moving_average``: The moving average of these models; empty before the first.
+    """
+
+    algorithm: Algorithm[Any, Any]
+    federation: Federation
+    factory: Factory
+    training: Training = field(default_factory=Training)
+    run_settings: RunSettings = field(default_factory=RunSettings)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    stack: int = 1
+    defense: Defense = field(default_factory=Defense)
+    privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
+    fault_injector: FaultInjector | None = None
+    through_codec: bool = False
+    client_factories: Mapping[str, Factory] = field(default_factory=dict)
+    load_generator: LoadGenerator = no_generator
+    initial: Weights | None = None
+
+    def __post_init__(self) -> None:
+        if self.stack < 1:
+            raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
+        dataset = self.federation.dataset
+        self.federation = self.federation.to(self.device)
+        rows = self.algorithm.rows_per_class
+        runner = ModelRunner(self.factory, self.seed, self.device, rows, self.initial)
+        base = ClientContext(
+            runner,
+            dataset.normalise,
+            self.augmentation,
+            self.training,
+            self.seed,
+            self.federation.cumulative_classes[-1],
+            dataset.image_format,
+            dataset.label_names,
+            self.load_generator,
+            privacy=self.privacy,
+        )
+        self.context = base.with_runner(runner)
+        contexts = {
+            factory: base.with_runner(ModelRunner(factory, self.seed, self.device, rows))
+            for factory in dict.fromkeys(self.client_factories.values())
+        }
+        self.contexts = [self.context, *contexts.values()]
+        self.own_contexts = {client: contexts[factory] for client, factory in self.client_factories.items()}
+        for context in self.contexts:
+            check_batch_size(context.runner.train_network, self.training.batch_size)
+        server_state, self.client_state_type = state_types(type(self.algorithm))
+        self.server = LocalServer(
+            self.context,
+            self.federation.server_data,
+            server_state(),
+            self.context.runner.initial,
+            len(self.federation.clients),
+            check=self._model_check(),
+        )
+        self.serial = SerialExecutor(self.context, self.federation, self.client_state_type, self.own_contexts)
+        self.executor: Executor = self.serial
+        self.client_states: dict[str, Any] = {}
+        self.changed: set[str] = set()
+        self.finished = 0
+        self.weights_file = WeightsFile()
+        self.round_average: Weights = self.server.model
+        self.moving_average: Weights = {}
+
+    def _model_check(self) -> ModelCheck | None:
+        if self.defense.loss_check != "server":
+            return None
+        return ModelCheck(self.context, self.federation.server_data, self.defense.loss_examples)
+
+    @property
+    def evaluation_models(self) -> tuple[EvaluationModel, ...]:
+        """The models that are evaluated, each once."""
+        return distinct_models(self.run_settings.evaluation_models, self.algorithm)
+
+    @property
+    def averages_local_models(self) -> bool:
+        """Whether the mean of the models that a round's clients returned is wanted (see `EvaluationModel`)."""
+        return self.evaluation_models != ("last",) and self.algorithm.sequential
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the run, over all tasks."""
+        return self.run_settings.rounds * self.federation.num_tasks
+
+    def compile_steps(self, num_steps: int) -> None:
+        """Let `torch.compile` compile the steps of local training.
+
+        ``num_steps``: Number of steps in a graph (see `fedkeep.training.compiled_training`); 0: steps are not compiled.
+        """
+        for context in self.contexts:
+            context.compiler = TorchCompiler(context.runner, self.training, num_steps) if num_steps else None
+
+    def set_task(self, task: int) -> None:
+        """Go to a task: its data, and networks with rows for its classes. No model changes."""
+        if task != self.federation.task:
+            self.federation = self.serial.federation = self.federation.for_task(task)
+            for context in self.contexts:
+                context.set_task(self.federation.cumulative_classes)
+
+    def context_of(self, client: str) -> ClientContext:
+        """Return the context with a client's network.
+
+        ``client``: The client's id; any other text for the server.
+        """
+        return self.own_contexts.get(client, self.context)
+
+    def sample_cohort(self, round: int, aside: Collection[str] = ()) -> list[str]:
+        """Return the clients of a round, in order, which are the same for every method with this seed.
+
+        Clients that are set aside are not drawn, so that a cohort stays as large as the recipe says. The round is
+        counted over the whole run.
+        """
+        clients = self.federation.clients
+        population = len(clients)
+        if len(aside) == population:
+            aside = ()
+        size = min(self.run_settings.cohort_size, population - len(aside))
+        rng = seeds.rng(self.seed, "cohort", round=round)
+        if population <= MAX_PERMUTED:
+            order = [clients[i] for i in torch.randperm(population, generator=rng).tolist()[: size + len(aside)]]
+        else:
+            # Permuting millions to choose a few is slow: sample with replacement and keep first occurrences instead.
+            first: dict[str, None] = {}
+            while len(first) < size + len(aside):
+                drawn = torch.randint(population, (2 * size,), generator=rng).tolist()
+                first |= dict.fromkeys(clients[i] for i in drawn)
+            order = list(first)
+        return [client for client in order if client not in aside][:size]
+
+    def trainable_examples(self, client: str) -> int:
+        """Return on how many examples a client can train at most in this task."""
+        algorithm, federation = self.algorithm, self.federation
+        held = federation.total_examples(client) if algorithm.keeps_examples else federation.num_examples(client)
+        return held + algorithm.generated_per_class * self.context.num_classes
+
+    def most_steps(self, client: str) -> int:
+        """Return how many optimizer steps a client's training has at most."""
+        batches = ceil(self.trainable_examples(client) / self.training.batch_size)
+        return MAX_STEP_FACTOR * self.training.epochs * max(batches, 1)
+
+    def evaluation_model(self, which: EvaluationModel) -> Weights:
+        """Return a model to evaluate.
+
+        ``which``: Which one (see `EvaluationModel`).
+        Returns: The model; before the first round the initial one.
+        """
+        if which == "moving":
+            return self.moving_average or self.server.model
+        return self.round_average if which == "round" else self.server.eval_model or self.server.model
+
+    def evaluate(self, model: Weights, client: str = "") -> Counts:
+        """Count a model's correct predictions on the test images of all classes seen so far.
+
+        ``client``: The client whose network it belongs to; empty for the server's.
+        """
+        return count_correct(self.context_of(client), model, self.federation.dataset.test)
+
+    def evaluate_on(self, client: str, model: Weights, owner: str) -> list[int]:
+        """Evaluate a model on a client's examples, without augmentation.
+
+        ``owner``: The client whose network the model belongs to.
+        Returns: Number of correct predictions, and number of examples.
+        """
+        data = self.federation.data(client)
+        if not len(data["label"]):
+            return [0, 0]
+        counts = count_correct(self.context_of(owner), model, data)
+        return [sum(counts.correct), sum(counts.total)]

@@ -1,1 +1,0 @@
-"""Rounds on one machine: cohorts, executors, states, checkpoints, trials and callbacks."""

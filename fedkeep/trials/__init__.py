@@ -1,0 +1,1 @@
+"""Trials: a simulation round after round, its reply steps, callbacks and checkpoints."""

@@ -1,0 +1,134 @@
+"""Callbacks of a simulation: evaluation, records, checkpoints, progress, and whatever users add."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from fedkeep.metrics import near_copies
+from fedkeep.models import Weights
+from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.training.evaluation import count_predictions
+from fedkeep.trust.attacks import backdoor_success, first_new_class
+
+Outcome: TypeAlias = tuple[bool, Mapping[str, float]] | None
+"""What a callback returns after a round: whether the trial ends, and numbers by name; None: neither."""
+
+
+class Callback:
+    """Base class of callbacks; override the methods that are needed.
+
+    All methods receive the simulation's state, such as ``state.server.model`` (the global model), ``state.finished``
+    (the number of finished rounds), ``state.algorithm`` and ``state.seed``. Do not change it, since the results would
+    change. An exception in a callback ends the trial, which keeps its finished rounds; other trials go on.
+    """
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        """Run once before the first round, also after a resume.
+
+        Parameters
+        ----------
+        state : SimulationState
+            The simulation.
+        """
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> Outcome:
+        """Run after every round, including rounds that were rolled back.
+
+        Parameters
+        ----------
+        state : SimulationState
+            The simulation.
+        result : RoundResult
+            The record and the timings of the round.
+
+        Returns
+        -------
+        tuple[bool, Mapping[str, float]] or None
+            Whether the trial ends with this round, as if it had been the last one; and numbers by name, which are in
+            the round's record, and in tables and comparisons as those are that a method logs. None: neither.
+        """
+        return None
+
+    def on_trial_end(self, state: SimulationState) -> None:
+        """Run once at the end, also if the trial was stopped by an exception or Ctrl-C.
+
+        Parameters
+        ----------
+        state : SimulationState
+            The simulation.
+        """
+
+
+class EarlyStopping(Callback):
+    """Ends a trial when the test loss has not fallen for some evaluations; a resumed trial counts them anew.
+
+    Parameters
+    ----------
+    patience : int
+        Number of evaluations in a row without a lower loss.
+    """
+
+    def __init__(self, patience: int = 10) -> None:
+        self.patience = patience
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        self.best, self.waited = math.inf, 0
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> Outcome:
+        loss = result.record.get("test_loss", -math.inf)  # None if it is not finite
+        if loss != -math.inf:
+            self.waited = 0 if loss is not None and loss < self.best else self.waited + 1
+            self.best = min(self.best, math.inf if loss is None else loss)
+        return self.waited >= self.patience, {}
+
+
+class OnRoundEnd(Callback):
+    """Calls a function after every round."""
+
+    def __init__(self, function: Callable[[SimulationState, RoundResult], object]) -> None:
+        self.function = function
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        self.function(state, result)
+
+
+class Evaluation(Callback):
+    """Adds correct predictions by class to the records of the rounds that ``run.evaluate_every`` names."""
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        began = time.perf_counter()
+        _, round = state.run_settings.position(result.record["round"])
+        if state.run_settings.is_due(round):
+            models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
+            (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
+            result.record |= first
+            if others:
+                result.record["evaluation_models"] = dict(others)
+            if state.attack.kind == "backdoor":
+                result.record["backdoor"] = self._backdoor(state)
+        if round == state.run_settings.rounds and state.federation.holds_client_data:
+            generated, dataset = state.algorithm.generated_images(state.server.state), state.federation.dataset
+            near = near_copies(generated, dataset.train, dataset.test) if generated else None
+            result.record |= {"nearest_real": near} if near else {}
+        result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
+
+    def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:
+        """Evaluate a model on the test images of all classes seen so far, with the method's `Algorithm.predict`."""
+        counts = count_predictions(
+            lambda images: state.algorithm.predict(state.server, model, images),
+            state.federation.dataset.test,
+            state.context.num_classes,
+        )
+        return {"correct": counts.correct, "test_loss": counts.loss}
+
+    def _backdoor(self, state: SimulationState) -> float:
+        """Return how often the first evaluation model takes an image with a backdoor's trigger for its target."""
+        model = state.evaluation_model(state.evaluation_models[0])
+        return backdoor_success(
+            lambda images: state.algorithm.predict(state.server, model, images),
+            state.federation.dataset.test,
+            first_new_class(state.federation),
+        )

@@ -1,0 +1,140 @@
+"""One trial in progress: a method with a seed, round after round, whatever carries out the client steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fedkeep.aggregation.mean import ema
+from fedkeep.errors import ConfigError
+from fedkeep.interface import NoState
+from fedkeep.interface.algorithm import handles_tasks, state_types
+from fedkeep.interface.pytree import copy_containers
+from fedkeep.privacy.privacy_account import PrivacyAccount
+from fedkeep.rounds.cohort import RoundCohort
+from fedkeep.rounds.reply_step import ReplyStep, set_aside
+from fedkeep.rounds.reply_store import load
+from fedkeep.rounds.round import RoundState, TooFewClients
+from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.rounds.step_checks import check_server
+from fedkeep.trials.callbacks import Callback, Evaluation
+from fedkeep.trials.reply_steps import reply_steps
+from fedkeep.trust.attacks import poison
+
+
+@dataclass
+class Simulation(SimulationState):
+    """One method with one seed on one federation; `run_round` carries out the next round.
+
+    ``callbacks``: Called at the end of every round; by default `Evaluation`. `fedkeep.trials.trial.run_trial` adds
+        others.
+    """
+
+    callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
+
+    def __post_init__(self) -> None:
+        self.take_steps(())
+        self.federation = poison(self.federation, self.attack, self.seed)
+        super().__post_init__()
+
+    def take_steps(self, own: Sequence[ReplyStep]) -> None:
+        """Begin with new reply steps, the user's own among them; refuse what cannot be carried out with them."""
+        self.steps = reply_steps(own)
+        reasons = [reason for step in self.steps if step.applies(self) and (reason := step.reason_against(self))]
+        if reasons:
+            raise ConfigError(" ".join(reasons))
+
+    def run_round(self) -> RoundResult:
+        """Carry out the next round, and the beginning or the end of a task if it is due.
+
+        If an exception is raised, the simulation is as it was after the round before.
+        """
+        began = time.perf_counter()
+        number = self.finished + 1
+        before = self.server.model, self.server.eval_model, copy_containers(self.server.state)
+        averages, task = (self.round_average, self.moving_average), self.federation.task
+        kept = [copy_containers(step.kept) for step in self.steps]
+        for step in self.steps:
+            step.begin_round(self, number)
+        self.context.timer.reset()
+        self.server.logged = {}
+        round = RoundState(self, number, self.sample_cohort(number, set_aside(self.steps, self)), self.steps)
+        rolled_back = False
+        try:
+            self.set_task(round.task)
+            self.executor.begin_round(number, round.cohort)
+            started = time.perf_counter()
+            self.server.begin_round(round.task, round.round)
+            if round.round == 1:
+                self._begin_task(round)
+            # `begin_task` is carried out once: its effects stay even if the task's first round is rolled back.
+            round_start = (
+                self.server.model,
+                self.server.eval_model,
+                copy_containers(self.server.state),
+                dict(round.client_states),
+            )
+            try:
+                self.algorithm.round(self.server, RoundCohort(round, round.cohort))
+                check_server(self.algorithm, self.server, type(before[2]))
+                round.finish()
+            except TooFewClients:
+                rolled_back = True
+                round.abandon()
+                self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
+            if round.round == self.run_settings.rounds:
+                with round.between_rounds():
+                    self.algorithm.end_task(self.server, RoundCohort(round, self.federation.clients))
+                    round.finish()
+            self.server.model, self.server.eval_model = load(self.server.model), load(self.server.eval_model)
+            self.context.synchronize()
+            server_work = self.context.timer.total - round.costs.client_seconds
+            server_seconds = time.perf_counter() - started - round.costs.waiting_seconds - server_work
+            record = round.record() | {"rolled_back": rolled_back, "log": self.server.logged}
+            self.finished = number
+        except BaseException:
+            self.server.model, self.server.eval_model, self.server.state = before
+            self.round_average, self.moving_average = averages
+            for step, before_round in zip(self.steps, kept, strict=True):
+                step.kept = before_round
+            self.set_task(task)
+            self.executor.stop()
+            raise
+        if self.client_state_type is not NoState:
+            self.client_states |= round.client_states
+            self.changed |= set(round.client_states)
+        if not rolled_back:
+            self._average(round)
+        timings = {"round": number, "train": self.context.timer.train, "teachers": self.context.timer.teachers}
+        timings["server"] = server_seconds
+        timings |= {f"step {name}": seconds for name, seconds in round.queue.step_seconds.items()}
+        timings["evaluate"] = round.costs.evaluation_seconds
+        accounts = [step for step in self.steps if isinstance(step, PrivacyAccount)]
+        result = RoundResult(record, timings, accounts[0].releases(record, self.server.told) if accounts else {})
+        for callback in self.callbacks:
+            callback.on_round_end(self, result)
+        for step in round.steps:
+            step.end_round(round, result.record)
+        timings["round_seconds"] = time.perf_counter() - began
+        return result
+
+    def _begin_task(self, round: RoundState) -> None:
+        """Let the method prepare for a task; one that handles no tasks starts with fresh states, from its model."""
+        if round.task > 1:
+            self.server.eval_model = {}
+            self.round_average = self.server.expand_head(self.round_average)
+            self.moving_average = self.server.expand_head(self.moving_average)
+            if not handles_tasks(type(self.algorithm)):
+                self.server.state = state_types(type(self.algorithm))[0]()
+                round.client_states |= {client: self.client_state_type() for client in self.client_states}
+        with round.between_rounds():
+            self.algorithm.begin_task(self.server, RoundCohort(round, self.federation.clients))
+            round.finish()
+
+    def _average(self, round: RoundState) -> None:
+        """Add the model of a finished round to the averages that are evaluated."""
+        if self.evaluation_models != ("last",):
+            self.round_average = round.mean.value() or self.server.model
+        if "moving" in self.evaluation_models:
+            self.moving_average = ema(self.moving_average, self.round_average, self.run_settings.ema_decay)

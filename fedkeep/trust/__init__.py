@@ -1,0 +1,1 @@
+"""Which replies are believed: checks, comparisons, robust aggregation, the standing of clients, and attacks."""

@@ -1,0 +1,260 @@
+"""How far trainings moved models: updates that are too large, repeated, or nothing like what was sent.
+
+An update is compared with those of the cohort if it was asked together, otherwise with those that were accepted last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Any
+
+import torch
+
+from fedkeep.interface import Fit
+from fedkeep.models import Weights
+from fedkeep.models.weights import distance, joint_norm
+from fedkeep.rounds.defense import HISTORY_LENGTH, MIN_FOR_MEDIAN, Defense
+from fedkeep.rounds.messages import Fault, FaultKind, refused
+from fedkeep.rounds.reply_step import Reply, ReplyStep, Round, begins_task
+from fedkeep.rounds.state import SimulationState
+
+BUFFER_FACTOR = 1000
+"""How many times farther than parameters buffers may move: no learning rate bounds batch norm's variances."""
+FREE_NORM = 3.0
+"""How many norms of the model an update may always have, however little the others moved."""
+LEAST_SIMILARITY, USUAL_SIMILARITY = 0.08, 0.6
+"""Cosine similarity below which a model has nothing of the sent one, if the others' median is above the second."""
+MIN_ELEMENTS = 256
+"""Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
+FINGERPRINT_VALUES = 64
+"""Number of values of each tensor that make a model's fingerprint."""
+REMEMBERED_REPLIES = 8
+"""Number of each client's replies that are recognised when they are sent again."""
+
+
+@dataclass(frozen=True)
+class KnownModels:
+    """Fingerprints of the models that a client was sent and of those that it returned, in pairs."""
+
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    def with_updates(self, updates: Sequence[UpdateSummary]) -> KnownModels:
+        """Return the last pairs, these updates' too."""
+        return KnownModels((self.pairs + pairs_of(updates))[-REMEMBERED_REPLIES:])
+
+
+@dataclass
+class UsualUpdates:
+    """What the last accepted updates were like, and which models each client sent."""
+
+    norms: list[float] = field(default_factory=list)
+    similarities: list[float] = field(default_factory=list)
+    models: dict[str, KnownModels] = field(default_factory=dict)
+
+
+class Updates(ReplyStep):
+    """Refuses updates that are too large, repeated, or unlike those of the others."""
+
+    kept: UsualUpdates
+
+    def __init__(self) -> None:
+        self.kept = UsualUpdates()
+        self.accepted_updates: dict[str, list[UpdateSummary]] = {}
+
+    def applies(self, state: SimulationState) -> bool:
+        return state.defense.check_replies or state.defense.loss_check != "off"
+
+    def begin_round(self, state: SimulationState, number: int) -> None:
+        self.accepted_updates = {}
+
+    def receive(self, round: Round, reply: Reply) -> None:
+        if reply.sent is not None:
+            parameters = round.state.context_of(reply.client).runner.parameters
+            reply.notes[UPDATE_NOTE] = measure_update(reply.sent, reply.value, parameters)
+
+    def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
+        defense, updates = round.state.defense, dict[str, UpdateSummary]()
+        # Central DP's noise covers the mean alone: whether a client is in it must not depend on anybody's examples.
+        checks = defense.check_replies and not round.state.privacy.client_noise_multiplier
+        for reply in replies:
+            if (update := summary_of(reply)) is None or reply.client in round.lost:
+                continue
+            earlier = self.kept.models.get(reply.client, KnownModels()).pairs
+            earlier += pairs_of(self.accepted_updates.get(reply.client, ()))
+            if checks and (too_large := find_too_large(update, defense)):
+                yield reply, refused(too_large, FaultKind.TOO_LARGE)
+            elif checks and is_replay(update, earlier):
+                yield reply, refused("a model that it had answered with before")
+            else:
+                updates[reply.client] = update
+        if not checks:
+            return
+        before = [update for each in self.accepted_updates.values() for update in each]
+        outliers = find_outliers(updates, defense, [*self.kept.norms, *(one.parameter_change for one in before)])
+        outliers |= find_unrelated(updates, [*self.kept.similarities, *(one.similarity for one in before)])
+        for reply in replies:
+            if reply.client in outliers:
+                yield reply, refused(outliers[reply.client])
+
+    def accepted(self, round: Round, reply: Reply) -> None:
+        if update := summary_of(reply):
+            self.accepted_updates.setdefault(reply.client, []).append(update)
+
+    def end_round(self, round: Round, record: Mapping[str, Any]) -> None:
+        kept = self.kept
+        if begins_task(round.state, round.number):  # which the last task still judged: nothing else was known
+            kept.norms, kept.similarities = [], []
+        for client, updates in self.accepted_updates.items():
+            kept.models[client] = kept.models.get(client, KnownModels()).with_updates(updates)
+        found = [update for updates in self.accepted_updates.values() for update in updates]
+        norms = [update.parameter_change for update in found if update.parameter_change > 0]
+        kept.norms = [*kept.norms, *norms][-HISTORY_LENGTH:]
+        kept.similarities = [*kept.similarities, *(update.similarity for update in found)][-HISTORY_LENGTH:]
+
+
+UPDATE_NOTE = Updates.__name__
+"""The note of a reply that holds its `UpdateSummary`."""
+
+
+def pairs_of(updates: Iterable[UpdateSummary]) -> tuple[tuple[str, str], ...]:
+    """Return fingerprints of the models that were sent and returned."""
+    return tuple((update.sent_fingerprint, update.returned_fingerprint) for update in updates)
+
+
+def summary_of(reply: Reply) -> UpdateSummary | None:
+    """Return how far a reply's model moved, if it was measured."""
+    found: UpdateSummary | None = reply.notes.get(UPDATE_NOTE)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateSummary:
+    """How far a client's training moved the model that it was sent, without the models themselves.
+
+    ``parameter_change``, ``buffer_change``: Norms of the difference between the model that was returned and the one
+        that was sent.
+    ``similarity``: The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without
+        such tensors.
+    ``sent_fingerprint``, ``returned_fingerprint``: Hashes of a few values of the two models, by which they are
+        recognised.
+    """
+
+    parameter_change: float
+    buffer_change: float
+    parameter_norm: float
+    buffer_norm: float
+    similarity: float
+    sent_fingerprint: str
+    returned_fingerprint: str
+
+
+def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> UpdateSummary:
+    """Measure how far a client's training moved a model."""
+    trained = [name for name in parameters if sent[name].is_floating_point()]
+    buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
+    before, before_buffers = (joint_norm([sent[name] for name in names]) for names in (trained, buffers))
+    moved, moved_buffers = (distance(reply.model, sent, names) for names in (trained, buffers))
+    similarity = _least_similarity(sent, reply.model, trained)
+    return UpdateSummary(
+        moved, moved_buffers, before, before_buffers, similarity, fingerprint(sent), fingerprint(reply.model)
+    )
+
+
+@torch.no_grad()
+def _least_similarity(sent: Weights, returned: Weights, names: Sequence[str]) -> float:
+    """Return the least cosine similarity of two tensors of weights of the same name; 1 without such tensors."""
+    pairs = [(sent[n], returned[n]) for n in names if sent[n].dim() > 1 and sent[n].numel() >= MIN_ELEMENTS]
+    similarities = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]
+    return float(torch.stack(similarities).min()) if similarities else 1.0
+
+
+def fingerprint(model: Weights) -> str:
+    """Return a short hash of values from every tensor: equal for equal models, and hardly ever for two trainings."""
+    values = [tensor.detach().reshape(-1) for _, tensor in sorted(model.items()) if tensor.is_floating_point()]
+    sampled = [one[:: max(1, one.numel() // FINGERPRINT_VALUES)][:FINGERPRINT_VALUES].double() for one in values]
+    joined = torch.cat(sampled).cpu() if sampled else torch.zeros(0)
+    return hashlib.blake2b(joined.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def is_replay(update: UpdateSummary, known: Iterable[tuple[str, str]]) -> bool:
+    """Tell whether a client returned a model that it had returned before, when it was sent another one.
+
+    A client that changes nothing, or is sent the same again, replays nothing.
+    """
+    if update.sent_fingerprint == update.returned_fingerprint:
+        return False
+    return any(returned == update.returned_fingerprint and sent != update.sent_fingerprint for sent, returned in known)
+
+
+def find_too_large(update: UpdateSummary, defense: Defense) -> str | None:
+    """Tell whether an update is too large for the model that it changes."""
+    parts = (
+        ("an update", update.parameter_change, defense.model_norm * max(update.parameter_norm, 1.0)),
+        (
+            "buffers with a change",
+            update.buffer_change,
+            BUFFER_FACTOR * defense.model_norm * max(update.buffer_norm, 1.0),
+        ),
+    )
+    for what, norm, limit in parts if defense.model_norm else ():
+        if not norm <= limit:
+            return f"{what} of norm {norm:.3g}, where at most {limit:.3g} fits the model that it was sent"
+    return None
+
+
+def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] = ()) -> dict[str, str]:
+    """Find models that have nothing of the one that was sent, where others' have: weights at random, or exchanged rows.
+
+    However far an honest training moves a model, some of its direction stays: over 900 honest updates on digits and
+    Fashion-MNIST, 500 of them with tasks, the least similarity was 0.70. It was 0.17 at 50 times the learning rate, and
+    0.11 for one client of 1,000 examples among clients of 30 after 20 epochs with a strong weight decay. Where the
+    others' models keep nothing either, as in layers that begin at zero, no client is refused.
+    """
+    similarities = [update.similarity for update in updates.values()]
+    similarities = similarities if len(similarities) >= MIN_FOR_MEDIAN else [*known, *similarities]
+    if len(similarities) < MIN_FOR_MEDIAN or (usual := median_low(similarities)) < USUAL_SIMILARITY:
+        return {}
+    return {
+        client: "weights that have nothing of those that it was sent: their cosine similarity is "
+        f"{update.similarity:.2f} in one tensor, and {usual:.2f} is usual"
+        for client, update in updates.items()
+        if update.similarity < LEAST_SIMILARITY
+    }
+
+
+def find_outliers(
+    updates: Mapping[str, UpdateSummary],
+    defense: Defense,
+    known: Sequence[float] = (),
+) -> dict[str, str]:
+    """Compare the updates of several clients with the median of their norms.
+
+    An update of up to `FREE_NORM` times the norm of the model that it changes is never an outlier: where most clients
+    have nothing left to learn, one with new classes may move thousands of times as far, and is honest. Beyond that an
+    update is too large as long as too few others are known to compare it with: the first hop of a sequence is one.
+    """
+    found: dict[str, str] = {}
+    limit = defense.update_norm
+    measures: tuple[tuple[str, float, Callable[[UpdateSummary], tuple[float, float]], Sequence[float]], ...] = (
+        ("an update", limit, lambda update: (update.parameter_change, update.parameter_norm), known),
+        ("buffers with a change", 10 * limit, lambda update: (update.buffer_change, update.buffer_norm), ()),
+    )
+    for what, times, measure, earlier in measures if limit else ():
+        norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
+        norms = norms if len(norms) >= MIN_FOR_MEDIAN else [*earlier, *norms]
+        usual = median_low(norms) if len(norms) >= MIN_FOR_MEDIAN else 0.0
+        if not usual and what != "an update":
+            continue  # batch norm's first variances may be of any size
+        for client, update in updates.items():
+            norm, before = measure(update)
+            if norm > max(times * usual, FREE_NORM * max(before, 1.0)):
+                times_usual = (
+                    f"{norm / usual:.3g} times that of the others' median"
+                    if usual
+                    else (f"more than {FREE_NORM:g} times that of the model, before others have shown what is usual")
+                )
+                found[client] = f"{what} of norm {norm:.3g}, {times_usual}"
+    return found
