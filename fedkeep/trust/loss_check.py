@@ -37,24 +37,35 @@ CLIENTS_SLACK = 5.0
 """How much more of a rise clients allow than the server: they measure on few examples, on which they have trained."""
 LITTLE, SHARE = 0.05, 0.2
 """A difference that is never held against a client, in logits and nats, and as a share of what the re-runs changed."""
+OWN_FACTOR = 2.5
+"""How much more the answers of own outputs count: honest clients differ less in them than in all."""
 
 
-def distance(before: ClassScores, after: ClassScores, one: ClassScores, other: ClassScores) -> float:
+def distance(before: ClassScores, after: ClassScores, one: ClassScores, other: ClassScores, counts: Tensor) -> float:
     """Return how far a client's model is from two re-runs, beside what is allowed to an honest one.
 
     That is how far the re-runs are from each other, and a share of what they changed. What differs is the mean logits
-    of each class, and its mean loss; a model whose loss is smaller is not farther.
+    of each class, and its mean loss; a model whose loss is smaller is not farther. Or it is only which images the
+    outputs of the client's own classes answer, which false labels change: the larger distance counts.
+    ``counts``: The client's label counts, [classes].
     """
     logits, loss = (one.mean_logits + other.mean_logits) / 2, (one.loss + other.loss) / 2
-    apart = _size(after.mean_logits - logits) + _size((after.loss - loss).clamp(min=0))
-    chance = _size(one.mean_logits - other.mean_logits) + _size(one.loss - other.loss)
-    change = _size(logits - before.mean_logits) + _size(loss - before.loss)
-    return apart / (chance + SHARE * change + LITTLE)
+    apart, chance, change = after.mean_logits - logits, one.mean_logits - other.mean_logits, logits - before.mean_logits
+    whole = (_size(apart) + _size((after.loss - loss).clamp(min=0))) / (
+        _size(chance) + _size(one.loss - other.loss) + SHARE * (_size(change) + _size(loss - before.loss)) + LITTLE
+    )
+    own = [_size(_answers(difference)[:, counts > 0]) for difference in (apart, chance, change)]
+    return max(whole, OWN_FACTOR * own[0] / (own[1] + SHARE * own[2] + LITTLE))
 
 
 def _size(difference: Tensor) -> float:
     """Return the root mean square over the classes that were measured."""
-    return float(difference[difference.isfinite()].double().square().mean().sqrt())
+    return float(difference[difference.isfinite()].double().square().mean().nan_to_num().sqrt())
+
+
+def _answers(logits: Tensor) -> Tensor:
+    """Return mean logits less each output's mean over the classes: a bias, which honest clients move very unequally."""
+    return logits - logits.nanmean(0)
 
 
 def choose_checkers(client: str, cohort: Sequence[str], counts: Mapping[str, Tensor]) -> list[str]:
@@ -132,7 +143,8 @@ class LossCheck(ReplyStep):
         slack = defense.loss_slack
         if check:
             if reruns := self._reruns(round.state, check, client, asked, counts[client]):
-                found, limit = distance(*map(check.scores, (sent, model, *reruns))), defense.rerun_distance
+                before, after, one, other = map(check.scores, (sent, model, *reruns))
+                found, limit = distance(before, after, one, other, counts[client]), defense.rerun_distance
                 return "" if found <= limit else f"a model unlike re-runs: its distance is {found:.3g}, not {limit:.3g}"
             rise = mean_of_labels(check.scores(model).loss - check.scores(sent).loss, counts[client]) or 0.0
         else:

@@ -38,7 +38,7 @@ from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting
-from fedkeep.trust.loss_check import LITTLE, SHARE, LossCheck, choose_checkers, distance
+from fedkeep.trust.loss_check import LITTLE, OWN_FACTOR, SHARE, LossCheck, choose_checkers, distance
 from fedkeep.trust.updates import Updates
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
@@ -251,7 +251,7 @@ def test_a_distance_is_that_from_two_reruns_beside_what_is_usual() -> None:
     one[:, 0], other[:, 0], model[:, 0] = 3.0, 5.0, 4.0
 
     def found(after: torch.Tensor) -> float:
-        return distance(*map(answers, (before, after, one, other)))
+        return distance(*map(answers, (before, after, one, other)), torch.zeros(4))
 
     def size(change: torch.Tensor) -> float:
         return float(change.square().mean().sqrt())
@@ -274,12 +274,28 @@ def test_a_distance_is_that_from_two_reruns_beside_what_is_usual() -> None:
     assert found(model) < (apart + rise) / usual, "a smaller loss is not held against it"
 
 
+def test_own_outputs_answer_the_images_that_those_of_reruns_answer() -> None:
+    """An output that answers the images of another class is false labels' doing; one that answers all is chance."""
+    before, one, model = torch.zeros(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
+    one[0, 0], model[3, 0] = 3.0, 3.0
+    own = torch.tensor([5.0, 0, 0, 0])
+
+    def found(after: torch.Tensor, counts: torch.Tensor) -> float:
+        return distance(*map(answers, (before, after, one, one)), counts)
+
+    # Of 3 on one of four images, output 0 keeps 2.25 beside the other outputs, and less its own mean 1.6875 of that.
+    change = (2.25**2 * (0.75**2 + 3 * 0.25**2) / 4) ** 0.5
+    apart = (2.25**2 * 2 / 4) ** 0.5
+    assert found(model, own) == pytest.approx(OWN_FACTOR * apart / (SHARE * change + LITTLE), rel=1e-5)
+    assert found(model, own) > found(model, own.flip(0))
+    assert found(one + torch.tensor([4.0, 0, 0, 0]), own) == found(one + torch.tensor([4.0, 0, 0, 0]), own.flip(0))
+
+
 def test_classes_without_an_image_on_the_server_say_nothing() -> None:
     labels, weights = torch.tensor([0, 1]), torch.tensor([[1.0, 0], [0, 1.0], [float("nan")] * 2])
-    scores = [
-        ClassScores(logits, labels, weights) for logits in (torch.eye(3)[:2], torch.zeros(2, 3), torch.ones(2, 3))
-    ]
-    assert 0 < distance(*scores) < 99
+    logits = (torch.zeros(2, 3), torch.tensor([[0.0, 0, 9], [0, 0, 9]]), torch.eye(3)[:2], 2 * torch.eye(3)[:2])
+    scores = [ClassScores(each, labels, weights) for each in logits]
+    assert all(0 < distance(*scores, counts) < 99 for counts in (torch.zeros(3), torch.ones(3)))
 
 
 def checked(counts: list[float], rerun_distance: float = 2.0) -> tuple[Simulation, StepRequest, list[str]]:
