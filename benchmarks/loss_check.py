@@ -34,7 +34,7 @@ from fedkeep.trust import attacks
 SHORT = ("run.rounds=4", "run.cohort_size=5", "run.evaluate_every=4", "auxiliary.images_per_class=8")
 FASHION = ("sfedkd/table1/fashion-mnist-2-0.5", *SHORT, "training.lr=0.05")
 FEDERATIONS: Mapping[str, Sequence[str]] = {
-    "digits": ("fedkeep/attacks", "run.rounds=12"),
+    "digits": ("fedkeep/attacks", "run.rounds=12", "sfedkd.tau=1", "sfedkd.kd_scale=none"),
     "Fashion-MNIST, ExDir(1)": (*FASHION, "partition.classes_per_client=1"),
     "Fashion-MNIST, ExDir(2)": (*FASHION, "partition.num_clients=200"),
     "FEMNIST by writers": ("fedkeep/averaged-sequences/femnist-writers", *SHORT),
