@@ -148,6 +148,8 @@ def wanted(parts: Sequence[str]) -> Iterable[tuple[str, str, str, float, str]]:
         for method in METHODS:
             for check in CHECKS:
                 yield "digits", method, "none", 0.0, check
+                if check == "off":  # what attackers cost whose every reply is refused
+                    yield "digits", method, "silent", 0.0, check
                 for strength in STRENGTHS if part == "forgetting" else ():
                     yield "digits", method, "exaggerated_forgetting", strength, check
                 for kind in kinds.get(part, ()) if check == "on" or part != "kinds" else ():
