@@ -213,7 +213,7 @@ def test_lines_that_install_work_without_an_index_that_has_fedkeep() -> None:
         name for name, text in texts.items() if re.search(r"pip3? install [^\n]*['\" ]fedkeep(\[|['\"\s]|$)", text)
     ]
     assert not wrong
-    assert re.search(r"with CUDA: [\d.]+ GB .* CPU only, [\d.]+ GB", texts["README.md"], flags=re.S)
+    assert re.search(r"with CUDA \([\d.]+ GB.* CPU only \([\d.]+ GB", texts["README.md"], flags=re.S)
 
 
 def test_the_table_of_metrics_names_and_explains_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_the_navigation_calls_tutorials_by_their_headings(monkeypatch: pytest.Mo
     site = importlib.import_module("site_source")
     sections = {title: pages for entry in site.navigation({}) for title, pages in entry.items()}
     assert [title for entry in sections["Tutorials"] for title in entry] == [
-        "Your own data", "Your own model", "Your own method", "New classes over time"
+        "Your own data", "Your own model", "A pre-trained network", "Your own method", "New classes over time"
     ]  # fmt: skip
     assert sections["Findings"][0] == "docs/findings.md"
 
