@@ -54,13 +54,9 @@ def test_the_examples_of_the_page_on_architecture_run(
     file.write_text("\n".join(blocks("docs/architecture.md", "python")))
     import_user_code([str(file)])
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in printed if line.startswith("unsure")] == [
-        ["unsure", "1"], ["unsure", "2"], ["unsure", "asked"],
-    ]  # fmt: skip
-    assert "unsure asked clients 20 times" in printed
+    assert [line.split()[:2] for line in printed if line.startswith("unsure")] == [["unsure", "1"], ["unsure", "2"]]
     told = [line.split(" worst")[0] for line in printed if " worst class" in line]
-    assert [label for label in told if "," not in label] == ["FedAvg", "Unsure", "PassedOn"]
-    assert [label for label in told if label.startswith("PassedOn")] == ["PassedOn"], "one model of it counts"
+    assert [label for label in told if "," not in label] == ["FedAvg", "Unsure"]
 
 
 def test_the_path_of_the_page_on_architecture_is_the_code() -> None:
