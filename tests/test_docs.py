@@ -279,7 +279,7 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    for method in ("SFedKD", "SCAFFOLD", "FedSKF"):
+    for method in ("SFedKD", "SCAFFOLD", "FedPASS"):
         assert script.row(method.lower()) == "|".join(rows[method]).strip()
 
 
