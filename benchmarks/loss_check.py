@@ -2,7 +2,8 @@
 
 Four federations: digits, Fashion-MNIST with one and with two classes a client, FEMNIST by writers. Without attackers,
 the refused replies are false alarms. On digits, 20 % of the clients attack: with the kinds that FedKeep knows, with
-exaggerated forgetting of several strengths, and with inventions that came after the check was chosen.
+exaggerated forgetting of several strengths, and with inventions that came after the check was chosen. `silent` is what
+attackers cost whose every reply is refused.
 
     python benchmarks/loss_check.py [--seeds 0,1,2] [--parts forgetting,flips,alarms,kinds,inventions]
 
@@ -148,7 +149,7 @@ def wanted(parts: Sequence[str]) -> Iterable[tuple[str, str, str, float, str]]:
         for method in METHODS:
             for check in CHECKS:
                 yield "digits", method, "none", 0.0, check
-                if check == "off":  # what attackers cost whose every reply is refused
+                if check == "off":
                     yield "digits", method, "silent", 0.0, check
                 for strength in STRENGTHS if part == "forgetting" else ():
                     yield "digits", method, "exaggerated_forgetting", strength, check
@@ -223,9 +224,8 @@ def tables(trials: Sequence[Trial]) -> list[str]:
     for federation in FEDERATIONS:
         found = select(trials, federation=federation, kind="none", check="on")
         cells = [select(found, method=method) for method in METHODS]
-        lines.append(
-            row(federation, (f"{sum(t.refused_honest for t in c)} of {sum(t.honest for t in c)}" for c in cells))
-        )
+        told = (f"{sum(t.refused_honest for t in c)} of {sum(t.honest for t in c)}" if c else "–" for c in cells)
+        lines.append(row(federation, told))
     lines += [
         "",
         "## Digits, 20 % of the clients attack: points below honest clients, without the check and with it",
