@@ -55,13 +55,9 @@ def test_the_examples_of_the_page_on_architecture_run(
     file.write_text("\n".join(blocks("docs/architecture.md", "python")))
     import_user_code([str(file)])
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in printed if line.startswith("unsure")] == [
-        ["unsure", "1"], ["unsure", "2"], ["unsure", "asked"],
-    ]  # fmt: skip
-    assert "unsure asked clients 20 times" in printed
+    assert [line.split()[:2] for line in printed if line.startswith("unsure")] == [["unsure", "1"], ["unsure", "2"]]
     told = [line.split(" worst")[0] for line in printed if " worst class" in line]
-    assert [label for label in told if "," not in label] == ["FedAvg", "Unsure", "PassedOn"]
-    assert [label for label in told if label.startswith("PassedOn")] == ["PassedOn"], "one model of it counts"
+    assert [label for label in told if "," not in label] == ["FedAvg", "Unsure"]
 
 
 def test_the_path_of_the_page_on_architecture_is_the_code() -> None:
@@ -214,7 +210,7 @@ def test_lines_that_install_work_without_an_index_that_has_fedkeep() -> None:
         name for name, text in texts.items() if re.search(r"pip3? install [^\n]*['\" ]fedkeep(\[|['\"\s]|$)", text)
     ]
     assert not wrong
-    assert re.search(r"with CUDA: [\d.]+ GB .* CPU only, [\d.]+ GB", texts["README.md"], flags=re.S)
+    assert re.search(r"with CUDA \([\d.]+ GB.* CPU only \([\d.]+ GB", texts["README.md"], flags=re.S)
 
 
 def test_the_table_of_metrics_names_and_explains_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +234,7 @@ def test_the_navigation_calls_tutorials_by_their_headings(monkeypatch: pytest.Mo
     site = importlib.import_module("site_source")
     sections = {title: pages for entry in site.navigation({}) for title, pages in entry.items()}
     assert [title for entry in sections["Tutorials"] for title in entry] == [
-        "Your own data", "Your own model", "Your own method", "New classes over time"
+        "Your own data", "Your own model", "A pre-trained network", "Your own method", "New classes over time"
     ]  # fmt: skip
     assert sections["Findings"][0] == "docs/findings.md"
 

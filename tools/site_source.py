@@ -142,6 +142,7 @@ SECTIONS = {
     "findings.md": "findings",
     "averaged-sequences.md": "findings",
     "averaged-sequences-tried.md": "findings",
+    "which-method-tables.md": "findings",
     "tried-readings.md": "findings",
     "results.md": "findings",
     "reproduction.md": "findings",
