@@ -28,7 +28,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithms
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
-from fedkeep.reporting.columns import METRICS
+from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 from fedkeep.testing import checks_for
@@ -53,7 +53,12 @@ def test_the_examples_of_the_page_on_architecture_run(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "extensions.py"
     file.write_text("\n".join(blocks("docs/architecture.md", "python")))
-    import_user_code([str(file)])
+    try:
+        import_user_code([str(file)])
+    finally:
+        METRICS.pop("worst_class", None)
+    for table in ("table.md", "report.html", "results.csv"):
+        assert re.search("worst.class", next(tmp_path.glob(f"runs/*/{table}")).read_text()), table
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in printed if line.startswith("unsure")] == [["unsure", "1"], ["unsure", "2"]]
     told = [line.split(" worst")[0] for line in printed if " worst class" in line]

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
-from fedkeep.reporting.columns import Metric, headline
 from fedkeep.reporting.differences import difference, show_difference
+from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 
