@@ -280,7 +280,7 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    for method in ("SFedKD", "SCAFFOLD", "FedSKF"):
+    for method in ("SFedKD", "SCAFFOLD", "FedPASS"):
         assert script.row(method.lower()) == "|".join(rows[method]).strip()
 
 
@@ -327,3 +327,17 @@ def test_the_tables_of_the_page_on_networks_are_a_recipe(tmp_path: Path) -> None
         load_recipe(str(path), methods=["fedavg"])
     path.write_text(tomli_w.dumps(table | models | public | frozen))
     assert load_recipe(str(path)).model == Pretrained(source="google/vit-base-patch16-224")
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("missing values", "data.md"), ("csv", "data.md"), ("regression", "data.md"),
+        ("class imbalance", "which-method.md"), ("early stopping", "how-to/resume.md"),
+        ("hugging face model", "how-to/initial-model.md"),
+    ],
+)  # fmt: skip
+def test_what_people_search_for_stands_in_a_heading(words: str, page: str) -> None:
+    """The search of the site weighs headings most."""
+    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), flags=re.M)
+    assert [heading for heading in headings if words in heading.lower()]
