@@ -21,11 +21,11 @@ from torch import Tensor
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.progress import Counter
-from fedkeep.cli.settings import read_settings
 from fedkeep.cli.text import say
 from fedkeep.data import Data, DataSet
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
 from fedkeep.experiment.build import check_device
+from fedkeep.experiment.overrides import read_settings
 from fedkeep.generation.diffusion.generator import REGIMES, Regime
 from fedkeep.generation.diffusion.image_cache import ImageCache
 from fedkeep.generation.diffusion.pixel import ModelCard, PixelGenerator, load_generator
