@@ -83,12 +83,13 @@ _GENERATED = [
     settings("sampler.guidance=1 or prototypes.steps=500"),
     *_ON_DEVICE,
 ]
+_FORMATS = ("table", "markdown", "latex", "csv", "html")
 _CURVES = ("accuracy", "forgetting", "balanced", "loss")
 _SHOWN = [
     arg("--against", "method to which a table shows differences (default: the first)", metavar="METHOD"),
     arg("--target", "in tables, also the first round that reaches this accuracy", given.percent, "PERCENT"),
     several("--figure", "draw curves as .pdf, .svg or .png", "FILE"),
-    arg("--curve", "what --figure draws (default: accuracy); balanced: mean over classes", choices=_CURVES),
+    arg("--curve", f"what --figure draws: {', '.join(_CURVES)}", metavar="CURVE", choices=_CURVES),
     arg("--width", "width of --figure (default: 3.3, a column)", given.inches, "INCHES"),
 ]
 
@@ -220,7 +221,7 @@ _command(
     "show.compare",
     "show several runs in one table",
     _RUNS,
-    arg("--format", "of the tables", choices=("table", "markdown", "latex", "csv", "html"), default="table"),
+    arg("--format", ", ".join(_FORMATS), metavar="FORMAT", choices=_FORMATS, default="table"),
     arg("--out", "write the text or the page here (default: print the text)", metavar="FILE"),
     *_SHOWN,
 )
@@ -230,7 +231,7 @@ _command(
     "write the table and the HTML report of a run again",
     _RUN,
     arg("--out", "where to write (default: the run folder; of an archive, a folder under runs/)", metavar="DIR"),
-    arg("--format", "print only this table, or write only the page", choices=("markdown", "latex", "csv", "html")),
+    arg("--format", f"write only one: {', '.join(_FORMATS[1:])}", metavar="FORMAT", choices=_FORMATS[1:]),
     *_SHOWN,
 )
 _command(

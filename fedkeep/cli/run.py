@@ -61,8 +61,9 @@ def resume(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     import_user_code(machine.use)
     folder = Path(options.run)
+    experiment = open_run(folder, machine)
     check_code(folder, machine.use)
-    return _run_and_show(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
+    return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
 
 
 def gather(options: Namespace, console: Console) -> int:
