@@ -90,11 +90,6 @@ def numbers(text: str) -> list[int]:
     return [natural(part.strip()) for part in text.split(",")]
 
 
-def shares(text: str) -> list[float]:
-    """Read shares, separated by commas."""
-    return [share(part) for part in text.split(",")]
-
-
 def declared(cls: type[Options], *wanted: str, group: str = "", **defaults: Any) -> list[Argument]:
     """Return the arguments of options, as their class declares them.
 

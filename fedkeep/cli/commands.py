@@ -91,6 +91,7 @@ _SHOWN = [
     several("--figure", "draw curves as .pdf, .svg or .png", "FILE"),
     arg("--curve", f"what --figure draws: {', '.join(_CURVES)}", metavar="CURVE", choices=_CURVES),
     arg("--width", "width of --figure (default: 3.3, a column)", given.inches, "INCHES"),
+    *USE,
 ]
 
 _command(
@@ -156,32 +157,6 @@ _command(
     arg("--metric", "what decides, such as window_forgetting (default: window_mean, accuracy)"),
     arg("--search", "N points that Optuna chooses; the grid may have ranges: lr=0.001..0.1", natural, "N", default=0),
     switch("--reported-seeds", "allow the recipe's own seeds"),
-    _NEW_RUN,
-    *DEVICE,
-    *MACHINE,
-)
-_command(
-    "attacks",
-    "attacks.attacks",
-    "run methods against malicious clients, with and without defences. With the same --out it goes on, and runs only "
-    "what the table lacks; a table of another recipe, or of other settings, is refused.",
-    arg("recipe", RECIPE, nargs="?", default="fedkeep/attacks"),
-    arg("--kinds", "attacks (default: all)", names, "A,B"),
-    arg("--shares", "shares of malicious clients", given.shares, "0.1", default=[0.1, 0.2, 0.3]),
-    arg("--defenses", "what the server does", names, "A,B", default=["none", "loss_check"]),
-    arg("--seeds", "seeds (default: 0,1,2)", numbers, "0,1"),
-    arg("--methods", "some of the recipe's methods (default: all)", names, "A,B"),
-    settings("run.rounds=10"),
-    arg("--out", "the table", metavar="FILE", default="attacks.csv"),
-)
-_command(
-    "benchmark",
-    "benchmark.benchmark",
-    "run a method of your own in the setting of earlier records, and tell what it gains. The recipe and the seeds are "
-    "those of the records, and differences to each method there are paired by seed.",
-    arg("method", "a .py file with methods of your own, or a method's name", metavar="METHOD"),
-    arg("--against", "the records: a run folder, an archive, or a folder in one", metavar="RUN", required=True),
-    arg("--seeds", "seeds (default: all of which the records have a finished trial)", numbers, "0,1"),
     _NEW_RUN,
     *DEVICE,
     *MACHINE,

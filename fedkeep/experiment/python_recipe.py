@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -33,7 +33,6 @@ from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.training.pooled import PooledTraining
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 FROM_PYTHON = "python"
 """The name of a recipe that was made in Python alone."""
 DEFAULT_METHODS = ("fedavg", "fedseq", "sfedkd")
@@ -62,17 +61,15 @@ def make_recipe(
     """
     machine, only_data = machine or Machine(), recipe is None and data is not None
     if only_data:
-        base, methods = (
-            _defaults(given.get("model"), partition, settings),
-            DEFAULT_METHODS if methods is None else methods,
-        )
+        base = _defaults(given.get("model"), partition, settings)
+        methods = DEFAULT_METHODS if methods is None else methods
     else:
         base, methods = _named(recipe, settings, methods, machine.allow_code)
     given = {name: value for name, value in given.items() if value is not None}
     columns = {name: given.pop(name) for name in COLUMNS if name in given}
     changes = _data_and_partition(base, data, partition, machine.data_dir, columns)
     changes |= {name: READ[name](value) for name, value in given.items()}
-    length = {"rounds": rounds, "cohort_size": cohort_size}
+    length: dict[str, Any] = {"rounds": rounds, "cohort_size": cohort_size}
     run = replace(base.run, **{name: value for name, value in length.items() if value is not None})
     if only_data:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
@@ -138,7 +135,7 @@ def seeds_of(seeds: Any) -> tuple[int, ...]:
     return tuple(range(count))
 
 
-def _named_or_made(value: Any, base: type[T], named: Callable[[str], type[T]]) -> T | None:
+def _named_or_made(value: Any, base: type, named: Callable[[str], type]) -> Any:
     """Return what a name, a class or an object stands for; None if it is none of these."""
     if isinstance(value, str):
         value = named(value)
@@ -152,7 +149,8 @@ def architecture_of(model: Any) -> Architecture:
 
     ``model``: A name such as ``"lenet5"``, an architecture with options, or what `fedkeep.custom` takes.
     """
-    if (known := _named_or_made(model, Architecture, get_architecture)) is not None:
+    known: Architecture | None = _named_or_made(model, Architecture, get_architecture)
+    if known is not None:
         return known
     if callable(model):
         return custom(model)
@@ -206,7 +204,8 @@ def _data_and_partition(
         options = replace(options, client=column)
     if data is None and by_rows:
         data = load_data(base.data, data_dir, options=options)
-    client, changes = options.client, {}
+    client = options.client
+    changes: dict[str, Any] = {}
     if data is not None:
         changes["data"] = examples_of(data, partition if by_rows else None, data_dir, options)
     changes["data_options"] = DataOptions() if in_python else options  # what was given in Python is kept as it was read

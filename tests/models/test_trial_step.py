@@ -218,7 +218,9 @@ class Output:
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda z: {"logits": z, "loss": None}, lambda z: Output(z), lambda z: Named(z * 2, z)], ids=str
+    "wrap",
+    [lambda z: {"logits": z, "loss": None}, lambda z: Output(z), lambda z: Named(z * 2, z)],
+    ids=["dict", "dataclass", "namedtuple"],
 )
 def test_named_logits_are_taken(wrap: Callable[[Tensor], Any]) -> None:
     class Wrapped(Net):
