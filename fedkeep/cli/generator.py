@@ -39,8 +39,7 @@ from fedkeep.generation.diffusion.unet import UNet
 from fedkeep.interface import Training
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
-from fedkeep.reporting.figures import save_figure
-from fedkeep.reporting.image_grid import image_grid
+from fedkeep.reporting.figures import image_grid, save_figure
 from fedkeep.training.classifier import train_classifier
 
 CLASSIFIER_TRAINING = Training(batch_size=64, lr=0.02, momentum=0.9)
