@@ -10,10 +10,10 @@ from typing import cast, get_args
 from rich.console import Console
 
 from fedkeep.cli.progress import Counter
-from fedkeep.cli.settings import read_settings
 from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
+from fedkeep.experiment.overrides import read_settings
 from fedkeep.generation.diffusion.generator import REGIMES, Regime
 from fedkeep.generation.diffusion.pixel import ModelCard
 from fedkeep.generation.diffusion.schedules import NoiseSchedule

@@ -36,7 +36,8 @@ from fedkeep.data import DataOptions, load
 from fedkeep.data.partition import schemes
 from fedkeep.errors import FedKeepError, ValueRefused
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.recipe_loader import KEYS, OPTIONS, load_recipe, parse_recipe
+from fedkeep.experiment.recipe import OPTIONS
+from fedkeep.experiment.recipe_loader import KEYS, load_recipe, parse_recipe
 from fedkeep.interface import Fit, algorithms
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import architectures
