@@ -29,13 +29,13 @@ from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.generator import print_regime, require_diffusers
 from fedkeep.cli.progress import Counter
-from fedkeep.cli.settings import read_settings
 from fedkeep.cli.shared import add_data, add_quiet
 from fedkeep.cli.text import Terminal, say, say_error
 from fedkeep.cli.types import natural, positive
 from fedkeep.data import Augmentation, Data, DataSet
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.build import check_device
+from fedkeep.experiment.overrides import read_settings
 from fedkeep.generation.diffusion.image_cache import ImageCache
 from fedkeep.generation.diffusion.pixel import PixelGenerator, load_generator
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, check_held, search_prototypes
