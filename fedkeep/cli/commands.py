@@ -76,13 +76,7 @@ _RUNS = arg("runs", "run folders, or archives of them", metavar="RUN", nargs="+"
 _SEED = arg("--seed", "the seed (default: 0)", natural, default=0)
 _DEMO = arg("recipe", RECIPE, nargs="?", default="demo")
 _FOLDER = arg("folder", "a new or an empty folder", metavar="DIR")
-_GENERATOR = arg("folder", "folder of the generator", metavar="DIR")
 _ON_DEVICE = [_SEED, DEVICE[0], *DATA, QUIET]
-_GENERATED = [
-    arg("--on", "generate the classes of this data set, after a prototype search (default: its own)", metavar="DATA"),
-    settings("sampler.guidance=1 or prototypes.steps=500"),
-    *_ON_DEVICE,
-]
 _FORMATS = ("table", "markdown", "latex", "csv", "html")
 _CURVES = ("accuracy", "forgetting", "balanced", "loss")
 _SHOWN = [
@@ -276,7 +270,7 @@ _command(
     arg("superlink", "the address that the site's SuperNode is given", metavar="HOST:PORT"),
     arg("--root-certificates", "the authority's certificate; without it: no TLS", metavar="FILE"),
 )
-_command("generator", "", "train a diffusion model that generates images of classes, and measure its quality")
+_command("generator", "", "train a diffusion model that generates images of classes")
 _command(
     "generator train",
     "generator.train",
@@ -288,25 +282,6 @@ _command(
     switch("--half", "save 16 bits a weight: half the size"),
     settings("unet.widths=[64,128,128] or training.steps=5000"),
     *_ON_DEVICE,
-)
-_command(
-    "generator sample",
-    "generator.sample",
-    "write a picture of real and generated images side by side",
-    _GENERATOR,
-    arg("--out", "the picture, .png (default: samples.png in the folder)", metavar="FILE"),
-    arg("--count", "images of each class", positive, default=8),
-    *_GENERATED,
-)
-_command(
-    "generator check",
-    "generator.check",
-    "measure with classifiers how good a generator is, class by class",
-    _GENERATOR,
-    arg("--count", "generated images of each class", positive, default=200),
-    arg("--real", "real training images of each class, at most", positive, default=1000),
-    arg("--model", "architecture of the classifiers", default="cnn4"),
-    *_GENERATED,
 )
 _command(
     "pretrain",
