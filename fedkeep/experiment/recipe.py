@@ -371,12 +371,6 @@ def check_robust_aggregation(recipe: Recipe) -> None:
             f"defense.robust_aggregation={defense.robust_aggregation} needs {MIN_FOR_MEDIAN} models or more to tell "
             f"what is usual, and a cohort of {size} has fewer. Set run.cohort_size={MIN_FOR_MEDIAN} or more."
         )
-    for method in recipe.methods:
-        if defense.robust_aggregation not in KRUM and (reason := method.algorithm.reason_against_merging):
-            raise ConfigError(
-                f"defense.robust_aggregation={defense.robust_aggregation} makes new values of those that clients "
-                f"return, and {method.label} cannot bear that: {reason} Choose krum or multi_krum, or another method."
-            )
     malicious = defense.num_byzantine(size)
     if defense.robust_aggregation in KRUM and malicious > max_byzantine(size):
         raise ConfigError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fedkeep.aggregation.mean import ema
 from fedkeep.errors import ConfigError
 from fedkeep.interface import NoState
-from fedkeep.interface.algorithm import handles_tasks, state_types
+from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.rounds.cohort import RoundCohort
@@ -125,7 +125,7 @@ class Simulation(SimulationState):
             self.server.eval_model = {}
             self.round_average = self.server.expand_head(self.round_average)
             self.moving_average = self.server.expand_head(self.moving_average)
-            if not handles_tasks(type(self.algorithm)):
+            if not self.algorithm.handles_tasks:
                 self.server.state = state_types(type(self.algorithm))[0]()
                 round.client_states |= {client: self.client_state_type() for client in self.client_states}
         with round.between_rounds():

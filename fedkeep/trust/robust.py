@@ -49,6 +49,15 @@ class Robust(ReplyStep):
     def applies(self, state: SimulationState) -> bool:
         return state.defense.robust_aggregation != "mean"
 
+    def reason_against(self, state: SimulationState) -> str:
+        rule, reason = state.defense.robust_aggregation, state.algorithm.reason_against_merging
+        if rule in KRUM or not reason:
+            return ""
+        return (
+            f"defense.robust_aggregation={rule} makes new values of those that clients return, and "
+            f"{state.algorithm.name()} cannot bear that: {reason} Choose krum or multi_krum, or another method."
+        )
+
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.left_out, self.less_robust = [], []
 
