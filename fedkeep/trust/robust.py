@@ -47,10 +47,10 @@ class Robust(ReplyStep):
         self.has_warned = False
 
     def applies(self, state: SimulationState) -> bool:
-        return state.defense.robust_aggregation != "mean"
+        return state.settings.defense.robust_aggregation != "mean"
 
     def reason_against(self, state: SimulationState) -> str:
-        rule, reason = state.defense.robust_aggregation, state.algorithm.reason_against_merging
+        rule, reason = state.settings.defense.robust_aggregation, state.algorithm.reason_against_merging
         if rule in KRUM or not reason:
             return ""
         return (
@@ -65,7 +65,7 @@ class Robust(ReplyStep):
         state, store = round.state, ReplyStore(round.state.weights_file)
         values = {client: reply.value for client, reply in replies.items()}
         sent = {client: reply.sent for client, reply in replies.items() if reply.sent is not None}
-        if reason := reason_less_robust(values, sent, state.defense):
+        if reason := reason_less_robust(values, sent, state.settings.defense):
             self.less_robust.append(reason)
             if not self.has_warned:
                 log.warning(
@@ -74,11 +74,11 @@ class Robust(ReplyStep):
                     reason,
                 )
                 self.has_warned = True
-        robust = robust_replies(values, sent, state.defense, store.keep, state.context.runner.parameters)
+        robust = robust_replies(values, sent, state.settings.defense, store.keep, state.context.runner.parameters)
         for client, reply in replies.items():
             if client not in robust:
                 self.left_out.append(client)
-                if state.defense.robust_aggregation in KRUM and isinstance(reply.value, Fit):
+                if state.settings.defense.robust_aggregation in KRUM and isinstance(reply.value, Fit):
                     round.restore(reply)  # Krum did not choose it: what it trained never happened, for itself too
         return {client: replies[client].with_value(value) for client, value in robust.items()}
 
