@@ -330,6 +330,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--out", metavar="FILE", help="write the text or the page here (default: print the text)")
     _add_figure(command)
+    add_use(command)
     command.set_defaults(command=_lazily("show", "compare"))
 
 
@@ -352,6 +353,7 @@ def _add_report(command: argparse.ArgumentParser) -> None:
         "--target", type=percent, metavar="PERCENT", help="in a table, also the first round that reaches this accuracy"
     )
     _add_figure(command)
+    add_use(command)
     command.set_defaults(command=_lazily("show", "report"))
 
 

@@ -20,11 +20,11 @@ from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
-from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
 from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CurveMetric, LineStyle, smoothing, styles
 from fedkeep.reporting.learning import warnings
+from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, shown_in
 from fedkeep.reporting.report_charts import line_chart
 from fedkeep.reporting.report_heatmaps import (
     class_heatmaps,
@@ -84,8 +84,10 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "window": window,
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
-        "chain": _columns([row for row in rows if any(trial.chain for trial in row.trials)], CHAIN),
-        "local": _columns([row for row in rows if any(trial.local_models for trial in row.trials)], LOCAL),
+        "chain": _columns([row for row in rows if any(trial.chain for trial in row.trials)], shown_in("sequences")),
+        "local": _columns(
+            [row for row in rows if any(trial.local_models for trial in row.trials)], shown_in("local models")
+        ),
         "trained": local_training(rows),
         "differences": _differences(finished),
         "charts": [line_chart(rows, line_styles, metric, title, window) for metric, title in CHARTS.items()],
@@ -206,9 +208,8 @@ def _swatch(style: LineStyle, place: int) -> dict[str, Any]:
 
 
 def _results(rows: Sequence[Row]) -> dict[str, Any]:
-    first, *others = columns_for(trials_of(rows))
-    swing = [METRICS["window_std"]] if first.name == "window_mean" else []
-    return _columns(rows, [first, *swing, *others])
+    beside = {"window_mean": [METRICS["window_std"]]}
+    return _columns(rows, [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))])
 
 
 def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.metrics import kold
-from fedkeep.reporting.columns import rounds_covered
+from fedkeep.reporting.metric import rounds_covered
 from fedkeep.reporting.record import Floats
 from fedkeep.reporting.report_charts import Heatmap, heatmap
 from fedkeep.reporting.run_folder import Run
