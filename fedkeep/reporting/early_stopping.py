@@ -63,7 +63,7 @@ class EarlyStopping(Callback):
         stream = state.federation.stream
         tasks = [task.num_classes - task.num_old_classes for task in stream.tasks] if stream else []
         trial = TrialResult(
-            algorithm.name(), algorithm.name(), {}, state.seed, algorithm.sequential, self.rounds, self.timings, {},
+            algorithm.name(), algorithm.name(), {}, state.settings.seed, algorithm.sequential, self.rounds, self.timings, {},
             info | {"tasks": tasks}, finished=False,
         )  # fmt: skip
         return self.metric.better * self.metric.of(trial)
