@@ -22,7 +22,8 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.cli.main import parser
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.recipe_loader import OPTIONS, load_recipe, paper_tables, recipe_names
+from fedkeep.experiment.recipe import OPTIONS
+from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, recipe_names
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 
@@ -77,7 +78,7 @@ def read_fedkeep(line: str, *, in_text: bool = False) -> None:
     own = getattr(options, "use", None) or recipe == "RECIPE" or (recipe or "").endswith(".toml")
     if recipe is not None and words[0] == "recipes":
         assert recipe in [*recipe_names(), *paper_tables(), *{name.rpartition("/")[0] for name in recipe_names()}], line
-    elif recipe is not None and words[0] in ("run", "tune", "attacks") and not own:
+    elif recipe is not None and words[0] in ("run", "tune") and not own:
         changes = {name: getattr(options, name, None) for name in ("methods", "seeds", "rounds")}
         load_recipe(recipe, settings=options.settings or (), **changes)
     if words[0] == "reproduce" and options.table is not None:
