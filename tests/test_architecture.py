@@ -51,7 +51,6 @@ LARGER = {
     "ModelRunner": 14,
     "LocalServer": 13,
     "LatentInverter": 13,
-    "AttackTrial": 13,
     "TextInverter": 15,
 }
 """Classes that have more than they should, and how many they have: these numbers only fall."""
@@ -82,10 +81,11 @@ def test_no_class_has_more_attributes_than_a_reader_holds() -> None:
         bases = [ast.unparse(base).split("[")[0] for base in node.bases] if node else []
         return {name}.union(*(lineage(base) for base in bases if base != name))
 
-    too_large: dict[str, int] = {}
+    too_large = {}
     for name in nodes:
         family = lineage(name)
         count = len(set[str]().union(*(attributes(nodes[base]) for base in family if base in nodes)))
-        if count > (MOST_OPTIONS if "Options" in family or name == "InversionConfig" else MOST_ATTRIBUTES):
+        most = MOST_OPTIONS if "Options" in family or name == "InversionConfig" else MOST_ATTRIBUTES
+        if count > max(most, LARGER.get(name, 0)):
             too_large[name] = count
-    assert too_large == LARGER
+    assert too_large == {}
