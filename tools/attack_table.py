@@ -178,7 +178,7 @@ def _run(
     experiment: Experiment, label: str, kind: str, share: float, defense: str, seed: int, recipe_hash: str
 ) -> AttackTrial:
     simulation = experiment.simulation(experiment.recipe.method(label), seed)
-    attackers = simulation.attack.attackers(simulation.federation.clients, seed)
+    attackers = simulation.settings.attack.attackers(simulation.federation.clients, seed)
     began = time.process_time()
     records = [simulation.run_round().record for _ in range(simulation.rounds)]
     seconds = time.process_time() - began
