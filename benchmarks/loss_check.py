@@ -169,7 +169,7 @@ def run(federation: str, method: str, kind: str, strength: float, check: str, se
     loaded = load_recipe(recipe, settings=settings, seeds=[seed])
     chosen = next(one for one in loaded.methods if one.label.startswith(method))
     simulation = Experiment(loaded).simulation(chosen, seed)
-    attackers = simulation.attack.attackers(simulation.federation.clients, seed)
+    attackers = simulation.settings.attack.attackers(simulation.federation.clients, seed)
     began = time.process_time()
     with patch.object(attacks, "exaggerate_forgetting", invention):
         records = [simulation.run_round().record for _ in range(simulation.rounds)]

@@ -96,7 +96,7 @@ class LossCheck(ReplyStep):
         self._asked: dict[str, list[StepRequest]] = {}
 
     def applies(self, state: SimulationState) -> bool:
-        return state.defense.loss_check != "off"
+        return state.settings.defense.loss_check != "off"
 
     def begin_round(self, state: SimulationState, number: int) -> None:
         self._told, self._asked = {}, {}
@@ -105,7 +105,7 @@ class LossCheck(ReplyStep):
 
     def arrived(self, round: Round, reply: Reply) -> None:
         """Remember what a client was asked, and answered, so that the server can do the same on its own images."""
-        if reply.fault is None and round.state.defense.loss_check == "server":
+        if reply.fault is None and round.state.settings.defense.loss_check == "server":
             self._asked.setdefault(reply.client, []).append(reply.request)
 
     def end_round(self, round: Round, record: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ class LossCheck(ReplyStep):
     ) -> str:
         """Return what is wrong with a model, after "answered with"; empty if nothing is."""
         client, model = reply.client, load(reply.value.model)
-        defense, check = round.state.defense, round.state.server.check
+        defense, check = round.state.settings.defense, round.state.server.check
         if not counts[client].any():
             changed = update.parameter_change or update.buffer_change
             return "a model that changed, though it says that it holds no examples" if changed else ""
@@ -179,7 +179,7 @@ class LossCheck(ReplyStep):
             return None
         reply = None
         context = replace(state.context_of(requests[-1].client), timer=Timer())  # no client has trained
-        client_state, uses = state.client_state_type(), dict[str, int]()
+        client_state, uses = state.client_states.type(), dict[str, int]()
         try:
             for request in requests:
                 task, number = request.task, request.round

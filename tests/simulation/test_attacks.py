@@ -368,7 +368,7 @@ def test_label_counts_are_kept_within_a_task() -> None:
     check = tiny.step(simulation, LossCheck)
     assert check.kept.by_client.keys() == set(simulation.sample_cohort(1))
     assert decode(encode(check.kept), type(check.kept)) == check.kept, "a resume goes on with them"
-    check.begin_round(simulation, simulation.run_settings.rounds + 1)
+    check.begin_round(simulation, simulation.settings.run.rounds + 1)
     assert not check.kept.by_client
 
 
@@ -389,7 +389,7 @@ def test_exaggerated_forgetting_lowers_the_bias_of_classes_that_the_client_lacks
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Updates, "receive", keep)
             simulation.run_round()
-    bad = simulation.attack.attackers(simulation.federation.clients, 0)
+    bad = simulation.settings.attack.attackers(simulation.federation.clients, 0)
     for client in cohort:
         honest, sent = models[0][client], models[1][client]
         lacking = torch.bincount(simulation.federation.data(client)["label"], minlength=10) == 0
