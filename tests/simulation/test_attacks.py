@@ -138,7 +138,7 @@ def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     assert not any(record["lost"] for record in records)
     assert tiny.equal(honest.server.model, checked.server.model), "a check that refuses nobody changes nothing"
     attacked, records = digits("fedseq", "defense.loss_check=server", f"attack.kind={kind}", "attack.share=0.3")
-    bad = attacked.attack.attackers(attacked.federation.clients, 0)
+    bad = attacked.settings.attack.attackers(attacked.federation.clients, 0)
     refused = {client for record in records for client in record.get("refused", ())}
     assert refused
     assert refused <= bad
@@ -180,7 +180,7 @@ def test_the_steps_of_the_loss_check_are_known_where_losses_are_checked() -> Non
 def test_false_counts_and_replays_are_refused_by_default() -> None:
     for kind in ("false_counts", "replay"):
         attacked, records = digits("fedseq", f"attack.kind={kind}", "attack.share=0.3", "run.cohort_size=12")
-        bad = attacked.attack.attackers(attacked.federation.clients, 0)
+        bad = attacked.settings.attack.attackers(attacked.federation.clients, 0)
         assert {client for record in records for client in record.get("refused", ())} <= bad
         assert any(record.get("refused") for record in records)
 
