@@ -69,7 +69,7 @@ def test_attacks_on_examples_change_labels_and_corners() -> None:
     honest = tiny.simulation(FedSeq(), **COMMON)
     flipped = tiny.simulation(FedSeq(), attack=Attack("label_flip", 0.5), **COMMON)
     backdoor = tiny.simulation(FedSeq(), attack=Attack("backdoor", 0.5), **COMMON)
-    bad = flipped.attack.attackers(honest.federation.clients, 0)
+    bad = flipped.settings.attack.attackers(honest.federation.clients, 0)
     for client in honest.federation.clients:
         before = honest.federation.data(client)
         if client not in bad:
