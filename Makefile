@@ -52,21 +52,21 @@ lint: .venv/dev
 # --strict: without it a package that the advisory service does not know, or does not answer for, counts as harmless.
 # What pip-audit says goes through a file, since it ends with a traceback where the service cannot be reached.
 audit: .venv/audit/done
-	@.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt \
+	@.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints/tested.txt \
 	2> .venv/audit/log || { grep -Ev '^(WARNING|Traceback|During|The above| |$$)' .venv/audit/log | tail -1 | cut -c -300; \
 	echo "audit: not passed. A version named above has a known weakness, or the advisory service does not know one of the"; \
 	echo "versions or cannot be reached from here, and then nothing is known of any. All of it: .venv/audit/log"; exit 1; }
-	@echo "audit: the advisory service knows all versions of constraints.txt, and no weakness of them"
+	@echo "audit: the advisory service knows all versions of constraints/tested.txt, and no weakness of them"
 
 sbom: .venv/dev .venv/audit/done
 	mkdir -p build
 	.venv/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(BIN)/python
 	@echo "wrote build/sbom.json"
 
-# After a change of constraints.txt. PyTorch is left out: its build, and so its file, depends on the machine.
+# After a change of constraints/tested.txt. PyTorch is left out: its build, and so its file, depends on the machine.
 lock: .venv/dev
-	grep -Ev '^(#|torch==)' constraints.txt | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-annotate --no-header \
-	--universal --python-version 3.11 --quiet --output-file constraints-hashed.txt
+	grep -Ev '^(#|torch==)' constraints/tested.txt | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-annotate --no-header \
+	--universal --python-version 3.11 --quiet --output-file constraints/hashed.txt
 
 # The documentation site, in build/site. Warnings are errors. It can be opened as files.
 docs: .venv/dev
@@ -93,12 +93,12 @@ bench-gpu: .venv/dev
 	@echo "setting up .venv (once; a minute or two)"
 	$(PYTHON) -m venv .venv
 
-.venv/core: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) --editable .
+.venv/core: .venv/bin/python pyproject.toml constraints/tested.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints/tested.txt $(EDITABLE) --editable .
 	touch $@
 
-.venv/dev: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) --editable '.[dev]'
+.venv/dev: .venv/bin/python pyproject.toml constraints/tested.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints/tested.txt $(EDITABLE) --editable '.[dev]'
 	touch $@ .venv/core
 
 .venv/audit/done: .venv/bin/python

@@ -62,13 +62,17 @@ if TYPE_CHECKING:
     from fedkeep.interface.algorithm import get_algorithm
     from fedkeep.interface.training_settings import SGD, Adam, AdamW
     from fedkeep.models.custom import custom
+    from fedkeep.reporting.early_stopping import EarlyStopping
+    from fedkeep.reporting.metric import Metric, add_metric
     from fedkeep.results import read_run
     from fedkeep.rounds.reply_step import ReplyStep
-    from fedkeep.trials.callbacks import Callback, EarlyStopping
+    from fedkeep.trials.callbacks import Callback
     from fedkeep.tuning.tune import tune
 
 _MODULES = {
     "Method": "fedkeep.experiment.recipe",
+    "Metric": "fedkeep.reporting.metric",
+    "add_metric": "fedkeep.reporting.metric",
     "AdamW": "fedkeep.interface.training_settings",
     "Adam": "fedkeep.interface.training_settings",
     "SGD": "fedkeep.interface.training_settings",
@@ -85,7 +89,7 @@ _MODULES = {
     "CAMKD": "fedkeep.algorithms.sequential.aver",
     "CWC": "fedkeep.algorithms.sequential.cwc",
     "Callback": "fedkeep.trials.callbacks",
-    "EarlyStopping": "fedkeep.trials.callbacks",
+    "EarlyStopping": "fedkeep.reporting.early_stopping",
     "ReplyStep": "fedkeep.rounds.reply_step",
     "DDDR": "fedkeep.algorithms.incremental.dddr",
     "EBKD": "fedkeep.algorithms.sequential.aver",
@@ -198,12 +202,14 @@ __all__ = [
     "LwFKD",
     "Machine",
     "Method",
+    "Metric",
     "Recipe",
     "ReplyStep",
     "SFedKD",
     "SeqKeep",
     "Sharding",
     "Training",
+    "add_metric",
     "custom",
     "export_model",
     "get_algorithm",

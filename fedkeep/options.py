@@ -10,7 +10,7 @@ import dataclasses
 import math
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -68,15 +68,16 @@ def options_of(cls: type[Options]) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(cls) if "doc" in field.metadata}
 
 
-def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+def build(cls: type[T], table: Mapping[str, Any], where: str, also: Iterable[str] = ()) -> T:
     """Construct an object from a table of a recipe.
 
     ``table``: The values by name of option.
+    ``also``: What else its section may name, for the error message.
     """
     known = options_of(cls)
-    for name in table:
-        if name not in known:
-            raise ConfigError(f"{where}: there is no option {name!r}.{did_you_mean(name, known)}")
+    if unknown := [name for name in table if name not in known]:
+        hints = (f"there is no option {name!r}.{did_you_mean(name, [*also, *known])}" for name in unknown)
+        raise ConfigError(f"{where}: {' '.join(hints)}")
     try:
         return cls(**table)
     except ConfigError as error:

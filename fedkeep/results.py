@@ -17,9 +17,9 @@ from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.export.trained_model import trained_model
 from fedkeep.models import Architecture
 from fedkeep.reporting import run_folder
-from fedkeep.reporting.columns import columns_for, headline
 from fedkeep.reporting.differences import Difference, difference
 from fedkeep.reporting.figures import CurveMetric, curves, theme
+from fedkeep.reporting.metric import columns_for, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import show_value
@@ -145,7 +145,7 @@ class RunResult(Run):
         -------
         DataFrame
             Means and standard deviations over seeds, by method. Accuracies and forgetting are fractions, times seconds,
-            and traffic bytes per client and round. `fedkeep.reporting.columns` has the names of the columns.
+            and traffic bytes per client and round. `fedkeep.reporting.metric` has the names of the columns.
 
         Raises
         ------

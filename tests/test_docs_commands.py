@@ -22,7 +22,8 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.cli.main import parser
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.recipe_loader import OPTIONS, load_recipe, paper_tables, recipe_names
+from fedkeep.experiment.recipe import OPTIONS
+from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, recipe_names
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 
@@ -77,7 +78,7 @@ def read_fedkeep(line: str, *, in_text: bool = False) -> None:
     own = getattr(options, "use", None) or recipe == "RECIPE" or (recipe or "").endswith(".toml")
     if recipe is not None and words[0] == "recipes":
         assert recipe in [*recipe_names(), *paper_tables(), *{name.rpartition("/")[0] for name in recipe_names()}], line
-    elif recipe is not None and words[0] in ("run", "tune", "attacks") and not own:
+    elif recipe is not None and words[0] in ("run", "tune") and not own:
         changes = {name: getattr(options, name, None) for name in ("methods", "seeds", "rounds")}
         load_recipe(recipe, settings=options.settings or (), **changes)
     if words[0] == "reproduce" and options.table is not None:
@@ -127,7 +128,7 @@ def test_every_command_of_a_page_can_be_read(page: str) -> None:
 def test_every_option_in_the_text_exists() -> None:
     """``--option``, and ``section.option`` of a recipe or ``method.option``; Flower has options of its own."""
     scripts = "".join(path.read_text() for folder in ("tools", "benchmarks") for path in (ROOT / folder).glob("*.py"))
-    flower = {"--run-config", "--insecure", "--trusted-entities", "--node-config"}
+    flower = {"--run-config", "--insecure", "--trusted-entities", "--node-config", "--port"}
     flags = option_strings(the_parser()) | set(re.findall(r'"(--[a-z-]+)"', scripts)) | flower
     sections: Mapping[str, type] = {**algorithms(), **OPTIONS}
     wrong = []
@@ -139,7 +140,7 @@ def test_every_option_in_the_text_exists() -> None:
             if (
                 setting is not None
                 and setting[1] in sections
-                and setting[2] not in ("py", "md", "toml", "json", "training")
+                and setting[2] not in ("py", "md", "toml", "json", "jsonl", "training")
             ):
                 known = options_of(sections[setting[1]])
                 wrong += [f"{page}: {code}"] if setting[2] not in known else []

@@ -126,7 +126,6 @@ TOYS: dict[str, dict[str, Any]] = {
     "target": INVERSION,
     "feddcl": {**REPLAY, "server_images_per_class": 3},
     "dddr": REPLAY,
-    **{f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_images_per_class": 3} for name in ("ft", "ewc", "lwf")},
     "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "replay_batch_size": 3},
     "seqkeep": {"w_nontarget": 3.0},
 }

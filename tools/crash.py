@@ -28,6 +28,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from damage import DAMAGES, apply_damage, files_of
+
 import fedkeep
 from fedkeep._utils.signals import Terminated
 from fedkeep.errors import FedKeepError
@@ -36,7 +38,6 @@ from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.testing.damage import DAMAGES, apply_damage, files_of
 from fedkeep.trials.checkpoint import load_manifest, manifests
 from fedkeep.trials.trial import Checkpoints
 

@@ -32,12 +32,12 @@ from fedkeep._utils.type_hints import annotations_of
 from fedkeep.cli.main import parser
 from fedkeep.data.partition import schemes
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
-from fedkeep.experiment.recipe_loader import OPTIONS
+from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import describe_replies, handles_tasks
 from fedkeep.models import architectures
 from fedkeep.options import Options, describe_type, options_of
-from fedkeep.reporting.columns import METRICS
+from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.trial import TrialResult
@@ -142,6 +142,7 @@ SECTIONS = {
     "findings.md": "findings",
     "averaged-sequences.md": "findings",
     "averaged-sequences-tried.md": "findings",
+    "which-method-tables.md": "findings",
     "tried-readings.md": "findings",
     "results.md": "findings",
     "reproduction.md": "findings",
@@ -401,9 +402,8 @@ def metrics_page() -> str:
         "| name | in tables | unit | better | what it is |", "|:--|:--|:--|:--|:--|",
     ]  # fmt: skip
     for name, metric in METRICS.items():
-        meaning = inspect.cleandoc(getattr(TrialResult, name).__doc__).split("\n\n")[0].removeprefix("Return ")
         better = {1: "higher", -1: "lower", 0: "–"}[metric.better]
-        said = plain(cell(meaning[0].upper() + meaning[1:]))
+        said = plain(cell(metric.meaning[0].upper() + metric.meaning[1:]))
         lines.append(f"| `{name}` | {metric.title} | {metric.unit or '–'} | {better} | {said} |")
     return "\n".join([*lines, ""])
 

@@ -1,4 +1,4 @@
-"""Write the measured parts of docs/which-method.md and docs/averaged-sequences.md, and pictures, from results/.
+"""Write the measured parts of docs/which-method-tables.md and docs/averaged-sequences.md, and pictures, from results/.
 
     python tools/which_method.py
 
@@ -21,14 +21,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
-from fedkeep.reporting.columns import Metric, headline
 from fedkeep.reporting.differences import difference, show_difference
+from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
-LEARNING_RATES = "averaged-sequences-tried.md#how-learning-rates-were-chosen"
-PAGE = ROOT / "docs" / "which-method.md"
+TABLES_PAGE = ROOT / "docs" / "which-method-tables.md"
 AVERAGES_PAGE = ROOT / "docs" / "averaged-sequences.md"
 BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and ends here -->"
 SHORT, LONG = "fedkeep-averaged-sequences-rounds-0.6.zip", "fedkeep-averaged-sequences.zip"
@@ -271,7 +270,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
 
 
 def setting_of(run: str) -> str:
-    """Return one sentence on what all rows of a run have in common, and what a row's label may change."""
+    """Return one sentence on what all rows of a run have in common, unless their labels say otherwise."""
     read = read_run(ROOT / "results" / run)
     recipe, trial = read.settings, read.trials[0]
     training, running = recipe["training"], recipe["run"]
@@ -279,7 +278,7 @@ def setting_of(run: str) -> str:
         f"{trial.info['num_clients']} clients, {trial.info['cohort_size']} a round",
         f"{training['epochs']} local epoch{'s' * (training['epochs'] != 1)} with batches of {training['batch_size']}",
         f"network {recipe['model']['name']}",
-        f"learning rate {training['lr']:g} unless the row names another or the [method has its own]({LEARNING_RATES})",
+        f"learning rate {training['lr']:g}",
         f"decay of moving averages {running['ema_decay']:g}",
         f"evaluated every {running['evaluate_every']} rounds"
         if running["evaluate_every"] > 1
@@ -302,7 +301,7 @@ def tables(found: dict[str, list[Row]]) -> list[str]:
 def pages(found: dict[str, list[Row]]) -> dict[Path, str]:
     """Return the pages with what stands between their two marks written anew."""
     texts = {}
-    for page, lines in ((PAGE, tables(found)), (AVERAGES_PAGE, [*gains(found), ""])):
+    for page, lines in ((TABLES_PAGE, tables(found)), (AVERAGES_PAGE, [*gains(found), ""])):
         before, _, rest = page.read_text().partition(BEGIN)
         texts[page] = "\n".join([before + BEGIN, "", *lines]) + END + rest.partition(END)[2]
     return texts

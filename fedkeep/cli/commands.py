@@ -90,29 +90,6 @@ def _add_tune(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lazily("tune", "run"))
 
 
-def _add_attacks(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Run the methods of a recipe against malicious clients, with and without defences, and show the accuracies. "
-        "With the same --out it goes on, and runs only what the table lacks; a table of another recipe, or of other "
-        "settings, is refused."
-    )
-    command.add_argument(
-        "recipe", nargs="?", default="fedkeep/attacks", help="a recipe's name, or a path (default: fedkeep/attacks)"
-    )
-    command.add_argument("--kinds", type=names, metavar="A,B", help="attacks (default: all)")
-    command.add_argument(
-        "--shares", type=lambda text: [share(part) for part in text.split(",")], default=[0.1, 0.2, 0.3], metavar="0.1"
-    )
-    command.add_argument(
-        "--defenses", type=names, default=["none", "loss_check"], metavar="A,B", help="default: none,loss_check"
-    )
-    command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds (default: 0,1,2)")
-    command.add_argument("--methods", type=names, metavar="A,B", help="some of the recipe's methods (default: all)")
-    add_settings(command, "change an option, such as run.rounds=10")
-    command.add_argument("--out", default="attacks.csv", metavar="FILE", help="the table (default: attacks.csv)")
-    command.set_defaults(command=_lazily("attacks", "attacks"))
-
-
 def _add_flower(command: argparse.ArgumentParser) -> None:
     verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
     new = verbs.add_parser("new", help="write a small Flower app that runs a recipe")
@@ -295,24 +272,6 @@ def _add_partition(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lazily("partition", "partition"))
 
 
-def _add_benchmark(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Run a method with the recipe and the seeds of earlier records, and show what it gains on each method there, "
-        "paired by seed."
-    )
-    command.add_argument("method", metavar="METHOD", help="a .py file with methods of your own, or a method's name")
-    command.add_argument(
-        "--against", required=True, metavar="RUN", help="the records: a run folder, an archive, or a folder in one"
-    )
-    command.add_argument(
-        "--seeds", type=numbers, metavar="0,1", help="seeds (default: all of which the records have a finished trial)"
-    )
-    command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
-    add_device(command)
-    add_machine(command)
-    command.set_defaults(command=_lazily("benchmark", "benchmark"))
-
-
 def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or archives of them")
     command.add_argument(
@@ -330,6 +289,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--out", metavar="FILE", help="write the text or the page here (default: print the text)")
     _add_figure(command)
+    add_use(command)
     command.set_defaults(command=_lazily("show", "compare"))
 
 
@@ -352,6 +312,7 @@ def _add_report(command: argparse.ArgumentParser) -> None:
         "--target", type=percent, metavar="PERCENT", help="in a table, also the first round that reaches this accuracy"
     )
     _add_figure(command)
+    add_use(command)
     command.set_defaults(command=_lazily("show", "report"))
 
 
@@ -446,8 +407,6 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "resume": ("continue a run that was stopped, to the identical result", _add_resume),
     "gather": ("put together a run whose trials were run one by one", _add_gather),
     "tune": ("try values of options on held-out training examples, and write the best recipe", _add_tune),
-    "attacks": ("run methods against malicious clients, with and without defences", _add_attacks),
-    "benchmark": ("run a method of your own in the setting of earlier records, and tell what it gains", _add_benchmark),
     "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),
     "new-method": ("write a method of your own and its test, to be changed", _add_new_method),
     "datasets": ("list the known data sets and which are available locally", _add_datasets),

@@ -21,11 +21,11 @@ from torch import Tensor
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.progress import Counter
-from fedkeep.cli.settings import read_settings
 from fedkeep.cli.text import say
 from fedkeep.data import Data, DataSet
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
 from fedkeep.experiment.build import check_device
+from fedkeep.experiment.overrides import read_settings
 from fedkeep.generation.diffusion.generator import REGIMES, Regime
 from fedkeep.generation.diffusion.image_cache import ImageCache
 from fedkeep.generation.diffusion.pixel import ModelCard, PixelGenerator, load_generator
@@ -39,8 +39,7 @@ from fedkeep.generation.diffusion.unet import UNet
 from fedkeep.interface import Training
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
-from fedkeep.reporting.figures import save_figure
-from fedkeep.reporting.image_grid import image_grid
+from fedkeep.reporting.figures import image_grid, save_figure
 from fedkeep.training.classifier import train_classifier
 
 CLASSIFIER_TRAINING = Training(batch_size=64, lr=0.02, momentum=0.9)

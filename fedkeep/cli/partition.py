@@ -25,7 +25,7 @@ from fedkeep.experiment.overrides import apply_overrides, parse_value
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import check_validation
 from fedkeep.options import build
-from fedkeep.reporting.partition_figure import partition_figure
+from fedkeep.reporting.figures import partition_figure
 
 
 def partition(options: Namespace, console: Console) -> int:

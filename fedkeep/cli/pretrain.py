@@ -10,11 +10,11 @@ from typing import cast
 from rich.console import Console
 
 from fedkeep.cli.progress import Counter
-from fedkeep.cli.settings import read_settings
 from fedkeep.cli.text import say
 from fedkeep.data import Augmentation, load
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
+from fedkeep.experiment.overrides import read_settings
 from fedkeep.training.pretraining import FORMS, Form, Pretraining, pretrain
 
 

@@ -85,7 +85,7 @@ def add_use(group: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="import methods or partitions of your own from a .py file; may be repeated",
+        help="import methods, metrics or partitions of your own from a .py file; may be repeated",
     )
 
 

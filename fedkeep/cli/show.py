@@ -149,6 +149,7 @@ def _paper_table(table: PaperTable, console: Console) -> None:
 
 def compare(options: Namespace, console: Console) -> int:
     """Show several runs in one table."""
+    import_user_code(options.use)
     _check_page(options)
     if options.out and options.format == "table":
         raise RunError("--out writes a file: choose its --format, one of markdown, latex, csv and html.")
@@ -174,6 +175,7 @@ def compare(options: Namespace, console: Console) -> int:
 
 def report(options: Namespace, console: Console) -> int:
     """Write a run's tables and report again, or one of them."""
+    import_user_code(options.use)
     _check_page(options)
     run = read_run(options.run)
     rows = summary(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,71 +29,53 @@ class ClientModel:
     clients: tuple[str, ...]
     model: Architecture
 
-    def to_table(self) -> dict[str, Any]:
-        """Return the entry of ``[[client_models]]`` in a recipe.
-
-        Returns: The entry, which TOML can represent.
-        """
-        return {"clients": list(self.clients), **model_to_table(self.model)}
-
 
 def model_to_table(model: Architecture) -> dict[str, Any]:
-    """Return the table of a network in a recipe.
-
-    Returns: The table, which TOML can represent.
-    """
+    """Return the table of a network in a recipe, as TOML can represent it."""
     return {"name": model.name, **as_table(model)}
 
 
-def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Architecture:
+def read_model(table: Mapping[str, Any], where: str, allow_code: bool, also: Iterable[str] = ()) -> Architecture:
     """Return the network that a table of a recipe describes.
 
-    ``where``: What error messages call the table.
     ``allow_code``: Let the name be ``package.module:function``, which is then imported.
+    ``also``: What else the table may name, for error messages.
     """
     options = dict(table)
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{where} needs a name.")
-    return from_path(name, allow_code=allow_code) if ":" in name else build(get_architecture(name), options, where)
+    if ":" in name and options:
+        raise ConfigError(f"{where}: {name!r} is a model of your own, and takes no {', '.join(options)}. Leave it out.")
+    if ":" in name:
+        return from_path(name, allow_code=allow_code)
+    return build(get_architecture(name), options, where, ("name", *also))
 
 
-def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[ClientModel, ...]:
-    """Return the networks in ``[[client_models]]`` of a recipe.
-
-    ``entries``: The entries, which should be a list of tables.
-    ``where``: What error messages call the recipe.
-    ``allow_code``: Let a network's name be ``package.module:function``, which is then imported.
-    """
+def read_client_models(entries: Any, allow_code: bool) -> tuple[ClientModel, ...]:
+    """Return the networks in ``[[client_models]]`` of a recipe."""
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ConfigError(f"{where}: client_models must be tables, each under [[client_models]].")
-    client_models = []
+        raise ConfigError("client_models must be tables, each under [[client_models]].")
+    found = []
     for number, entry in enumerate(entries, start=1):
-        entry_name = f"{where}, [[client_models]] {number}"
-        clients = entry.get("clients")
+        place, rest = f"[[client_models]] {number}", dict(entry)
+        clients = rest.pop("clients", None)
         if not isinstance(clients, list) or not clients or not all(isinstance(name, str) for name in clients):
-            raise ConfigError(f'{entry_name} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
-        rest = {key: value for key, value in entry.items() if key != "clients"}
-        client_models.append(ClientModel(tuple(clients), read_model(rest, entry_name, allow_code)))
-    return tuple(client_models)
+            raise ConfigError(f'{place} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
+        found.append(ClientModel(tuple(clients), read_model(rest, place, allow_code, ["clients"])))
+    return tuple(found)
 
 
-def check_clients(models: Sequence[ClientModel]) -> None:
-    """Check that no client has two networks."""
+def named_twice(models: Sequence[ClientModel]) -> str | None:
+    """Return a client that has two networks, or None."""
     named = Counter(name for model in models for name in _names(model, ()))
-    twice = next((name for name, count in named.items() if count > 1), None)
-    if twice is not None:
-        raise ConfigError(f"[[client_models]] gives client {twice!r} two networks. Name it once.")
+    return next((name for name, count in named.items() if count > 1), None)
 
 
 def client_architectures(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
-    """Return the networks of clients that do not have the server's.
-
-    Returns: Networks by client.
-    """
+    """Return by client the networks of those that do not have the server's."""
     own = {name: model.model for model in models for name in _names(model, clients)}
-    unknown = next((name for name in own if name not in clients), None)
-    if unknown is not None:
+    if (unknown := next((name for name in own if name not in clients), None)) is not None:
         raise ConfigError(f"[[client_models]] names {unknown!r}, which is no client of this federation.")
     return own
 

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.experiment.recipe import SECTIONS, default_label
 from fedkeep.interface import get_algorithm
 from fedkeep.models import architectures
-from fedkeep.options import build, options_of
+from fedkeep.options import Options, build, options_of
 
-Row = TypeVar("Row")
-
-SECTIONS = (
-    "data",
-    "auxiliary",
-    "public",
-    "generator",
-    "augmentation",
-    "partition",
-    "tasks",
-    "model",
-    "training",
-    "run",
-    "defense",
-    "privacy",
-    "attack",
-)
-"""The sections of a recipe."""
 INITIAL_MODEL = ("weights", "pretraining")
 """What of ``[model]`` says from which model rounds begin, whatever the network."""
+KINDS = {"partition": "scheme", "paper": "table"}
+"""The option of a section that decides which other options there are; of all others it is the name."""
 
 
 def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,73 +37,79 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
     or Dirichlet's alpha. Columns and sizes stay for other data of one's own. If a data set that is known by name comes,
     or the paper's table changes, nothing stays.
     """
-    kind = {"partition": "scheme", "paper": "table"}.get(section, "name")
-    if section == "data" and not is_known(str(over.get("name", ""))) and not is_known(str(old.get("name", ""))):
-        return merge_tables(old, over)
-    if kind in over and over[kind] != old.get(kind):
+    kind = KINDS.get(section, "name")
+    own_data = section == "data" and not any(is_known(str(table.get("name", ""))) for table in (old, over))
+    if not own_data and kind in over and over[kind] != old.get(kind):
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
         common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
         old = {name: value for name, value in old.items() if name in common}
     return merge_tables(old, over)
 
 
-def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
-    """Apply settings to a recipe's table, in place.
+def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, Any]:
+    """Split ``section.option=value`` into its parts; a method's label may hold dots and equals signs itself."""
+    setting = setting.strip()
+    start = max((len(each) for each in labels if setting.lower().startswith(f"{each.lower()}.")), default=0)
+    rest, equals, text = setting[start:].partition("=")
+    section, _, name = (setting[:start] + rest).strip().rpartition(".")
+    if not (equals and section.strip(".") and name):
+        raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
+    return section, name, parse_value(text.strip())
 
-    ``settings``: The settings, each written ``section.option=value``.
+
+def read_settings(
+    settings: Iterable[str], sections: Mapping[str, type[Options]], defaults: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Options]:
+    """Return the options of each section of a command that runs no recipe, with the changes of ``--set``.
+
+    ``defaults``: By section, defaults that replace those of the class.
     """
+    tables = {name: dict((defaults or {}).get(name, {})) for name in sections}
+    for section, name, value in map(read_setting, settings):
+        if section not in sections:
+            raise ConfigError(
+                f"--set {section}.{name}: this command has no section {section!r}.{did_you_mean(section, sections)}"
+            )
+        tables[section][name] = value
+    return {name: build(cls, tables[name], name) for name, cls in sections.items()}
+
+
+def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
+    """Apply settings, each written ``section.option=value``, to a recipe's table, in place."""
     # The kinds of data, partition and model are set first, since they decide which options there are.
     kinds = ("data.name", "partition.scheme", "model.name")
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
-        path, equals, text = _split_setting(setting, table)
-        section, _, name = path.strip().rpartition(".")
-        if not (equals and section.strip(".") and name):
-            raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
-        value = parse_value(text.strip())
+        section, name, value = read_setting(setting, (str(e.get("label", "")) for e in table.get("methods", [])))
         if section == "model.pretraining":
             section, name, value = "model", "pretraining", {name: value}
         if section in SECTIONS:
             table[section] = _merge_section(section, table.get(section, {}), {name: value})
-        else:
-            _apply_to_methods(table, section, name, value)
+            continue
+        for entry in _entries_with(table, section, name):
+            if section.endswith(".training"):
+                entry["training"] = {**entry.get("training", {}), name: value}
+            else:
+                entry[name] = value
 
 
-def _split_setting(setting: str, table: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the path, the equals sign and the value of a setting; a method's label may hold equals signs itself."""
-    labels = (str(entry.get("label", "")) for entry in table.get("methods", []))
-    known = [label for label in labels if label and setting.strip().lower().startswith(f"{label.lower()}.")]
-    start = len(max(known, key=len, default=""))
-    setting = setting.strip()
-    rest, equals, text = setting[start:].partition("=")
-    return setting[:start] + rest, equals, text
-
-
-def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any) -> None:
-    entries = table.get("methods", [])
-    of_training, section = section.endswith(".training"), section.removesuffix(".training")
-    if section == "algorithm" and not of_training:
-        chosen = [e for e in entries if name in options_of(get_algorithm(str(e.get("algorithm"))))]
-        if entries and not chosen:
-            known = {n for e in entries for n in options_of(get_algorithm(str(e.get("algorithm"))))}
-            raise ConfigError(
-                f"--set algorithm.{name}: no method of this recipe has the option.{did_you_mean(name, known)}"
-            )
-    else:
-        keys = {str(e.get(key, "")).lower() for e in entries for key in ("algorithm", "label")} - {""}
-        chosen = [
-            e for e in entries if section.lower() in (str(e.get("algorithm")).lower(), str(e.get("label")).lower())
-        ]
-        if not chosen:
-            raise ConfigError(
-                f"--set {section}.{name}: unknown section.{did_you_mean(section, {*SECTIONS, 'algorithm', *keys})}"
-            )
+def _entries_with(table: Mapping[str, Any], section: str, name: str) -> list[dict[str, Any]]:
+    """Return the tables of the methods that a setting changes: those of a name or a label, or all with the option."""
+    entries, who = table.get("methods", []), section.removesuffix(".training").lower()
     if name == "algorithm":
         raise ConfigError(f"--set {section}.algorithm: choose methods with --methods.")
-    for entry in chosen:
-        if of_training:
-            entry["training"] = {**entry.get("training", {}), name: value}
-        else:
-            entry[name] = value
+    if section == "algorithm":
+        known = [options_of(get_algorithm(str(entry.get("algorithm")))) for entry in entries]
+        chosen = [entry for entry, options in zip(entries, known, strict=True) if name in options]
+        if entries and not chosen:
+            hint = did_you_mean(name, {option for options in known for option in options})
+            raise ConfigError(f"--set algorithm.{name}: no method of this recipe has the option.{hint}")
+        return chosen
+    names = [[str(entry.get(key, "")).lower() for key in ("algorithm", "label")] for entry in entries]
+    chosen = [entry for entry, own in zip(entries, names, strict=True) if who in own]
+    if not chosen:
+        hint = did_you_mean(who, {*SECTIONS, "algorithm", *(each for own in names for each in own if each)})
+        raise ConfigError(f"--set {section}.{name}: unknown section.{hint}")
+    return chosen
 
 
 def expand_grids(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
@@ -134,25 +125,22 @@ def expand_grids(entries: list[dict[str, Any]], grid: bool, where: str) -> list[
         values = entry.get("grid", {})
         if not isinstance(values, dict) or not all(isinstance(v, list) and v for v in values.values()):
             raise ConfigError(f"{where}: the grid of a method is a table of lists, such as {{ mu = [0.1, 1.0] }}.")
-        if not (grid and values):
-            result.append(plain)
-            continue
-        result.extend(_grid_points(plain, values, where))
+        result.extend(_grid_points(plain, values, where) if grid and values else [plain])
     return result
 
 
 def _grid_points(entry: dict[str, Any], values: dict[str, list[Any]], where: str) -> list[dict[str, Any]]:
     """Return one table for each valid combination; raise `ConfigError` for a value that is in none of them."""
     cls = get_algorithm(str(entry.get("algorithm")))
-    label, common = entry.get("label") or cls.title or cls.__name__, {k: v for k, v in entry.items() if k != "label"}
+    label, common = entry.get("label") or default_label(cls), {k: v for k, v in entry.items() if k != "label"}
+    fixed = {key: value for key, value in common.items() if key not in ("algorithm", "training")}
     points: list[dict[str, Any]] = []
     unused = {(name, repr(value)) for name, listed in values.items() for value in listed}
     error: ConfigError | None = None
     for point in product(*values.values()):
         options = dict(zip(values, point, strict=True))
         try:
-            given = {k: v for k, v in (common | options).items() if k not in ("algorithm", "training")}
-            build(cls, given, f"{where}, grid of {label}")
+            build(cls, fixed | options, f"{where}, grid of {label}")
         except ConfigError as reason:
             error = reason
             continue
@@ -195,18 +183,6 @@ def join_labels(parts: Sequence[str], labels: Iterable[str]) -> list[str]:
     return names
 
 
-def rows_named(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable[str]]) -> list[Row]:
-    """Return the rows that have a name: exactly as it is written, or else in upper and lower case.
-
-    So ``FedSeq`` is the row with this label, and ``fedseq``, the name of a method, is each row of that method.
-
-    ``rows``: Methods, or their tables in a recipe.
-    Returns: The rows, in their order; empty if none has this name.
-    """
-    exact = [row for row in rows if wanted in names(row)]
-    return exact or [row for row in rows if wanted.lower() in (name.lower() for name in names(row))]
-
-
 def split_grid(line: str) -> tuple[str, list[str]]:
     """Split a grid of one option into the option and its values.
 
@@ -231,27 +207,19 @@ def split_grid(line: str) -> tuple[str, list[str]]:
 
 
 def add_grids(table: dict[str, Any], lines: Iterable[str]) -> bool:
-    """Add grids to the methods of a recipe's table, in place.
-
-    ``lines``: The grids, each written ``method.option=value,value``.
-    Returns: Whether there was a line.
-    """
-    added = False
+    """Add grids, each written ``method.option=value,value``, to a recipe's methods; return whether there was one."""
+    lines = list(lines)
     for line in lines:
         path, values = split_grid(line)
         section, _, name = path.rpartition(".")
-        if section.removesuffix(".pretraining") in SECTIONS:
+        if section.removesuffix(".pretraining") in SECTIONS or section.endswith(".training"):
             raise ConfigError(
-                f"--grid {line}: the methods of one run share [{section}]. Vary it with fedkeep tune, or in several "
-                f"runs with --set {path}."
+                f"--grid {line}: a grid is of options of a method, and the methods of one run share [{section}]. Vary "
+                f"it with fedkeep tune, or in several runs with --set {path}."
             )
-        probe = {"methods": [dict(entry) for entry in table.get("methods", [])]}
-        _apply_to_methods(probe, section, name, values)
-        for entry, changed in zip(table["methods"], probe["methods"], strict=True):
-            if changed.get(name) is values:
-                entry["grid"] = {**entry.get("grid", {}), name: [parse_value(value) for value in values]}
-        added = True
-    return added
+        for entry in _entries_with(table, section, name):
+            entry["grid"] = {**entry.get("grid", {}), name: [parse_value(value) for value in values]}
+    return bool(lines)
 
 
 def parse_value(text: str) -> Any:

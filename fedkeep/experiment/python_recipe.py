@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeep.data import given
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.holdout import is_test_held_out
-from fedkeep.data.partition import IID, ByColumn, Scheme, schemes
+from fedkeep.data.partition import IID, ByColumn, Scheme, get_scheme, schemes
 from fedkeep.data.python_data import dataset_of, has_columns
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.initial_model import keep_weights
-from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.plugins import modules_of, why_not_importable
-from fedkeep.experiment.recipe import Method, Recipe, select_methods
+from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Training, get_algorithm
@@ -38,6 +37,8 @@ FROM_PYTHON = "python"
 """The name of a recipe that was made in Python alone."""
 DEFAULT_METHODS = ("fedavg", "fedseq", "sfedkd")
 """The methods of a run whose data are given, and no methods."""
+COLUMNS = ("label", "client", "columns", "exclude", "size")
+"""The options of data that have arguments of their own."""
 
 
 def make_recipe(
@@ -45,61 +46,39 @@ def make_recipe(
     *,
     data: Any = None,
     partition: Any = None,
-    model: Any = None,
-    training: Any = None,
     methods: Any = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
-    seeds: Any = None,
-    title: str | None = None,
     settings: Sequence[str] = (),
-    weights: Any = None,
-    pretraining: Any = None,
     machine: Machine | None = None,
-    **columns: Any,
+    **given: Any,
 ) -> Recipe:
     """Return a recipe with what was given in Python in the place of its own; see `fedkeep.run`.
 
     ``recipe``: The recipe; default: ``demo``, or none if ``data`` is given.
     ``machine``: The folder of local data sets, and whether a recipe may import its model.
-    ``**columns``: ``label``, ``client``, ``columns``, ``exclude`` and ``size`` (see `fedkeep.run`); None for those of
-        the recipe.
+    ``**given``: The parts in `READ` and the options in `COLUMNS`; None for those of the recipe.
     """
-    machine = machine or Machine()
-    data_dir = machine.data_dir
-    if recipe is None and data is not None:
-        base = _defaults(model, partition, settings)
+    machine, only_data = machine or Machine(), recipe is None and data is not None
+    if only_data:
+        base = _defaults(given.get("model"), partition, settings)
         methods = DEFAULT_METHODS if methods is None else methods
     else:
         base, methods = _named(recipe, settings, methods, machine.allow_code)
-    given_columns = {name: value for name, value in columns.items() if value is not None}
-    changes = _data_and_partition(base, data, partition, data_dir, given_columns)
-    if model is not None:
-        changes["model"] = architecture_of(model)
-    if training is not None:
-        if not isinstance(training, Training):
-            raise ConfigError(f"training must be such as fedkeep.Training(lr=0.05, epochs=2), not {training!r:.80}.")
-        changes["training"] = training
-    if weights is not None:
-        changes["weights"] = keep_weights(weights)
-    if pretraining is not None:
-        changes["pretraining"] = pretraining_of(pretraining)
-    changes["run"] = base.run if rounds is None else replace(base.run, rounds=rounds)
-    if cohort_size is not None:
-        changes["run"] = replace(changes["run"], cohort_size=cohort_size)
-    elif base.name == FROM_PYTHON:
-        num_clients = _num_clients(changes["partition"], changes["data"], data_dir, changes["data_options"])
-        changes["run"] = replace(changes["run"], cohort_size=min(base.run.cohort_size, num_clients))
-    if seeds is not None:
-        changes["seeds"] = seeds_of(seeds)
-    if title is not None:
-        changes["title"] = title
-    elif base.name == FROM_PYTHON:
+    given = {name: value for name, value in given.items() if value is not None}
+    columns = {name: given.pop(name) for name in COLUMNS if name in given}
+    changes = _data_and_partition(base, data, partition, machine.data_dir, columns)
+    changes |= {name: READ[name](value) for name, value in given.items()}
+    length: dict[str, Any] = {"rounds": rounds, "cohort_size": cohort_size}
+    run = replace(base.run, **{name: value for name, value in length.items() if value is not None})
+    if only_data:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
-        changes["title"] = f"{network} on {source}"
+        changes = {"title": f"{network} on {source}"} | changes
+        clients = _num_clients(changes["partition"], changes["data"], machine.data_dir, changes["data_options"])
+        run = run if cohort_size is not None else replace(run, cohort_size=min(run.cohort_size, clients))
     if methods is not None:
         changes["methods"] = select_methods(base, _listed(methods))
-    return replace(base, **changes)
+    return replace(base, run=run, **changes)
 
 
 def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
@@ -156,18 +135,24 @@ def seeds_of(seeds: Any) -> tuple[int, ...]:
     return tuple(range(count))
 
 
+def _named_or_made(value: Any, base: type, named: Callable[[str], type]) -> Any:
+    """Return what a name, a class or an object stands for; None if it is none of these."""
+    if isinstance(value, str):
+        value = named(value)
+    if isinstance(value, type) and issubclass(value, base):
+        value = value()
+    return value if isinstance(value, base) else None
+
+
 def architecture_of(model: Any) -> Architecture:
     """Return the architecture of a model that was given in Python.
 
     ``model``: A name such as ``"lenet5"``, an architecture with options, or what `fedkeep.custom` takes.
     """
-    if isinstance(model, Architecture):
-        return model
-    if isinstance(model, str):
-        return get_architecture(model)()
-    if isinstance(model, type) and issubclass(model, Architecture):
-        return model()
-    if isinstance(model, nn.Module) or callable(model):
+    known: Architecture | None = _named_or_made(model, Architecture, get_architecture)
+    if known is not None:
+        return known
+    if callable(model):
         return custom(model)
     raise ConfigError(
         f"model must be a torch.nn.Module, its class, a function (shape, classes) -> module, or one of "
@@ -175,13 +160,29 @@ def architecture_of(model: Any) -> Architecture:
     )
 
 
-def pretraining_of(value: Any) -> PooledTraining:
-    """Return settings of pooled training that were given as such, or as a mapping of options."""
+def _training_of(value: Any) -> Training:
+    if isinstance(value, Training):
+        return value
+    raise ConfigError(f"training must be such as fedkeep.Training(lr=0.05, epochs=2), not {value!r:.80}.")
+
+
+def _pretraining_of(value: Any) -> PooledTraining:
     if isinstance(value, PooledTraining):
         return value
     if isinstance(value, Mapping):
         return build(PooledTraining, value, "pretraining")
     raise ConfigError(f'pretraining must be options of pooled training, such as {{"passes": 6}}, not {value!r:.80}.')
+
+
+READ: Mapping[str, Callable[[Any], Any]] = {
+    "model": architecture_of,
+    "training": _training_of,
+    "weights": keep_weights,
+    "pretraining": _pretraining_of,
+    "seeds": seeds_of,
+    "title": str,
+}
+"""How the parts of a recipe are read that are given in Python."""
 
 
 def _listed(methods: Any) -> list[Any]:
@@ -194,52 +195,39 @@ def _data_and_partition(
     base: Recipe, data: Any, partition: Any, data_dir: str | Path | None, columns: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the recipe's data and partition, as far as they were given."""
-    changes: dict[str, Any] = {}
-    options = DataOptions() if data is not None else base.data_options
-    if columns:
-        named: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in columns.items()
-        }
-        for name in ("columns", "exclude"):
-            named |= {name: (named[name],)} if isinstance(named.get(name), str) else {}
-        options = replace(options, **named)
     by_rows = isinstance(partition, Mapping) or (isinstance(partition, Sequence) and not isinstance(partition, str))
-    is_column = isinstance(partition, str) and partition not in schemes()
-    if is_column and not options.client and has_columns(base.data if data is None else data):
-        options = replace(options, client=partition)
-    client = options.client
-    is_file = isinstance(data, str | Path) and not by_rows
+    column = partition if isinstance(partition, str) and partition not in schemes() else ""
+    in_python = by_rows or not (data is None or isinstance(data, str | Path))
+    several = {name: (columns[name],) for name in ("columns", "exclude") if isinstance(columns.get(name), str)}
+    options = replace(base.data_options if data is None else DataOptions(), **{**columns, **several})
+    if column and not options.client and has_columns(base.data if data is None else data):
+        options = replace(options, client=column)
     if data is None and by_rows:
         data = load_data(base.data, data_dir, options=options)
+    client = options.client
+    changes: dict[str, Any] = {}
     if data is not None:
         changes["data"] = examples_of(data, partition if by_rows else None, data_dir, options)
-    if data is None or is_file:
-        changes["data_options"] = options
-    else:  # what was given in Python is kept as it was read
-        changes["data_options"] = options = DataOptions()
+    changes["data_options"] = DataOptions() if in_python else options  # what was given in Python is kept as it was read
     if by_rows:
         changes["partition"] = ByColumn(num_clients=0, column=CLIENT)
-    elif isinstance(partition, Scheme):
-        changes["partition"] = partition
-    elif isinstance(partition, type) and issubclass(partition, Scheme):
-        changes["partition"] = partition()
-    elif isinstance(partition, str) and not is_column:
-        changes["partition"] = schemes()[partition]()
-    elif isinstance(partition, str):
-        loaded = load_data(changes.get("data", base.data), data_dir, options=options)
+    elif column:
+        loaded = load_data(changes.get("data", base.data), data_dir, options=changes["data_options"])
         names = {name: name for name in loaded.train if name not in ("input", "label")}
         names |= {client: CLIENT} if client else {}
-        if partition not in names:
+        if column not in names:
             raise PartitionError(
-                f"partition={partition!r} is neither a column of the data, which have "
-                f"{', '.join(sorted(names)) or 'none'}, nor a scheme.{did_you_mean(partition, schemes())}"
+                f"partition={column!r} is neither a column of the data, which have "
+                f"{', '.join(sorted(names)) or 'none'}, nor a scheme.{did_you_mean(column, schemes())}"
             )
-        changes["partition"] = ByColumn(num_clients=0, column=names[partition])
+        changes["partition"] = ByColumn(num_clients=0, column=names[column])
     elif partition is not None:
-        raise PartitionError(
-            "partition must be a scheme such as Dirichlet(0.1, num_clients=20), the rows of each client, "
-            f"{{'a': [0, 4], 'b': [1]}}, or the name of a column, not {partition!r:.80}."
-        )
+        changes["partition"] = _named_or_made(partition, Scheme, get_scheme)
+        if changes["partition"] is None:
+            raise PartitionError(
+                "partition must be a scheme such as Dirichlet(0.1, num_clients=20), the rows of each client, "
+                f"{{'a': [0, 4], 'b': [1]}}, or the name of a column, not {partition!r:.80}."
+            )
     return changes
 
 
@@ -275,10 +263,7 @@ def _num_clients(partition: Scheme, data: str, data_dir: str | Path | None, opti
 
 
 def own_classes(recipe: Recipe) -> list[Any]:
-    """Return the classes and functions in a recipe that are not FedKeep's.
-
-    Returns: Methods, the partition's scheme and the model.
-    """
+    """Return the classes and functions in a recipe that are not FedKeep's: methods, the scheme and the model."""
     model = recipe.model.origin if isinstance(recipe.model, Custom) else type(recipe.model)
     classes = [*(type(method.algorithm) for method in recipe.methods), type(recipe.partition), model]
     return [value for value in classes if not str(getattr(value, "__module__", "")).startswith("fedkeep.")]

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.aggregation.robust import max_byzantine
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import Scheme
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
-from fedkeep.experiment.overrides import rows_named
+from fedkeep.experiment.model_config import ClientModel, model_to_table, named_twice
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.interface.algorithm import returns_model
 from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
-from fedkeep.options import as_table, build
+from fedkeep.options import Options, as_table, build
 from fedkeep.rounds.attack_options import ON_EXAMPLES, Attack
 from fedkeep.rounds.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.tracking.tracker import check_log
 from fedkeep.training.pooled import PooledTraining
 from fedkeep.trust.robust import KRUM
+
+Row = TypeVar("Row")
 
 MAX_SLUG_LENGTH = 200
 """The longest folder name of a label, in characters: file systems allow 255 bytes, and the seed is appended."""
@@ -131,7 +133,10 @@ class Recipe:
         for name in ("seeds", "methods", "client_models", "log"):
             if isinstance(given := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(given))
-        _validate(self)
+        check_validation(self.validation)
+        check_log(self.log)
+        for problems in (_problems_of_parts, _problems_together):
+            refuse(problems(self))
 
     @property
     def has_tasks(self) -> bool:
@@ -153,33 +158,35 @@ class Recipe:
         )
 
     def training_of(self, method: Method) -> Training:
-        """Return the settings of local training of a method.
-
-        Returns: The recipe's, with what the method's class and then its entry change.
-        """
+        """Return a method's local training: the recipe's, with what the method's class and then its entry change."""
         changes = {**method.algorithm.training_options, **method.training}
         where = f"training of {method.label}"
         return build(Training, as_table(self.training) | changes, where) if changes else self.training
 
     def to_toml(self) -> str:
-        """Return the recipe as TOML with all options, as `load_recipe` reads it.
-
-        Returns: The content of a .toml file.
-        """
-        table: dict[str, Any] = {
+        """Return the recipe as TOML with all options, as `load_recipe` reads it."""
+        sections: dict[str, Any] = {name: as_table(getattr(self, name)) for name in OPTIONS}
+        attack, tasks = sections.pop("attack"), sections.pop("tasks")
+        data = {"validation": self.validation, **as_table(self.data_options)}
+        as_it_comes = {"validation": 0.0, **as_table(DataOptions())}
+        only_if_given = {
+            "attack": attack if self.attack.kind != "none" else {},
+            "tasks": tasks if self.has_tasks else {},
+            "client_models": [
+                {"clients": list(own.clients), **model_to_table(own.model)} for own in self.client_models
+            ],
+            "log": list(self.log),
+            "paper": dict(self.paper),
+        }
+        table = {
             "title": self.title,
             "seeds": list(self.seeds),
-            "data": self._data_table(),
+            "data": {"name": self.data} | {name: value for name, value in data.items() if value != as_it_comes[name]},
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
-            "model": self._model_table(),
-            "training": as_table(self.training),
-            "run": as_table(self.run),
-            "augmentation": as_table(self.augmentation),
-            "auxiliary": as_table(self.auxiliary),
-            "public": as_table(self.public),
-            "generator": as_table(self.generator),
-            "defense": as_table(self.defense),
-            "privacy": as_table(self.privacy),
+            "model": model_to_table(self.model)
+            | ({"weights": self.weights} if self.weights else {})
+            | ({"pretraining": as_table(self.pretraining)} if self.pretraining.passes else {}),
+            **sections,
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
                 | ({"grid_of": m.grid_of} if m.grid_of else {})
@@ -188,29 +195,29 @@ class Recipe:
                 for m in self.methods
             ],
         }
-        if self.attack.kind != "none":
-            table["attack"] = as_table(self.attack)
-        if self.has_tasks:
-            table["tasks"] = as_table(self.tasks)
-        if self.client_models:
-            table["client_models"] = [model.to_table() for model in self.client_models]
-        if self.log:
-            table["log"] = list(self.log)
-        if self.paper:
-            table["paper"] = dict(self.paper)
-        return tomli_w.dumps(table)
+        return tomli_w.dumps(table | {name: value for name, value in only_if_given.items() if value})
 
-    def _model_table(self) -> dict[str, Any]:
-        """Return the section ``[model]``, with the initial model if the recipe gives one."""
-        given = {"weights": self.weights} if self.weights else {}
-        pooled = {"pretraining": as_table(self.pretraining)} if self.pretraining.passes else {}
-        return model_to_table(self.model) | given | pooled
 
-    def _data_table(self) -> dict[str, Any]:
-        """Return the section ``[data]``, with those options that are not as they come."""
-        defaults = as_table(DataOptions())
-        options = {name: value for name, value in as_table(self.data_options).items() if value != defaults[name]}
-        return {"name": self.data} | ({"validation": self.validation} if self.validation else {}) | options
+OPTIONS: Mapping[str, type[Options]] = {
+    name: kind
+    for name, kind in annotations_of(Recipe).items()
+    if isinstance(kind, type)
+    and issubclass(kind, Options)
+    and kind not in (Scheme, Architecture, DataOptions, PooledTraining)
+}
+"""The class of each section's options. The options of data, partition and model depend on a name in the section."""
+
+SECTIONS = ("data", "partition", "model", *OPTIONS)
+"""The sections of a recipe."""
+
+
+def rows_named(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable[str]]) -> list[Row]:
+    """Return the rows that have a name: exactly as it is written, or else in upper and lower case.
+
+    So ``FedSeq`` is the row with this label, and ``fedseq``, the name of a method, is each row of that method.
+    """
+    exact = [row for row in rows if wanted in names(row)]
+    return exact or [row for row in rows if wanted.lower() in (name.lower() for name in names(row))]
 
 
 def select_methods(
@@ -236,8 +243,7 @@ def default_label(method: type[Algorithm]) -> str:
 
 def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
     if isinstance(wanted, str):
-        listed = rows_named(wanted, recipe.methods, lambda m: (m.label, m.algorithm.name()))
-        if listed:
+        if listed := rows_named(wanted, recipe.methods, lambda m: (m.label, m.algorithm.name())):
             return listed
         wanted = get_algorithm(wanted)
     if isinstance(wanted, type) and issubclass(wanted, Algorithm):
@@ -254,29 +260,10 @@ def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
     return [Method(default_label(type(wanted)), wanted)]
 
 
-def _validate(recipe: Recipe) -> None:
-    """Raise `ConfigError` if parts of a recipe contradict each other, or a method lacks something that it needs."""
-    _check_seeds(recipe.seeds)
-    check_validation(recipe.validation)
-    check_log(recipe.log)
-    _check_methods(recipe.methods)
-    _check_sizes(recipe)
-    _check_server(recipe)
-    _check_defense(recipe)
-    _check_attack(recipe)
-    _check_paper(recipe.paper)
-    check_clients(recipe.client_models)
-    _check_initial_model(recipe)
-    for method in recipe.methods:
-        _check_needs(recipe, method)
-
-
-def _check_seeds(seeds: Any) -> None:
-    given = list(seeds) if isinstance(seeds, tuple) else seeds
-    if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
-        raise ConfigError(f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}.")
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds {given} name one twice. Each seed is run only once.")
+def refuse(problems: Iterable[str]) -> None:
+    """Raise `ConfigError` with all problems, if there is one."""
+    if found := list(dict.fromkeys(problems)):
+        raise ConfigError(found[0] if len(found) == 1 else "\n".join(["", *(f"- {each}" for each in found)]))
 
 
 def check_validation(share: Any) -> None:
@@ -285,77 +272,133 @@ def check_validation(share: Any) -> None:
         raise ConfigError(f"data.validation is a share of the training images, 0 (none) to 0.5, not {share!r}.")
 
 
-def _check_methods(methods: tuple[Method, ...]) -> None:
-    if not methods:
-        raise ConfigError(
-            f"there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}."
-        )
-    taken: dict[str, str] = {}
-    for method in methods:
-        if not hasattr(method, "slug"):
-            raise ConfigError(
-                f"methods of a recipe have labels, which {method!r} has not. Give method objects to fedkeep.run."
+def _problems_of_parts(recipe: Recipe) -> Iterator[str]:
+    """Yield what is wrong with single parts of a recipe."""
+    seeds, twice = recipe.seeds, named_twice(recipe.client_models)
+    if not isinstance(seeds, tuple) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        given = list(seeds) if isinstance(seeds, tuple) else seeds
+        yield f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}."
+    elif len(set(seeds)) < len(seeds):
+        yield f"seeds {list(seeds)} name one twice. Each seed is run only once."
+    if twice is not None:
+        yield f"[[client_models]] gives client {twice!r} two networks. Name it once."
+    for name in PAPER_METRICS:
+        numbers = recipe.paper.get(name, {})
+        if not isinstance(numbers, Mapping) or not all(map(_is_mean_and_std, numbers.values())):
+            yield (
+                f"[paper.{name}] must give methods their mean, and their standard deviation if there is one, such as "
+                f"FedAvg = [46.2] or FedAvg = [46.2, 0.8], not {numbers!r}."
             )
+    if not recipe.methods:
+        yield f"there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}."
+    taken: dict[str, str] = {}
+    for method in recipe.methods:
+        if not isinstance(method, Method):
+            yield f"methods of a recipe have labels, which {method!r} has not. Give method objects to fedkeep.run."
+            continue
         if (other := taken.get(method.slug)) is not None:
             same = "" if other == method.label else f" and {other!r}, which would share the folder {method.slug!r}"
-            raise ConfigError(f"two methods are labelled {method.label!r}{same}. Give each its own label.")
+            yield f"two methods are labelled {method.label!r}{same}. Give each its own label."
         taken[method.slug] = method.label
 
 
-def _check_sizes(recipe: Recipe) -> None:
-    clients, run = recipe.partition.num_clients, recipe.run
+def _is_mean_and_std(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple) and len(value) in (1, 2) and all(type(each) in (int, float) for each in value)
+    )
+
+
+def _problems_together(recipe: Recipe) -> Iterator[str]:
+    """Yield which parts of a recipe contradict each other, and what a method needs and the recipe lacks."""
+    run, clients, on_server = recipe.run, recipe.partition.num_clients, recipe.auxiliary.images_per_class
     if clients and run.cohort_size > clients:
-        raise ConfigError(
-            f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
-        )
+        yield f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
     if run.min_clients > run.cohort_size:
-        raise ConfigError(f"run.min_clients {run.min_clients} exceeds run.cohort_size {run.cohort_size}.")
-    generators = recipe.generator.by_task
-    if generators and len(generators) != recipe.tasks.num_tasks:
-        raise ConfigError(
-            f"generator.by_task names {len(generators)} generators for {recipe.tasks.num_tasks} tasks. Name one for "
-            "each "
-            "task."
+        yield f"run.min_clients {run.min_clients} exceeds run.cohort_size {run.cohort_size}."
+    generators, tasks = len(recipe.generator.by_task), recipe.tasks.num_tasks
+    if generators and generators != tasks:
+        yield f"generator.by_task names {generators} generators for {tasks} tasks. Name one for each task."
+    if recipe.has_tasks and on_server:
+        yield "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
+    if on_server and recipe.public.name:
+        yield "the server has one set of its own. Leave out [auxiliary] or [public]."
+    if recipe.defense.loss_check == "server" and not on_server:
+        yield (
+            'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without any, '
+            "clients can check each other: defense.loss_check=clients."
         )
-
-
-def _check_server(recipe: Recipe) -> None:
-    """Check the examples that the server holds."""
-    if recipe.has_tasks and recipe.auxiliary.images_per_class:
-        raise ConfigError(
-            "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
+    begun = "model.weights" if recipe.weights else "model.pretraining" if recipe.pretraining.passes else ""
+    if recipe.weights and recipe.pretraining.passes:
+        yield "rounds begin from one model. Leave out model.weights or model.pretraining."
+    if begun and recipe.client_models:
+        yield (
+            f"{begun} makes the initial model of one network, and [[client_models]] gives clients others. Leave one of "
+            "the two out."
         )
-    if recipe.auxiliary.images_per_class and recipe.public.name:
-        raise ConfigError("the server has one set of its own. Leave out [auxiliary] or [public].")
-
-
-def _check_defense(recipe: Recipe) -> None:
-    """Check that somebody can measure losses, and that there are models to aggregate."""
-    if recipe.defense.loss_check == "server" and not recipe.auxiliary.images_per_class:
-        raise ConfigError(
-            'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without '
-            "any, clients can check each other: defense.loss_check=clients."
+    noised = [name for name in PROMISES if getattr(recipe.privacy, name)]
+    if recipe.pretraining.passes and noised:
+        yield (
+            f"model.pretraining trains on all clients' examples in one place, without noise, and privacy.{noised[0]} "
+            "promises that they stay apart. Leave one of the two out, or begin from public weights (model.weights)."
         )
-    if recipe.defense.robust_aggregation != "mean":
-        for method in recipe.methods:
-            if not method.algorithm.sequential and not returns_model(type(method.algorithm)):
-                raise ConfigError(
-                    f"{method.label} averages no models, so that defense.robust_aggregation cannot make it robust. "
-                    "Leave it out of this comparison, or set defense.robust_aggregation=mean."
-                )
-
-
-def _check_attack(recipe: Recipe) -> None:
-    """Check that an attack on the models that clients return has models to change."""
-    kind = recipe.attack.kind
-    if kind in ("none", "silent", *ON_EXAMPLES):
-        return
     for method in recipe.methods:
-        if not returns_model(type(method.algorithm)):
-            raise ConfigError(
-                f"{method.label}'s clients return no models, so that attack.kind={kind} would change nothing. Leave it "
-                f"out of this comparison, or set attack.kind to silent, {' or '.join(ON_EXAMPLES)}."
+        yield from _problems_of_method(recipe, method)
+
+
+PROMISES = (
+    "noise_multiplier",
+    "client_noise_multiplier",
+    "counts_epsilon",
+    "prototypes_noise_multiplier",
+    "secure_aggregation",
+)
+"""The options of privacy that pooled training would break."""
+
+
+def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
+    """Yield what a method needs and the recipe lacks, and what it cannot run with."""
+    label, needs, attack, optimizer = (
+        method.label,
+        method.algorithm.needs,
+        recipe.attack.kind,
+        recipe.training_of(method).optimizer,
+    )
+    if not returns_model(type(method.algorithm)):
+        if recipe.defense.robust_aggregation != "mean" and not method.algorithm.sequential:
+            yield (
+                f"{label} averages no models, so that defense.robust_aggregation cannot make it robust. Leave it out "
+                "of this comparison, or set defense.robust_aggregation=mean."
             )
+        if attack not in ("none", "silent", *ON_EXAMPLES):
+            yield (
+                f"{label}'s clients return no models, so that attack.kind={attack} would change nothing. Leave it out "
+                f"of this comparison, or set attack.kind to silent, {' or '.join(ON_EXAMPLES)}."
+            )
+    if optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
+        who = label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
+        yield f"{who} is defined for steps of SGD, not of {optimizer}. Set training.optimizer=sgd."
+    if unknown := [need for need in needs if need not in ("auxiliary", "generator", "images", "public", "sgd")]:
+        yield f"{label} needs {', '.join(unknown)}, which no recipe can give."
+    if "auxiliary" in needs and not recipe.auxiliary.images_per_class:
+        yield (
+            f"{label} needs an auxiliary set on the server, and there is none. Give it one: "
+            "auxiliary.images_per_class=32."
+        )
+    if "public" in needs and not recipe.public.name:
+        yield (
+            f"{label} needs a public set, on whose images clients share their predictions. Name a data set with "
+            "images of the same size: public.name=fashion-mnist."
+        )
+    if "generator" in needs and not recipe.generator.per_task:
+        yield (
+            f"{label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
+            "generator.name=FOLDER, or one for each task: generator.by_task."
+        )
+    if recipe.client_models and method.algorithm.networks == "one":
+        yield (
+            f"{label} exchanges weights, which clients of other networks cannot use. Leave out [[client_models]], or "
+            "compare methods that exchange predictions."
+        )
 
 
 def check_robust_aggregation(recipe: Recipe) -> None:
@@ -363,99 +406,28 @@ def check_robust_aggregation(recipe: Recipe) -> None:
 
     A recipe itself may have less: that of a site is one client's.
     """
-    defense, size = recipe.defense, recipe.run.cohort_size
-    if defense.robust_aggregation == "mean" or all(method.algorithm.sequential for method in recipe.methods):
+    refuse(_problems_of_robust_aggregation(recipe))
+
+
+def _problems_of_robust_aggregation(recipe: Recipe) -> Iterator[str]:
+    rule, size, malicious = recipe.defense.robust_aggregation, recipe.run.cohort_size, 0
+    if rule == "mean" or all(method.algorithm.sequential for method in recipe.methods):
         return
     if size < MIN_FOR_MEDIAN:
-        raise ConfigError(
-            f"defense.robust_aggregation={defense.robust_aggregation} needs {MIN_FOR_MEDIAN} models or more to tell "
-            f"what is usual, and a cohort of {size} has fewer. Set run.cohort_size={MIN_FOR_MEDIAN} or more."
+        yield (
+            f"defense.robust_aggregation={rule} needs {MIN_FOR_MEDIAN} models or more to tell what is usual, and a "
+            f"cohort of {size} has fewer. Set run.cohort_size={MIN_FOR_MEDIAN} or more."
         )
     for method in recipe.methods:
-        if defense.robust_aggregation not in KRUM and (reason := method.algorithm.reason_against_merging):
-            raise ConfigError(
-                f"defense.robust_aggregation={defense.robust_aggregation} makes new values of those that clients "
-                f"return, and {method.label} cannot bear that: {reason} Choose krum or multi_krum, or another method."
+        if rule not in KRUM and (reason := method.algorithm.reason_against_merging):
+            yield (
+                f"defense.robust_aggregation={rule} makes new values of those that clients return, and {method.label} "
+                f"cannot bear that: {reason} Choose krum or multi_krum, or another method."
             )
-    malicious = defense.num_byzantine(size)
-    if defense.robust_aggregation in KRUM and malicious > max_byzantine(size):
-        raise ConfigError(
-            f"defense.robust_aggregation={defense.robust_aggregation} is defined for f malicious of n clients if "
-            f"2 f + 2 < n (Blanchard et al., 2017), and not for f = {malicious} of n = {size}. Raise run.cohort_size, "
-            f"or lower defense.byzantine, which is {defense.byzantine:g}."
-        )
-
-
-def _check_initial_model(recipe: Recipe) -> None:
-    """Check that a given initial model can be where all parties begin, and that pooling is no broken promise."""
-    name = "model.weights" if recipe.weights else "model.pretraining"
-    if recipe.weights and recipe.pretraining.passes:
-        raise ConfigError("rounds begin from one model. Leave out model.weights or model.pretraining.")
-    if (recipe.weights or recipe.pretraining.passes) and recipe.client_models:
-        raise ConfigError(
-            f"{name} makes the initial model of one network, and [[client_models]] gives clients others. Leave one of "
-            "the two out."
-        )
-    noised = [
-        option
-        for option in ("noise_multiplier", "client_noise_multiplier", "counts_epsilon", "prototypes_noise_multiplier")
-        if getattr(recipe.privacy, option)
-    ]
-    noised += ["secure_aggregation"] * recipe.privacy.secure_aggregation
-    if recipe.pretraining.passes and noised:
-        raise ConfigError(
-            f"model.pretraining trains on all clients' examples in one place, without noise, and privacy.{noised[0]} "
-            "promises that they stay apart. Leave one of the two out, or begin from public weights (model.weights)."
-        )
-
-
-def _check_paper(paper: Mapping[str, Any]) -> None:
-    for name in PAPER_METRICS:
-        numbers = paper.get(name, {})
-        if not isinstance(numbers, Mapping) or not all(map(_is_mean_and_std, numbers.values())):
-            raise ConfigError(
-                f"[paper.{name}] must give methods their mean, and their standard deviation if there is one, such as "
-                f"FedAvg = [46.2] or FedAvg = [46.2, 0.8], not {numbers!r}."
-            )
-
-
-def _is_mean_and_std(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and 1 <= len(value) <= 2
-        and all(type(number) in (int, float) for number in value)
-    )
-
-
-def _check_needs(recipe: Recipe, method: Method) -> None:
-    """Check that the recipe has what a method needs."""
-    needs = method.algorithm.needs
-    training = recipe.training_of(method)
-    if training.optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
-        who = method.label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
-        raise ConfigError(
-            f"{who} is defined for steps of SGD, not of {training.optimizer}. Set training.optimizer=sgd."
-        )
-    unknown = [need for need in needs if need not in ("auxiliary", "generator", "images", "public", "sgd")]
-    if unknown:
-        raise ConfigError(f"{method.label} needs {', '.join(unknown)}, which no recipe can give.")
-    if "auxiliary" in needs and not recipe.auxiliary.images_per_class:
-        raise ConfigError(
-            f"{method.label} needs an auxiliary set on the server, and there is none. Give it one: "
-            "auxiliary.images_per_class=32."
-        )
-    if "public" in needs and not recipe.public.name:
-        raise ConfigError(
-            f"{method.label} needs a public set, on whose images clients share their predictions. Name a data set with "
-            "images of the same size: public.name=fashion-mnist."
-        )
-    if "generator" in needs and not recipe.generator.per_task:
-        raise ConfigError(
-            f"{method.label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
-            "generator.name=FOLDER, or one for each task: generator.by_task."
-        )
-    if recipe.client_models and method.algorithm.networks == "one":
-        raise ConfigError(
-            f"{method.label} exchanges weights, which clients of other networks cannot use. Leave out "
-            "[[client_models]], or compare methods that exchange predictions."
+    malicious = recipe.defense.num_byzantine(size)
+    if rule in KRUM and malicious > max_byzantine(size):
+        yield (
+            f"defense.robust_aggregation={rule} is defined for f malicious of n clients if 2 f + 2 < n (Blanchard et "
+            f"al., 2017), and not for f = {malicious} of n = {size}. Raise run.cohort_size, or lower "
+            f"defense.byzantine, which is {recipe.defense.byzantine:g}."
         )

@@ -10,50 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import is_file
-from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import get_scheme
-from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
 from fedkeep.experiment.model_config import read_client_models, read_model
 from fedkeep.experiment.overrides import (
-    SECTIONS,
+    INITIAL_MODEL,
     add_grids,
     apply_overrides,
     expand_grids,
     join_labels,
     merge_tables,
-    rows_named,
 )
-from fedkeep.experiment.recipe import Method, Recipe, default_label
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.interface import Training, algorithms, get_algorithm
-from fedkeep.interface.privacy import Privacy
+from fedkeep.experiment.recipe import OPTIONS, SECTIONS, Method, Recipe, default_label, rows_named
+from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.models import Architecture
-from fedkeep.options import Options, build, options_of
-from fedkeep.rounds.attack_options import Attack
-from fedkeep.rounds.defense import Defense
-from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.options import build
 from fedkeep.training.pooled import PooledTraining
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"
 """The folder of the recipes that come with the package."""
 TABLE_FILE = "_table.toml"
 """The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
-
-OPTIONS: Mapping[str, type[Options]] = {
-    "training": Training,
-    "run": RunSettings,
-    "augmentation": Augmentation,
-    "auxiliary": Auxiliary,
-    "public": Public,
-    "generator": GeneratorConfig,
-    "tasks": Tasks,
-    "defense": Defense,
-    "privacy": Privacy,
-    "attack": Attack,
-}
-"""The class of each section's options. The options of data, partition and model depend on a name in the section."""
 
 KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", "log", *SECTIONS)
 """The keys of a recipe."""
@@ -78,21 +56,16 @@ class PaperTable:
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with the package.
+    """Return the names of the recipes that come with the package, such as ``sfedkd/table1/fashion-mnist-2-0.5``.
 
     Files whose names begin with an underscore only serve to be extended, and are left out.
-
-    Returns: The names, such as ``sfedkd/table1/fashion-mnist-2-0.5``.
     """
     paths = (path for path in ROOT.rglob("*.toml") if not path.name.startswith("_"))
     return sorted(path.relative_to(ROOT).as_posix().removesuffix(".toml") for path in paths)
 
 
 def paper_tables() -> Mapping[str, PaperTable]:
-    """Return the papers' tables and figures that come with the package.
-
-    Returns: Tables by name; a paper's tables come before its figures.
-    """
+    """Return by name the papers' tables and figures that come with the package; a paper's tables come first."""
     paths = {path.parent.relative_to(ROOT).as_posix(): path for path in ROOT.rglob(TABLE_FILE)}
     return {name: _read_paper_table(name, paths[name]) for name in sorted(paths, key=_table_order)}
 
@@ -183,8 +156,7 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False, model: Arch
     ``allow_code``: Let the recipe name a model as ``package.module:function``, which is then imported.
     ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
     """
-    table = _parse(text, where)
-    return _build(where, table, where, allow_code, model)
+    return _build(where, _parse(text, where), where, allow_code, model)
 
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
@@ -263,39 +235,37 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
         if key not in KEYS:
             raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
     sections = {section: dict(_section(table, section, where)) for section in SECTIONS}
-    data = sections["data"].pop("name", None)
-    validation = sections["data"].pop("validation", 0.0)
-    if not isinstance(data, str):
-        raise ConfigError(f"{where}: [data] needs a name, a known data set, a Hub id or a path, not {data!r}.")
-    if unknown := next((key for key in sections["data"] if key not in options_of(DataOptions)), ""):
-        hint = did_you_mean(unknown, ["name", "validation", *options_of(DataOptions)])
-        raise ConfigError(f"{where}, [data]: there is no option {unknown!r}.{hint}")
-    data_options = build(DataOptions, sections["data"], f"{where}, [data]")
+    data, partition, network = sections["data"], sections["partition"], sections["model"]
+    name_of_data, validation = data.pop("name", None), data.pop("validation", 0.0)
+    weights, pretraining = network.pop("weights", ""), network.pop("pretraining", {})
+    log = [given] if isinstance(given := table.get("log", []), str) else given
+    for value, kind, expected in (
+        (name_of_data, str, "[data] needs a name, a known data set, a Hub id or a path"),
+        (weights, str, "model.weights is a path"),
+        (pretraining, Mapping, "model.pretraining is a table, such as { passes = 6 }"),
+        (log, list, 'log is a list of names, such as ["csv", "tensorboard"]'),
+    ):
+        if not isinstance(value, kind) or not all(isinstance(each, str) for each in value):
+            raise ConfigError(f"{where}: {expected}, not {value!r:.80}.")
     try:
-        scheme = get_scheme(sections["partition"].pop("scheme", "iid"))
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    partition = build(scheme, sections["partition"], f"{where}, [partition]")
-    weights, pretraining = sections["model"].pop("weights", ""), sections["model"].pop("pretraining", {})
-    if not isinstance(weights, str):
-        raise ConfigError(f"{where}: model.weights is a path, not {weights!r:.80}.")
-    if not isinstance(pretraining, Mapping):
-        raise ConfigError(f"{where}: model.pretraining is a table, such as {{ passes = 6 }}, not {pretraining!r:.80}.")
-    parts: dict[str, Any] = {
-        "weights": weights,
-        "pretraining": build(PooledTraining, pretraining, f"{where}, [model.pretraining]"),
-        "model": model or read_model(sections["model"], f"{where}, [model]", allow_code),
-        "methods": _methods(_method_tables(table, where), where),
-        "seeds": table.get("seeds", [0]),
-        "client_models": read_client_models(table.get("client_models", []), where, allow_code),
-        "paper": _section(table, "paper", where),
-        "log": _log(table.get("log", []), where),
-    }
-    parts |= {section: build(cls, sections[section], f"{where}, [{section}]") for section, cls in OPTIONS.items()}
-    try:
-        title = _title(str(table.get("title", name)), validation)
-        parts |= {"data": data, "data_options": data_options, "validation": validation}
-        return Recipe(name=name, title=title, partition=partition, **parts)
+        parts: dict[str, Any] = {name: build(cls, sections[name], f"[{name}]") for name, cls in OPTIONS.items()}
+        return Recipe(
+            name=name,
+            title=_title(str(table.get("title", name)), validation),
+            data=name_of_data,
+            validation=validation,
+            data_options=build(DataOptions, data, "[data]", ("name", "validation")),
+            partition=build(get_scheme(partition.pop("scheme", "iid")), partition, "[partition]", ["scheme"]),
+            model=model or read_model(network, "[model]", allow_code, INITIAL_MODEL),
+            weights=weights,
+            pretraining=build(PooledTraining, pretraining, "[model.pretraining]"),
+            methods=tuple(map(_method, _method_tables(table, where))),
+            seeds=table.get("seeds", [0]),
+            client_models=read_client_models(table.get("client_models", []), allow_code),
+            paper=_section(table, "paper", where),
+            log=tuple(log),
+            **parts,
+        )
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -304,13 +274,6 @@ def _title(title: str, validation: Any) -> str:
     """Return a recipe's title, with a note if models are not evaluated on the test images."""
     note = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
     return title if note in title else f"{title} ({note})"
-
-
-def _log(given: Any, where: str) -> tuple[str, ...]:
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f'{where}: log is a list of names, such as ["csv", "tensorboard"], not {given!r}.')
-    return tuple(names)
 
 
 def _section(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
@@ -329,17 +292,15 @@ def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]
     return entries
 
 
-def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
-    methods = []
-    for entry in entries:
-        options = dict(entry)
-        name, label = options.pop("algorithm", None), options.pop("label", None)
-        grid_of, training = str(options.pop("grid_of", "")), options.pop("training", {})
-        if not isinstance(training, Mapping):
-            raise ConfigError(f"{where}: training of a method is a table, such as {{ lr = 0.1 }}, not {training!r}.")
-        if not isinstance(name, str):
-            raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
-        cls = get_algorithm(name)
-        built = build(cls, options, f"{where}, method {name}")
-        methods.append(Method(str(label or default_label(cls)), built, grid_of, training))
-    return tuple(methods)
+def _method(entry: Mapping[str, Any]) -> Method:
+    """Return the method that an entry of ``[[methods]]`` describes."""
+    options = dict(entry)
+    name, label, training = options.pop("algorithm", None), options.pop("label", None), options.pop("training", {})
+    grid_of = str(options.pop("grid_of", ""))
+    if not isinstance(training, Mapping):
+        raise ConfigError(f"training of a method is a table, such as {{ lr = 0.1 }}, not {training!r}.")
+    if not isinstance(name, str):
+        raise ConfigError(f"each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
+    cls = get_algorithm(name)
+    built = build(cls, options, f"method {name}", ("label", "training"))
+    return Method(str(label or default_label(cls)), built, grid_of, training)

@@ -14,8 +14,8 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, table_of
 from fedkeep.reporting.archive import open_run
-from fedkeep.reporting.columns import METRICS, Metric, headline
 from fedkeep.reporting.differences import Difference, difference
+from fedkeep.reporting.metric import Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
 from fedkeep.reporting.summary import Row, Spread, summary
 
@@ -98,7 +98,7 @@ class ColumnResult:
     @property
     def heading(self) -> str:
         """Return what our accuracy is, with the rounds that it covers."""
-        return METRICS[self.measured[0]].heading(self.run.trials)
+        return metric_of(self.measured[0]).heading(self.run.trials)
 
     @cached_property
     def reference(self) -> MethodResult | None:
@@ -119,7 +119,7 @@ class ColumnResult:
     @property
     def deciding(self) -> Metric:
         """Return the metric of the differences between ours: a mean over a window, whatever the paper reports."""
-        return headline(self.run.trials)[0] if self.has_tasks else METRICS[self.measured[0]]
+        return headline(self.run.trials)[0] if self.has_tasks else metric_of(self.measured[0])
 
     def gain(self, line: MethodResult) -> Difference | None:
         """Return what a method gained on the `reference`, paired by seed; None of the reference and without either."""
@@ -267,4 +267,4 @@ def spread_of(numbers: Numbers, label: str) -> Spread | None:
 
 def _on(row: Row, seeds: set[int], metric: str) -> float:
     """Return a row's mean over some of its seeds."""
-    return Spread.of(METRICS[metric].of(trial) for trial in row.trials if trial.seed in seeds).mean
+    return Spread.of(metric_of(metric).of(trial) for trial in row.trials if trial.seed in seeds).mean

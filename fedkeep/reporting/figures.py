@@ -1,4 +1,4 @@
-"""Curves over rounds as figures for a paper: one line per method, a band over its seeds, and the report's colours."""
+"""Figures by Matplotlib: curves over rounds for a paper, which client holds which classes, images side by side."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
@@ -26,17 +27,28 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 CurveMetric = Literal["accuracy", "forgetting", "balanced", "loss"]
-TITLES: Mapping[str, str] = {
-    "accuracy": "Accuracy on the global test set, %",
-    "forgetting": "Forgetting, percentage points",
-    "balanced": "Mean class-wise accuracy, %",
-    "loss": "Loss on the global test set",
-}
-HISTORIES = {
-    "accuracy": "accuracies",
-    "forgetting": "forgetting_history",
-    "balanced": "balanced_history",
-    "loss": "test_losses",
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn over rounds: the title of a figure, the property of a trial, the heading in the report ("": none).
+
+    ``scale``: 100 for fractions, which are drawn in percent.
+    """
+
+    title: str
+    history: str
+    heading: str = ""
+    scale: int = 100
+
+
+CURVES: Mapping[CurveMetric, Curve] = {
+    "accuracy": Curve("Accuracy on the global test set, %", "accuracies", "Accuracy over rounds, %"),
+    "forgetting": Curve(
+        "Forgetting, percentage points", "forgetting_history", "Forgetting over rounds, percentage points"
+    ),
+    "balanced": Curve("Mean class-wise accuracy, %", "balanced_history"),
+    "loss": Curve("Loss on the global test set", "test_losses", "Loss on the test set over rounds", scale=1),
 }
 
 INK, MUTED, GRID, PAPER = "#1c2530", "#5c6773", "#dde2e7", "#ffffff"
@@ -48,6 +60,11 @@ COLUMN = 3.3
 """Width of a column of a paper, in inches."""
 LETTER = 0.6  # a generous mean width of a letter, in font sizes
 DIRECT_LABELS = 8  # more lines than this get a legend instead of a label each
+MOST_CLIENTS = 1000  # columns beyond this cannot be told apart; evenly spaced clients are shown then
+MOST_LABELS = 30  # class names that fit on the axis
+GAP = 2  # pixels between images
+ZOOM = 1.5  # points a pixel
+IMAGES_FONT_SIZE = 10.0
 
 
 @dataclass(frozen=True)
@@ -147,8 +164,8 @@ def curves(
         names it.
     ``width``: In inches, by default that of a column of a paper. Letters keep their size.
     """
-    if metric not in HISTORIES:
-        raise RunError(f"There are no curves of {metric!r}; known: {', '.join(HISTORIES)}.")
+    if metric not in CURVES:
+        raise RunError(f"There are no curves of {metric!r}; known: {', '.join(CURVES)}.")
     line_styles = line_styles or styles(trial.label for trial in trials)
     window = window or smoothing(trials)
     with theme():
@@ -163,7 +180,7 @@ def curves(
             )
             if end is not None:
                 ends[label] = end
-        _dress(axes, TITLES[metric] + (f" (running mean of {window} evaluations)" if window > 1 else ""))
+        _dress(axes, CURVES[metric].title + (f" (running mean of {window} evaluations)" if window > 1 else ""))
         if not ends:
             axes.text(0.5, 0.5, "nothing was evaluated yet", transform=axes.transAxes, ha="center", color=MUTED)
         _place(figure, axes, ends, line_styles)
@@ -177,15 +194,15 @@ def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1)
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
     """
-    tables = [dict(zip(map(int, trial.evaluated), getattr(trial, HISTORIES[metric]), strict=True)) for trial in trials]
+    curve = CURVES[metric]
+    tables = [dict(zip(map(int, trial.evaluated), getattr(trial, curve.history), strict=True)) for trial in trials]
     if metric == "accuracy":  # a given initial model is that of round 0
         tables = [
             ({0: t.initial_accuracy} if t.initial_model else {}) | table
             for t, table in zip(trials, tables, strict=True)
         ]
     rounds = sorted(set.intersection(*map(set, tables))) if trials else []
-    scale = 1 if metric == "loss" else 100
-    values = np.asarray([[scale * table[r] for r in rounds] for table in tables], dtype=np.float64)
+    values = np.asarray([[curve.scale * table[r] for r in rounds] for table in tables], dtype=np.float64)
     values = values.reshape(len(trials), len(rounds))
     measured = np.isfinite(values).all(axis=0)  # forgetting has no value at the first evaluation
     values = values[:, measured]
@@ -329,3 +346,123 @@ def spread_out(wanted: Sequence[float], gap: float, size: float) -> list[float]:
         for step, i in enumerate(members):
             placed[i] = start + gap * step
     return placed
+
+
+def partition_figure(counts: NDArray[Any], label_names: Sequence[str], title: str) -> str:
+    """Draw the clients' class distribution and return it as a self-contained SVG text.
+
+    Clients lie along x, classes along y; the colour is the number of examples on a logarithmic scale, white for none.
+    The colour map keeps its order in grey and for colour-blind readers. Of more than 1,000 clients, 1,000 evenly spaced
+    ones are shown, and the axis says so.
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 2 or counts.shape[1] != len(label_names):
+        raise ValueError(f"Counts of shape {counts.shape} do not fit {len(label_names)} class names.")
+    # Text stays text (small, and a reader can select it); a fixed salt and no date make equal pictures equal bytes.
+    with import_matplotlib().rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "fedkeep", "font.size": 9.0, "text.parse_math": False}
+    ):
+        buffer = io.StringIO()
+        _heat_map(counts, label_names, title).savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    # Without the XML prolog the text can stand in an HTML page as well as in a file of its own.
+    return text[text.index("<svg") :]
+
+
+def _heat_map(counts: NDArray[Any], label_names: Sequence[str], title: str) -> Any:
+    """Return the matplotlib Figure of the heat map."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = counts.shape
+    shown = np.arange(clients)
+    if clients > MOST_CLIENTS:
+        shown = np.linspace(0, clients - 1, MOST_CLIENTS).round().astype(np.int64)
+    table = counts[shown].T.astype(np.float64)
+    rows_high = float(np.clip(0.19 * classes, 1.4, 5.5))
+    figure = Figure(figsize=(8.4, rows_high + 1.0), layout="constrained")
+    axes = figure.add_subplot()
+    picture = axes.imshow(
+        np.ma.masked_equal(table, 0),
+        norm=LogNorm(1, max(2.0, float(table.max(initial=0)))),
+        cmap=_colours(),
+        aspect="auto",
+        interpolation="none",  # one pixel a cell in the file, scaled without smoothing by the reader's program
+    )
+    axes.set_title(title, loc="left", fontsize=10)
+    every = f" ({len(shown):,} of {clients:,} shown, evenly spaced)" if len(shown) < clients else ""
+    axes.set_xlabel(f"client{every}")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    if len(shown) < clients:
+        ticks = np.linspace(0, len(shown) - 1, 6).round().astype(np.int64)
+        axes.set_xticks(ticks, [f"{shown[tick]:,}" for tick in ticks])
+    step = -(-classes // MOST_LABELS)
+    axes.set_yticks(range(0, classes, step), [str(name) for name in label_names[::step]])
+    axes.tick_params(length=2, labelsize=8)
+    axes.spines[:].set_color("0.7")
+    # Thin lines part the cells while there are few enough to leave room for them.
+    if len(shown) <= 120 and classes <= 40:
+        axes.set_xticks(np.arange(len(shown) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="0.88", linewidth=0.4)
+        axes.tick_params(which="minor", length=0)
+    bar = figure.colorbar(picture, ax=axes, pad=0.01, aspect=max(8.0, 6.0 * rows_high), label="examples (white: none)")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    bar.ax.yaxis.set_minor_formatter(lambda value, _: "")
+    bar.outline.set_color("0.7")
+    return figure
+
+
+def _colours() -> Any:
+    """Return light to dark, visible against the white of empty cells from its first colour on."""
+    from matplotlib import colormaps
+    from matplotlib.colors import LinearSegmentedColormap
+
+    # The palest sixth of the map would be hard to tell from white.
+    colours = colormaps["YlGnBu"](np.linspace(0.18, 1.0, 256))
+    return LinearSegmentedColormap.from_list("fedkeep", colours).with_extremes(bad="white")
+
+
+def image_grid(real: Sequence[Tensor], generated: Sequence[Tensor], label_names: Sequence[str], title: str) -> Figure:
+    """Draw a row a class: real images left, generated ones right.
+
+    ``real``, ``generated``: For each class, uint8 [count, channels, height, width]; counts may differ, even be 0.
+    """
+    sides = [_canvas(images) for images in (real, generated)]
+    height = sides[0].shape[0]
+    aisle = np.full((height, 6 * GAP, 3), 255, dtype=np.uint8)
+    canvas = np.concatenate((sides[0], aisle, sides[1]), axis=1)
+    row = height / len(label_names)
+    margin_left, margin_top = 0.65 * IMAGES_FONT_SIZE * max(map(len, label_names)) + 12, 4 * IMAGES_FONT_SIZE
+    wide, high = canvas.shape[1] * ZOOM, height * ZOOM
+    width_points, height_points = wide + margin_left + 8, high + margin_top + 8
+    with theme():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width_points / 72, height_points / 72), facecolor=PAPER)
+        axes = figure.add_axes(
+            (margin_left / width_points, 8 / height_points, wide / width_points, high / height_points)
+        )
+        axes.imshow(canvas, interpolation="nearest", aspect="auto", extent=(0, canvas.shape[1], height, 0))
+        axes.set_yticks([row * (number + 0.5) for number in range(len(label_names))])
+        axes.set_yticklabels([name.replace("$", r"\$") for name in label_names], color=INK)
+        axes.set_xticks([])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        for text, place in (("real", 0), ("generated", sides[0].shape[1] + aisle.shape[1])):
+            axes.text(place, -GAP, text, va="bottom", color=INK)
+        figure.text(0.01, 1 - 0.4 * IMAGES_FONT_SIZE / height_points, title, va="top", color=INK)
+    return figure
+
+
+def _canvas(classes: Sequence[Tensor]) -> NDArray[np.uint8]:
+    """Return rows of images as one picture [height, width, 3], white where there is none."""
+    _, channels, height, width = classes[0].shape
+    columns = max(1, *(len(images) for images in classes))
+    canvas = np.full((len(classes) * (height + GAP), columns * (width + GAP), 3), 255, dtype=np.uint8)
+    for row, images in enumerate(classes):
+        for column, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
+            top, left = row * (height + GAP), column * (width + GAP)
+            canvas[top : top + height, left : left + width] = image if channels == 3 else image.repeat(3, axis=2)
+    return canvas

@@ -11,9 +11,9 @@ from pathlib import Path
 from fedkeep._utils import escaping
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.comparison import ColumnResult, MethodResult, Reproduction, spread_of
 from fedkeep.reporting.differences import EXPLANATION, show_difference
+from fedkeep.reporting.metric import metric_of
 from fedkeep.reporting.run_folder import method_of
 from fedkeep.reporting.summary import Spread
 from fedkeep.reporting.table import NOTHING, frozen, show
@@ -40,7 +40,7 @@ TASKS = (
 def heads(column: ColumnResult) -> list[str]:
     """Return the titles of a column's table."""
     titles = ["method", "paper", f"ours, {column.heading}", "ours, last", "ours minus the paper's"]
-    if column.deciding is not METRICS[column.measured[0]]:
+    if column.deciding is not metric_of(column.measured[0]):
         titles.append(f"ours, {column.deciding.heading(column.run.trials)}")
     against = [] if column.reference is None else [f"minus {_label(column.reference)}, 95 %"]
     return [*titles, *against, "seeds", *further_heads(column)]
@@ -58,13 +58,13 @@ def texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return a line as it is shown, under `heads`."""
     row = line.row
     done = f" ({row.note})" if row is not None and row.note else ""
-    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in (line.metric, "last")]
+    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), metric_of(m).unit) for m in (line.metric, "last")]
     to_paper = NOTHING if line.difference is None else f"{line.difference:+.2f}"
     gain = column.gain(line)
     against = [] if column.reference is None else [NOTHING if gain is None else show_difference(gain)]
     seeds = ", ".join(map(str, row.seeds)) if row is not None and row.finished else NOTHING
     decides = [] if row is None else [show(row.value(column.deciding), column.deciding.unit)]
-    decides = (decides or [NOTHING]) * (column.deciding is not METRICS[column.measured[0]])
+    decides = (decides or [NOTHING]) * (column.deciding is not metric_of(column.measured[0]))
     start = [_label(line) + done, _paper(line.paper), *ours, to_paper]
     return [*start, *decides, *against, seeds, *further_texts(column, line)]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep.data.data_options import DataOptions
-from fedkeep.experiment.recipe_loader import OPTIONS
+from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.interface import algorithms
 from fedkeep.options import as_table, options_of
-from fedkeep.reporting.columns import Metric, metric_of
+from fedkeep.reporting.metric import Metric, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.training.pooled import PooledTraining

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedkeep.reporting.columns import Metric, columns_for, rounds_covered
 from fedkeep.reporting.differences import leaders
+from fedkeep.reporting.metric import Metric, columns_for, rounds_covered
 from fedkeep.reporting.summary import Row, Spread, deduplicate, trials_of
 from fedkeep.reporting.trial import TrialResult
 
@@ -54,7 +54,7 @@ def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
     Where the rows' windows differ, a value that covers one names its rounds.
     """
     text = show(row.value(metric), metric.unit)
-    if text == NOTHING or not (metric.series or metric.windowed):
+    if text == NOTHING or not metric.covers_window:
         return text
     covered = {rounds_covered(trial) for trial in trials_of(rows)}
     return f"{text} ({rounds_covered(row.trials[0])})" if len(covered) > 1 else text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -60,29 +59,6 @@ class Callback:
         state : SimulationState
             The simulation.
         """
-
-
-class EarlyStopping(Callback):
-    """Ends a trial when the test loss has not fallen for some evaluations; a resumed trial counts them anew.
-
-    Parameters
-    ----------
-    patience : int
-        Number of evaluations in a row without a lower loss.
-    """
-
-    def __init__(self, patience: int = 10) -> None:
-        self.patience = patience
-
-    def on_trial_begin(self, state: SimulationState) -> None:
-        self.best, self.waited = math.inf, 0
-
-    def on_round_end(self, state: SimulationState, result: RoundResult) -> Outcome:
-        loss = result.record.get("test_loss", -math.inf)  # None if it is not finite
-        if loss != -math.inf:
-            self.waited = 0 if loss is not None and loss < self.best else self.waited + 1
-            self.best = min(self.best, math.inf if loss is None else loss)
-        return self.waited >= self.patience, {}
 
 
 class OnRoundEnd(Callback):

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from fedkeep._utils.escaping import csv_text, markdown
 from fedkeep._utils.files import atomic_write
-from fedkeep.experiment.overrides import SECTIONS
-from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe import SECTIONS, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.reporting.columns import Metric
 from fedkeep.reporting.figures import COLOURS, FONT_SIZE, GRID, INK, MUTED, PAPER, save_figure, theme
+from fedkeep.reporting.metric import Metric
 from fedkeep.reporting.summary import Spread
 from fedkeep.reporting.table import show
 from fedkeep.tuning.space import Point

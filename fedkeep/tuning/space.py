@@ -10,8 +10,8 @@ from typing import Any
 import tomli_w
 
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.overrides import SECTIONS, grid_label, parse_value, split_grid
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.overrides import grid_label, parse_value, split_grid
+from fedkeep.experiment.recipe import SECTIONS, Method, Recipe
 from fedkeep.options import options_of, plain
 
 Point = tuple[tuple[str, str], ...]

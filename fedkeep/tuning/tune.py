@@ -18,7 +18,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, open_run
 from fedkeep.experiment.runtime import Machine, OnProgress
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.reporting.columns import METRICS, Metric, metric_of
+from fedkeep.reporting.metric import METRICS, Metric, metric_of
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row
 from fedkeep.reporting.trial import TrialResult

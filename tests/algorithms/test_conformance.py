@@ -62,7 +62,7 @@ OF_VARIANTS = ("tasks",)
 def is_quick(name: str, check: str) -> bool:
     if name in WHOLE:
         return True
-    if name not in METHODS or name.endswith("-on-generated-images"):
+    if name not in METHODS:
         return check in OF_VARIANTS
     own = QUICK.get(check)
     return own is not None and (not own or not vars(METHODS[name]).keys().isdisjoint(own))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
-from fedkeep.algorithms.heterogeneous.kd_on_generated_images import LwFKDOnGeneratedImages
 from fedkeep.algorithms.incremental.dddr import DDDR
 from fedkeep.algorithms.incremental.prototype_generation import PrototypeReply
 
@@ -36,7 +35,7 @@ class Painter(tiny.ToyGenerator):
         return f"painter {self.task}"
 
 
-BY_TASK = [(FedDCL, {}), (DDDR, {}), (LwFKDOnGeneratedImages, {})]
+BY_TASK = [(FedDCL, {}), (DDDR, {})]
 
 
 @pytest.mark.parametrize(("cls", "options"), BY_TASK)
@@ -60,11 +59,11 @@ def test_each_task_is_drawn_by_its_own_generator(cls: type[Any], options: dict[s
         (2, "painter 2", (1, 2)),
     }
     kept = simulation.server.state
-    sampled = kept.generated if cls is LwFKDOnGeneratedImages else kept.pool
+    sampled = kept.pool
     brightness = {
         c: sampled["input"][sampled["label"] == c].unique().tolist() for c in sampled["label"].unique().tolist()
     }
-    assert brightness == ({2: [80]} if cls is LwFKDOnGeneratedImages else {0: [40], 1: [40], 2: [80]})
+    assert brightness == {0: [40], 1: [40], 2: [80]}
     old = PrototypeReply(sent[0][1].prototypes, sent[0][1].counts, "painter 1")
     simulation.server.begin_round(2, 1)
     assert "prototypes of shape [2, 1]" in str(fault(simulation.server, old, 1))

@@ -19,7 +19,6 @@ from fedkeep.trust.loss_checker import LossCheck
 WITHOUT_TOY_TASKS = ("fedgems",)  # its public images are of all classes from the start
 TRAIN_WHAT_THE_SERVER_HAS_NOT = (  # models of other networks, parts of them, or prototypes
     *("feddcl", "fedgems", "fedmd", "fedweit", "ft-kd", "ewc-kd", "lwf-kd"),
-    *("ft-kd-on-generated-images", "ewc-kd-on-generated-images", "lwf-kd-on-generated-images"),
 )
 WITHOUT_REPLAY = ("dddr",)  # a client trains on images that it generated in an earlier round
 QUICK = (*tiny.FAMILIES, "seqkeep", "scaffold")

@@ -17,7 +17,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
 from fedkeep.models import Weights, get_architecture
-from fedkeep.reporting.columns import METRICS
+from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, summary
 

@@ -427,6 +427,27 @@ def test_a_method_that_needs_what_the_recipe_lacks(load: Any, monkeypatch: pytes
         load()
 
 
+def test_all_contradictions_are_told_at_once(load: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(settings=["run.cohort_size=9", "run.min_clients=10", "defense.loss_check=server"])
+    told = str(error.value).split("\n- ")
+    assert len(told) == 4, told
+    for words, text in zip(
+        ("cohort of 9", "run.min_clients 10", "needs examples on the server"), told[1:], strict=True
+    ):
+        assert words in text
+
+
+def test_a_grid_of_local_training_is_refused(load: Any) -> None:
+    with pytest.raises(ConfigError, match=r"share \[fedseq\.training\]\. Vary it with fedkeep tune"):
+        load(grid=["fedseq.training.lr=0.1,0.2"])
+
+
+def test_a_network_of_ones_own_takes_no_options(load: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'own:Net' is a model of your own, and takes no width"):
+        load(HEAD.replace('"mlp"', '"own:Net"\nwidth = 3') + METHOD, allow_code=True)
+
+
 def test_values_are_read_as_toml_or_text() -> None:
     assert [parse_value(text) for text in ("1", "1.5", "true", "[1, 2]", "'x'", "exdir", "a b", "")] == [
         1,

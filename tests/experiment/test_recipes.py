@@ -30,7 +30,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import ROOT, PaperTable, _read, paper_tables, recipe_names
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
-from fedkeep.reporting.columns import METRICS as SHOWN
+from fedkeep.reporting.metric import METRICS as SHOWN
 from fedkeep.rounds.run_settings import RunSettings
 
 load_recipe = functools.cache(recipe_loader.load_recipe)  # each is looked at by many tests

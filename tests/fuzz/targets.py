@@ -36,7 +36,8 @@ from fedkeep.data import DataOptions, load
 from fedkeep.data.partition import schemes
 from fedkeep.errors import FedKeepError, ValueRefused
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.recipe_loader import KEYS, OPTIONS, load_recipe, parse_recipe
+from fedkeep.experiment.recipe import OPTIONS
+from fedkeep.experiment.recipe_loader import KEYS, load_recipe, parse_recipe
 from fedkeep.interface import Fit, algorithms
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import architectures
@@ -308,7 +309,7 @@ def check_recipe(content: bytes) -> Counter[str]:
 
 # The command line
 
-NEVER = {"attacks", "generator", "pretrain", "reproduce", "tune", "flower", "predict", "export", "doctor"}
+NEVER = {"generator", "pretrain", "reproduce", "tune", "flower", "predict", "export", "doctor"}
 """Commands that work for minutes or open ports when they are given what they want."""
 
 

@@ -20,7 +20,7 @@ from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.metrics import kold, rounds_to
 from fedkeep.models import get_architecture
-from fedkeep.reporting.columns import LOCAL
+from fedkeep.reporting.metric import shown_in
 from fedkeep.reporting.trial import TrialResult
 
 NAN = float("nan")
@@ -204,7 +204,7 @@ def test_how_far_clients_differ_in_it(watched: tuple[TrialResult, list[Any]], su
 
 def test_both_definitions_are_columns_of_the_report(watched: tuple[TrialResult, list[Any]]) -> None:
     trial, _ = watched
-    values = {metric.title: metric.of(trial) for metric in LOCAL}
+    values = {metric.title: metric.of(trial) for metric in shown_in("local models")}
     assert values["inside own classes"] == trial.kold()[0]
     assert values["outside own classes"] == trial.kold()[1]
     assert values["inside, between clients"] == trial.kold_spread()[0]

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from attack_table import run_attacks
 from pages import PAGES, text
 
 from fedkeep._utils.digests import read_json
 from fedkeep.cli.main import main
-from fedkeep.experiment.attack_table import run_attacks
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table

@@ -8,8 +8,7 @@ from typing import Any
 
 from synthetic_run import write_run, write_trial
 
-from fedkeep.reporting.html import render
-from fedkeep.reporting.report_local_models import local_training
+from fedkeep.reporting.html import local_training, render
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 

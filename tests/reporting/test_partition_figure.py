@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fedkeep.reporting.partition_figure import partition_figure
+from fedkeep.reporting.figures import partition_figure
 
 
 def pixels(svg: str) -> np.ndarray:

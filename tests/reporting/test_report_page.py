@@ -20,7 +20,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.figures import curves, history, save_figure, smoothing, spread_out, styles
 from fedkeep.reporting.html import render, write_report
 from fedkeep.reporting.outputs import write_all
-from fedkeep.reporting.report_heatmaps import class_heatmaps, client_accuracies, teacher_heatmaps
+from fedkeep.reporting.report_charts import class_heatmaps, client_accuracies, teacher_heatmaps
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import summary
 

@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import write_json, write_run, write_trial
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.columns import metric_of
+from fedkeep.reporting.metric import metric_of
 from fedkeep.reporting.record import LostClient
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.tuning.tune import _plain

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from damage import DAMAGES, apply_damage, files_of
 
 import fedkeep
 from fedkeep.cli.main import main
@@ -17,7 +18,6 @@ from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.archive import write_archive
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.testing.damage import DAMAGES, apply_damage, files_of
 
 RESULTS = ("rounds.jsonl", "model.safetensors", "partition.json")
 TRIAL = Path("trials") / "scaffold-seed0"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 
 import fedkeep
 from fedkeep.algorithms.incremental.fedlwf import FedLwF
@@ -21,7 +22,6 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Federation
 from fedkeep.errors import ConfigError, RunError, ValueRefused
-from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit

@@ -36,7 +36,7 @@ from fedkeep.losses import (
 )
 from fedkeep.metrics import dp_sgd_epsilon
 from fedkeep.privacy.central_noise import noised_mean
-from fedkeep.reporting.columns import METRICS, columns_for
+from fedkeep.reporting.metric import METRICS, columns_for
 from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import StepRequest
 from fedkeep.testing.interception import wrap_steps

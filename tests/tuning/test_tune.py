@@ -17,7 +17,7 @@ from fedkeep.data import given
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.reporting.columns import METRICS
+from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.tuning.result import Tuning, best_recipes, table_of
 from fedkeep.tuning.space import read_space

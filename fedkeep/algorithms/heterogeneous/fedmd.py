@@ -14,7 +14,6 @@ from fedkeep.algorithms.heterogeneous.logit_exchange import (
     clip_logits,
     distill_into,
     mean_logits,
-    public_images,
     validate_logits,
 )
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
@@ -47,7 +46,7 @@ class FedMD(Algorithm[PublicServerState, PublicClientState]):
         super().begin_task(server, clients)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
-        state, public = server.state, public_images(server)
+        state, public = server.state, server.data
         state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], 1.0, "logit")
@@ -60,7 +59,7 @@ class FedMD(Algorithm[PublicServerState, PublicClientState]):
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if not isinstance(reply, LogitReply):
             return None
-        return validate_logits(reply, len(public_images(server)["label"]), server.num_classes)
+        return validate_logits(reply, len(server.data["label"]), server.num_classes)
 
     @on_client
     def receive_public(self, client: Client[PublicClientState], public: Data) -> None:

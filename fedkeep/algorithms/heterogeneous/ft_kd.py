@@ -15,7 +15,6 @@ from fedkeep.algorithms.heterogeneous.logit_exchange import (
     clip_logits,
     distill_into,
     mean_logits,
-    public_images,
     validate_logits,
 )
 from fedkeep.algorithms.incremental.class_incremental import label_loss
@@ -59,7 +58,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
         super().begin_task(server, clients)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
-        state, public = server.state, public_images(server)
+        state, public = server.state, server.data
         state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, "prob")
@@ -73,7 +72,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if not isinstance(reply, LogitReply):
             return None
-        return validate_logits(reply, len(public_images(server)["label"]), server.num_classes)
+        return validate_logits(reply, len(server.data["label"]), server.num_classes)
 
     @on_client
     def receive_public(self, client: Client[K], public: Data) -> None:

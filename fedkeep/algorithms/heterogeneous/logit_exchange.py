@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedkeep.interface import Data, Server
+from fedkeep.interface import Data
 from fedkeep.interface.party import Party
 from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models import Weights
@@ -37,11 +37,9 @@ class PublicServerState:
     """What the server keeps.
 
     ``receivers``: The clients that have received the public images.
-    ``generated``: The task's generated images, if these replace a public data set.
     """
 
     receivers: list[str] = field(default_factory=list)
-    generated: Data = field(default_factory=dict)
 
 
 @dataclass
@@ -54,11 +52,6 @@ class PublicClientState:
 
     model: Weights = field(default_factory=dict)
     public: Data = field(default_factory=dict)
-
-
-def public_images(server: Server[Any]) -> Data:
-    """Return the images on which logits are exchanged: generated ones, or the recipe's public or auxiliary set."""
-    return server.state.generated or server.data
 
 
 def clip_logits(logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from fedkeep.aggregation import Aggregation, OptimalTransport, aggregate
+from fedkeep.aggregation import Aggregation, aggregate, project
 from fedkeep.algorithms.incremental.class_incremental import (
     CachedTaskLoss,
     cache_once_per_task,
@@ -76,7 +76,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     and pulled towards it afterwards; before, the global rows of new classes are untrained.
 
     *Projection* (PIT, ``pit``): the mean of the models is aligned with the neurons of one client's model by optimal
-    transport (`fedkeep.aggregation.OptimalTransport`), each round another client's. With ``pit_turn=cyclic`` accuracy
+    transport (`fedkeep.aggregation.project`), each round another client's. With ``pit_turn=cyclic`` accuracy
     has the period of a turn, and if the number of rounds is a multiple of the number of clients K, every task ends with
     the same client. With ``random`` each client has one turn in every K rounds, in random order. The aligned mean is
     averaged with the base (``fused``), or taken alone (``aligned``, which with an exact plan computes what the mean
@@ -147,8 +147,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
             return
         trained = [client for client, reply in replies.items() if reply.num_steps]
         base = self.next_base(server, trained or list(replies))
-        transport = OptimalTransport(result="aligned" if self.pit == "aligned" else "fused")
-        projection = transport.project(mean, replies[base].model, layers)
+        projection = project(mean, replies[base].model, layers, eta=0.5 if self.pit == "fused" else 0.0)
         server.log("diagonal", list(projection.diagonal.values()))
         server.model, server.state.base = projection.model, base
 

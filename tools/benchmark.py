@@ -1,10 +1,13 @@
-"""``fedkeep benchmark``: run a method in the setting of earlier records, and tell what it gains on their methods."""
+"""Run a method with the recipe and the seeds of earlier records, and tell what it gains on each method there.
+
+python tools/benchmark.py my_method.py --against results/sequences.zip
+"""
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,24 +17,26 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedkeep.cli.run import machine_of, run_unfinished
+from fedkeep.cli.shared import add_device, add_machine
 from fedkeep.cli.show import plain_table
-from fedkeep.cli.text import say
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.cli.text import Terminal, say, say_error
+from fedkeep.cli.types import numbers
+from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.run import prepare_run
 from fedkeep.interface import algorithms, get_algorithm
-from fedkeep.reporting.columns import Metric, headline
 from fedkeep.reporting.differences import difference, show_difference
+from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.outputs import write_all
 from fedkeep.reporting.run_folder import Run, method_of, read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import print_table
 
 
-def benchmark(options: Namespace, console: Console) -> int:
+def benchmark(options: argparse.Namespace, console: Console) -> int:
     """Run methods in the setting of earlier records, and show their paired differences to the methods there."""
     machine = machine_of(options)
     import_user_code(machine.use)
@@ -41,7 +46,7 @@ def benchmark(options: Namespace, console: Console) -> int:
     records = read_run(options.against)
     recipe = benchmark_recipe(records, names, options.seeds, allow_code=machine.allow_code)
     experiment = Experiment(recipe, machine)
-    folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
+    folder = prepare_run(experiment, options.out, sys.argv)
     seeds = ", ".join(map(str, recipe.seeds))
     say(
         console,
@@ -150,3 +155,22 @@ def _verdict(new: Row, others: Sequence[Row], metric: Metric) -> str:
         + "".join(f", {count} {'is' if count == 1 else 'are'} {reason}" for reason, count in reasons.items())
         + (f", and for {unknown} there is no interval: run more of their seeds." if unknown else ".")
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", metavar="METHOD", help="a .py file with methods of your own, or a method's name")
+    parser.add_argument("--against", required=True, metavar="RUN", help="a run folder, an archive, or a folder in one")
+    parser.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds (default: all that the records have)")
+    parser.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
+    add_device(parser)
+    add_machine(parser)
+    try:
+        return benchmark(parser.parse_args(arguments), Terminal())
+    except FedKeepError as error:
+        say_error(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import tiny
+from benchmark import _show_gains
+from benchmark import main as benchmark
 from rich.console import Console
 
 from fedkeep.cli import main
-from fedkeep.cli.benchmark import _show_gains
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.trial import TrialResult
@@ -63,8 +64,8 @@ def test_a_new_method_is_compared_with_the_records(
 ) -> None:
     file, out = tmp_path / "average.py", tmp_path / "out"
     file.write_text(METHOD)
-    command = ["benchmark", str(file), "--against", str(records), "--out", str(out), "--workers", "1", "--quiet"]
-    assert main(command) == 0
+    command = [str(file), "--against", str(records), "--out", str(out), "--workers", "1", "--quiet"]
+    assert benchmark(command) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Another average in the setting of" in printed
     assert "FedAvg +0.00 [+0.00, +0.00], not" in printed, "it is FedAvg, on the same seeds and partition"
@@ -79,7 +80,7 @@ def test_a_method_that_the_records_have_is_called_new(
     records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["benchmark", "fedseq", "--against", str(records), "--seeds", "1", "--workers", "1", "--quiet"]) == 0
+    assert benchmark(["fedseq", "--against", str(records), "--seeds", "1", "--workers", "1", "--quiet"]) == 0
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("benchmark-run-"), "no name that must be quoted"
     assert read_run(folder).labels[0] == "FedSeq (new)"
@@ -91,8 +92,8 @@ def test_what_has_not_learned_is_compared_with_nothing(
 ) -> None:
     file = tmp_path / "still.py"
     file.write_text(STILL)
-    command = ["benchmark", str(file), "--against", str(records), "--out", str(tmp_path / "out"), "--workers", "1"]
-    assert main([*command, "--quiet"]) == 0
+    command = [str(file), "--against", str(records), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert benchmark([*command, "--quiet"]) == 0
     assert "Still has not learned, so that it is compared with no other." in " ".join(capsys.readouterr().out.split())
 
 
@@ -151,7 +152,7 @@ def test_what_cannot_be_benchmarked_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.py").write_text("")
-    assert main(["benchmark", method, "--against", str(records), *changes]) == 1
+    assert benchmark([method, "--against", str(records), *changes]) == 1
     assert message in " ".join(capsys.readouterr().err.split())
     assert not Path("runs").exists()
 
@@ -166,6 +167,6 @@ def test_a_recipe_that_imports_its_model_is_run_only_if_it_is_allowed(
     shared = ["--workers", "1", "--quiet"]
     recipe = tiny.write_recipe(tmp_path, text)
     assert main(["run", recipe, "--methods", "fedavg", "--allow-code", "--out", "run", *shared]) == 0
-    assert main(["benchmark", "fedseq", "--against", "run", *shared]) == 1
+    assert benchmark(["fedseq", "--against", "run", *shared]) == 1
     assert "--allow-code" in capsys.readouterr().err
-    assert main(["benchmark", "fedseq", "--against", "run", "--allow-code", *shared]) == 0
+    assert benchmark(["fedseq", "--against", "run", "--allow-code", *shared]) == 0

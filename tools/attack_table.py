@@ -1,10 +1,18 @@
-"""A table of attacks: every method of a recipe against every kind of malicious client, with and without defences."""
+"""A table of attacks: every method of a recipe against every kind of malicious client, with and without defences.
+
+    python tools/attack_table.py --seeds 0,1,2 --defenses default,none --out results/attacks.csv
+
+With the same --out it goes on, and runs only what the table lacks; a table of another recipe, or of other settings, is
+refused.
+"""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import hashlib
 import io
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,7 +21,10 @@ from statistics import mean
 from typing import get_args
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.errors import ConfigError, RunError, did_you_mean, in_one_line
+from fedkeep._utils.torch_state import plain_torch
+from fedkeep.cli import types
+from fedkeep.cli.shared import add_settings
+from fedkeep.errors import ConfigError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.rounds.attack_options import Attack, AttackKind
@@ -285,3 +296,40 @@ def false_alarms(trials: Sequence[AttackTrial], defense: str) -> tuple[int, int]
     """Return how many replies of honest clients were refused, and how many there were, in trials without attackers."""
     chosen = [trial for trial in trials if trial.defense == defense and trial.kind == "none"]
     return sum(trial.refused_honest for trial in chosen), sum(trial.asked_honest for trial in chosen)
+
+
+def _shares(text: str) -> list[float]:
+    return [types.share(part) for part in text.split(",")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the trials that the table lacks, and print the table of each defence."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="fedkeep/attacks", help="a recipe's name, or a path")
+    parser.add_argument("--kinds", type=types.names, default=KINDS, metavar="A,B", help="attacks (default: all)")
+    parser.add_argument("--shares", type=_shares, default=[0.1, 0.2, 0.3], metavar="A,B")
+    parser.add_argument("--defenses", type=types.names, default=["none", "loss_check"], metavar="A,B")
+    parser.add_argument("--seeds", type=types.numbers, default=[0, 1, 2], metavar="0,1")
+    parser.add_argument("--methods", type=types.names, default=(), metavar="A,B", help="default: all")
+    add_settings(parser, "change an option, such as run.rounds=10")
+    parser.add_argument("--out", type=Path, default="attacks.csv", metavar="FILE", help="the table")
+    options = vars(parser.parse_args(arguments))
+    recipe, out, defenses = options.pop("recipe"), options.pop("out"), options["defenses"]
+
+    def show(trial: AttackTrial) -> None:
+        who = f"{trial.method}, {trial.kind} {trial.share:.0%}, defence {trial.defense}, seed {trial.seed}"
+        print(f"{who}: {trial.accuracy:.1%}", flush=True)
+
+    try:
+        with plain_torch(1):
+            trials = run_attacks(recipe, out, **options, on_trial=show)
+    except FedKeepError as error:
+        sys.exit(f"error: {error}")
+    for defense in defenses:
+        refused, asked = false_alarms(trials, defense)
+        print(f"\nDefence {defense}: accuracy in %, by share of malicious clients\n\n{attack_table(trials, defense)}")
+        print(f"\nHonest replies refused without attackers: {refused} of {asked}.")
+
+
+if __name__ == "__main__":
+    main()

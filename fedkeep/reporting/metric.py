@@ -1,0 +1,238 @@
+"""What a trial is measured by: the one list of metrics in which tables, comparisons and tuning look names up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import isnan, nan
+from operator import attrgetter
+from typing import Literal, TypeAlias, get_args
+
+from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.reporting.trial import TrialResult
+
+LOGGED = "log."
+"""What the name of a metric begins with that a method recorded itself."""
+Shown: TypeAlias = Literal["without tasks", "with tasks", "always", "if measured", "sequences", "local models", "CSV"]
+UNITS = ("%", "s", "bytes", "")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a trial is measured by; a column of a table.
+
+    Parameters
+    ----------
+    name : str
+        The name in CSV files, in comparisons and in Python.
+    title : str
+        What the column of a table is called; the rounds that it covers may be added.
+    unit : {"%", "s", "bytes", ""}
+        ``"%"`` for a fraction that is shown in percent, ``"s"`` for seconds.
+    compute : Callable[[TrialResult], float], optional
+        Computes it from a trial; NaN where nothing was measured. Default: the trial's property of that name.
+    better : {1, -1, 0}
+        1 where a higher value is better, -1 where a lower one is, 0 where methods are not ranked by it.
+    shown : str
+        Which tables have it: ``"without tasks"``, ``"with tasks"``, ``"always"`` (behind these) or ``"if measured"``
+        (last, where a trial has a value) for tables of results; ``"sequences"`` and ``"local models"`` for those of the
+        report where local models were evaluated; ``"CSV"`` for none. CSV files have all.
+    series : Callable[[TrialResult], dict[int, float]], optional
+        Gives the values by round whose mean over the window it is.
+    windowed : bool
+        Whether it covers the window without being the mean of such a series.
+    of_history : bool
+        Whether it depends on all rounds that were evaluated, whatever it covers.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    compute: Callable[[TrialResult], float] | None = None
+    better: int = 0
+    shown: Shown = "if measured"
+    series: Callable[[TrialResult], dict[int, float]] | None = None
+    windowed: bool = False
+    of_history: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what was given."""
+        known = {"unit": UNITS, "better": (1, -1, 0), "shown": get_args(Shown)}
+        wrong = [
+            f"{key} is {getattr(self, key)!r:.60}, not one of {', '.join(map(repr, values))}"
+            for key, values in known.items()
+            if getattr(self, key) not in values
+        ]
+        if wrong:
+            raise ConfigError(f"the metric {self.name!r:.60}: {'; '.join(wrong)}.")
+
+    @property
+    def covers_window(self) -> bool:
+        """Tell whether it is of the rounds of the window."""
+        return self.series is not None or self.windowed
+
+    @property
+    def meaning(self) -> str:
+        """Return what it is: the first paragraph of the docstring of what computes it."""
+        doc = inspect.cleandoc((self.compute or getattr(TrialResult, self.name)).__doc__ or "")
+        return doc.split("\n\n")[0].removeprefix("Return ")
+
+    def of(self, trial: TrialResult) -> float:
+        """Return the value of one trial."""
+        if self.compute is None:
+            return float(attrgetter(self.name)(trial))
+        try:
+            return float(self.compute(trial))
+        except Exception as error:
+            raise RunError(
+                f"the metric {self.name!r} raised {type(error).__name__} for {trial.label}, seed {trial.seed}: {error}."
+                " Where a trial has no value, such as before its first evaluation, return NaN."
+            ) from error
+
+    def by_round(self, trial: TrialResult) -> dict[int, float]:
+        """Return the values by round whose mean it is; empty for a metric that is no such mean."""
+        return self.series(trial) if self.series else {}
+
+    def heading(self, trials: Iterable[TrialResult]) -> str:
+        """Return the title, with the rounds that it covers if it covers a window.
+
+        Windows of different lengths go by no common name: each value then names its own (`rounds_covered`).
+        """
+        if not self.covers_window:
+            return self.title
+        windows = {rounds_covered(trial) for trial in trials}
+        return f"{self.title}, {windows.pop()}" if len(windows) == 1 else f"{self.title}, rounds as named"
+
+
+@dataclass(frozen=True)
+class LoggedMetric(Metric):
+    """What a method recorded by `Server.log`, in the mean over the window; with tasks, over that of the last one."""
+
+    windowed: bool = True
+
+    def of(self, trial: TrialResult) -> float:
+        values = self.by_round(trial).values()
+        return sum(values) / len(values) if values else nan
+
+    def by_round(self, trial: TrialResult) -> dict[int, float]:
+        window = trial.windows[-1] if trial.windows else ()
+        found = {row["round"]: (row.get("log") or {}).get(self.title) for row in trial.rounds}
+        return {n: float(value) for n, value in found.items() if n in window and isinstance(value, int | float)}
+
+
+def rounds_covered(trial: TrialResult) -> str:
+    """Return the rounds over which a trial's values are averaged, in words."""
+    first, last = trial.window_rounds
+    rounds = f"rounds {first}–{last}" if last > first else f"round {last}"
+    return rounds + " of each task" * bool(trial.task_sizes)
+
+
+ADD_REMOVE = "add or remove"
+"""The neighbours that every epsilon is for: with and without one example, or one client."""
+
+
+def _percent(
+    name: str, title: str, better: int, shown: Shown, series: str = "", windowed: bool = False, of_history: bool = False
+) -> Metric:
+    """Return a metric that is a fraction, a property of a trial; ``series`` is another one."""
+    return Metric(name, title, "%", None, better, shown, attrgetter(series) if series else None, windowed, of_history)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _percent("window_mean", "accuracy", 1, "without tasks", "window_accuracies"),
+        _percent("last", "last", 1, "without tasks"),
+        _percent("best", "best", 1, "without tasks", of_history=True),
+        _percent("window_forgetting", "forgetting", -1, "without tasks", "window_forgettings", of_history=True),
+        Metric("train_seconds", "train s", "s", shown="always"),
+        Metric("down", "down / client / round", "bytes", shown="always"),
+        Metric("up", "up / client / round", "bytes", shown="always"),
+        _percent("window_std", "standard deviation over rounds", 0, "CSV", windowed=True),
+        _percent("forgetting", "forgetting, last", -1, "CSV", of_history=True),
+        _percent("balanced", "mean over classes, last", 1, "CSV"),
+        _percent("chain_forgetting", "forgetting over local trainings", -1, "sequences", of_history=True),
+        _percent("consistency", "consistency", 1, "sequences"),
+        _percent("drift", "drift", -1, "sequences"),
+        _percent("local_accuracy", "accuracy of local models", 1, "local models", "window_local_accuracies"),
+        _percent("local_last", "accuracy of local models, last", 1, "local models"),
+        _percent("kold_in", "inside own classes", 1, "local models", windowed=True),
+        _percent("kold_in_spread", "inside, between clients", 0, "local models", windowed=True),
+        _percent("kold_out", "outside own classes", 1, "local models", windowed=True),
+        _percent("kold_out_spread", "outside, between clients", 0, "local models", windowed=True),
+        _percent("seen", "seen classes", 1, "local models", windowed=True),
+        _percent("unseen", "unseen classes", 1, "local models", windowed=True),
+        _percent("window_incremental", "mean over tasks", 1, "with tasks", "window_incrementals"),
+        _percent("incremental", "mean over tasks, after each", 1, "with tasks"),
+        _percent("task_accuracy", "after the last task", 1, "with tasks"),
+        _percent("forgetting_chaudhry", "forgetting from the best", -1, "with tasks", of_history=True),
+        _percent("forgetting_fedskf", "forgetting a task", -1, "with tasks", of_history=True),
+        _percent("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", -1, "CSV", of_history=True),
+        _percent("backward", "backward transfer", 1, "CSV"),
+        Metric("epsilon", f"epsilon ({ADD_REMOVE} example)", better=-1),
+        Metric("counts_epsilon", f"epsilon of label counts ({ADD_REMOVE} example)", better=-1),
+        Metric("prototypes_epsilon", f"epsilon of prototypes ({ADD_REMOVE} client)", better=-1),
+        Metric("confidences_epsilon", f"epsilon of confidences ({ADD_REMOVE} server example)", better=-1),
+        Metric("client_epsilon", f"epsilon ({ADD_REMOVE} client)", better=-1),
+        _percent("near_copies", "near copies", -1, "if measured"),
+    )
+}
+"""All metrics by name, in the order of tables and CSV files; `add_metric` adds to them."""
+_BUILT_IN = frozenset(METRICS)
+
+
+def add_metric(metric: Metric) -> None:
+    """Add a metric of your own; tables, CSV files, the report, comparisons and tuning have it like a built-in one.
+
+    Parameters
+    ----------
+    metric : Metric
+        The metric. It takes the place of an earlier one of yours with the same name.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be computed, or its name is none, or that of a built-in metric.
+    """
+    if not isinstance(metric, Metric) or not callable(metric.compute):
+        raise ConfigError(f"a metric needs compute=, a function of a trial, not {metric!r:.80}.")
+    if not str(metric.name).isidentifier() or metric.name in _BUILT_IN:
+        raise ConfigError(f"a metric cannot be named {metric.name!r:.60}: take a word that no built-in metric has.")
+    METRICS[metric.name] = metric
+
+
+def metric_of(metric: str | Metric) -> Metric:
+    """Return a metric by name; raise `RunError` for a name that is none.
+
+    ``log.NAME`` is the number that a method recorded as NAME by `Server.log`, in the mean over the window.
+    """
+    if isinstance(metric, Metric):
+        return metric
+    if not isinstance(metric, str):
+        raise RunError(f"a metric is a name, such as window_mean or log.NAME, or a Metric, not {metric!r:.80}.")
+    if metric.startswith(LOGGED):
+        return LoggedMetric(metric, metric.removeprefix(LOGGED))
+    if metric not in METRICS:
+        raise RunError(f"There is no metric {metric!r}.{did_you_mean(metric, METRICS)}")
+    return METRICS[metric]
+
+
+def shown_in(table: Shown) -> tuple[Metric, ...]:
+    """Return the metrics of one kind of table."""
+    return tuple(metric for metric in METRICS.values() if metric.shown == table)
+
+
+def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
+    """Return the columns of a table of these trials: with tasks, what is measured of them in place of accuracy."""
+    listed = list(trials)
+    first = shown_in("with tasks" if any(trial.task_sizes for trial in listed) else "without tasks")
+    measured = (m for m in shown_in("if measured") if any(not isnan(m.of(trial)) for trial in listed))
+    return (*first, *shown_in("always"), *measured)
+
+
+def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
+    """Return the accuracy and the forgetting by which methods are first compared."""
+    tasks = any(trial.task_sizes for trial in trials)
+    names = ("window_incremental", "forgetting_chaudhry") if tasks else ("window_mean", "window_forgetting")
+    return METRICS[names[0]], METRICS[names[1]]
