@@ -137,30 +137,6 @@ def _add_generator(command: argparse.ArgumentParser) -> None:
     train.add_argument("--half", action="store_true", help="save 16 bits a weight: half the size")
     _add_generator_options(train, "unet.widths=[64,128,128] or training.steps=5000")
     train.set_defaults(command=_lazily("generator", "train"))
-    sample = verbs.add_parser("sample", help="write a picture of real and generated images side by side")
-    sample.add_argument("folder", metavar="DIR", help="folder of the generator")
-    sample.add_argument("--out", metavar="FILE", help="the picture, .png (default: samples.png in the folder)")
-    sample.add_argument("--count", type=positive, default=8, help="images of each class (default: 8)")
-    _add_generator_use(sample)
-    sample.set_defaults(command=_lazily("generator", "sample"))
-    check = verbs.add_parser("check", help="measure with classifiers how good a generator is, class by class")
-    check.add_argument("folder", metavar="DIR", help="folder of the generator")
-    check.add_argument("--count", type=positive, default=200, help="generated images of each class (default: 200)")
-    check.add_argument(
-        "--real", type=positive, default=1000, help="real training images of each class, at most (default: 1000)"
-    )
-    check.add_argument("--model", default="cnn4", help="architecture of the classifiers (default: cnn4)")
-    _add_generator_use(check)
-    check.set_defaults(command=_lazily("generator", "check"))
-
-
-def _add_generator_use(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--on",
-        metavar="DATA",
-        help="generate the classes of this data set, after a prototype search (default: the generator's own classes)",
-    )
-    _add_generator_options(command, "sampler.guidance=1 or prototypes.steps=500")
 
 
 def _add_generator_options(command: argparse.ArgumentParser, example: str) -> None:
@@ -418,7 +394,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "verify": ("check the files of a run against their digests", _add_verify),
     "archive": ("write the records of a run, or of a reproduction, into a compressed file", _add_archive),
     "flower": ("run across machines, on Flower: make an app, make keys, protect the server", _add_flower),
-    "generator": ("train a diffusion model that generates images of classes, and measure its quality", _add_generator),
+    "generator": ("train a diffusion model that generates images of classes", _add_generator),
     "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),
     "doctor": ("show what this machine has for FedKeep, and what to do about what it lacks", _add_doctor),
     "recipes": ("list the recipes and the papers' tables, or print one", _add_recipes),

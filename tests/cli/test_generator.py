@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import generator_quality
 import pytest
 
 from fedkeep.cli import generator as command
@@ -24,7 +25,9 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
     def call(*arguments: object, code: int = 0) -> str:
         capsys.readouterr()
-        assert main(["generator", *map(str, arguments)]) == code
+        words = [*map(str, arguments)]
+        found = main(["generator", *words]) if words[0] == "train" else generator_quality.main(words)
+        assert found == code
         output = capsys.readouterr()
         return output.err if code else output.out
 
@@ -32,7 +35,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "CLASSIFIER_STEPS", 3)
+    monkeypatch.setattr(generator_quality, "CLASSIFIER_STEPS", 3)
     folder = tmp_path / "g"
     output = cli("train", "digits", "--out", folder, "--regime", "same_classes", "--half", *TINY)
     for expected in (

@@ -29,7 +29,7 @@ SHOWN = [
     *("runn", "run --roundz 4", "run nothing", "run RECIPE --methods fedavgg", "run RECIPE --methods fedgems"),
     "run RECIPE --set training.learning_rate=1",
     "run RECIPE --set data.name=photos",
-    *("report nothing", "compare RUN --out x", "predict nothing nothing.png", "generator check nothing"),
+    *("report nothing", "compare RUN --out x", "predict nothing nothing.png", "generator train nothing --out x"),
 ]
 LONG = [
     "partition digits dirichlet alpha=0.5 --clients 4",

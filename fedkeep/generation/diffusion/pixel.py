@@ -262,6 +262,9 @@ _SCHEDULE_KEYS = {
     "clip_sample": "bounded",
 }
 
+_FIXED = (("condition", "code"), ("tokens", 1), ("token_width", 64))
+"""What cards say of the network that is no option any more."""
+
 
 def _card_to_json(card: ModelCard) -> dict[str, Any]:
     return {
@@ -287,7 +290,7 @@ def _card_from_json(written: Mapping[str, Any]) -> ModelCard:
     names = {key: name for name, key in _SCHEDULE_KEYS.items()}
     schedule = {names.get(key, key): value for key, value in written["noise"].items()}
     return ModelCard(
-        unet=build(UNet, written["unet"], "unet"),
+        unet=build(UNet, {k: v for k, v in written["unet"].items() if (k, v) not in _FIXED}, "unet"),
         noise_schedule=build(NoiseSchedule, schedule, "noise"),
         shape=(channels, height, width),
         label_names=tuple(map(str, written["label_names"])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class UNet(Options):
 
     FedDCL's generator of grey images is a UNet of 7.2 M parameters: what it computes from a class code multiplies two
     of its feature maps, and the timestep's embedding is added. Here both together scale and shift every map (Dhariwal &
-    Nichol, 2021), or pixels attend to the class (``tokens``).
+    Nichol, 2021).
     """
 
     widths: tuple[int, ...] = option(
@@ -34,11 +34,6 @@ class UNet(Options):
         1, "side of the squares of pixels that are folded into channels; 2 is a quarter of the work", low=1
     )
     attention: int = option(1, "at how many of the coarsest resolutions pixels attend to each other", low=0)
-    condition: Literal["code", "tokens"] = option(
-        "code", "a class is one vector beside the timestep's, or tokens that the coarsest resolutions attend to"
-    )
-    tokens: int = option(1, "tokens of a class", low=1)
-    token_width: int = option(64, "length of a token", low=1)
 
     def check(self) -> None:
         """Raise `ConfigError` for options that contradict each other."""
@@ -47,13 +42,11 @@ class UNet(Options):
             raise ConfigError(f"UNet.widths must be multiples of {_GROUP_SIZE}, at least one, not {list(self.widths)}.")
         if self.attention > len(self.widths):
             raise ConfigError(f"UNet.attention is {self.attention}, but there are {len(self.widths)} resolutions.")
-        if self.condition == "tokens" and not self.attention:
-            raise ConfigError("UNet.condition is tokens, which need attention: set UNet.attention to 1 or more.")
 
     @property
     def conditioning_shape(self) -> tuple[int, int]:
-        """Tokens of a class and their length; a code counts as one token."""
-        return (1, 4 * self.widths[0]) if self.condition == "code" else (self.tokens, self.token_width)
+        """What a class is: one vector beside the timestep's, of this length."""
+        return (1, 4 * self.widths[0])
 
     def build(self, shape: Shape, classes: int) -> ClassUNet:
         """Return the network with initial weights from PyTorch's default generator.
@@ -83,16 +76,11 @@ class UNet(Options):
             "norm_num_groups": _GROUP_SIZE,
             "resnet_time_scale_shift": "scale_shift",  # a shift before group norm is lost in groups of one channel
             "attention_head_dim": _GROUP_SIZE,
+            "class_embed_type": "identity",
+            "down_block_types": ("DownBlock2D",) * num_plain + ("AttnDownBlock2D",) * self.attention,
+            "up_block_types": ("AttnUpBlock2D",) * self.attention + ("UpBlock2D",) * num_plain,
         }
-        if self.condition == "code":
-            cls, down, up = diffusers().UNet2DModel, "AttnDownBlock2D", "AttnUpBlock2D"
-            config["class_embed_type"] = "identity"
-        else:
-            cls, down, up = diffusers().UNet2DConditionModel, "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
-            config["cross_attention_dim"] = self.token_width
-        config["down_block_types"] = ("DownBlock2D",) * num_plain + (down,) * self.attention
-        config["up_block_types"] = (up,) * self.attention + ("UpBlock2D",) * num_plain
-        unet: nn.Module = cls(**config)
+        unet: nn.Module = diffusers().UNet2DModel(**config)
         return unet
 
 
@@ -100,14 +88,13 @@ class ClassUNet(nn.Module):
     """A UNet and the table of the classes that it was trained on.
 
     ``classes``: Rows of the class table, without the null row.
-    ``table``: [classes + 1, tokens, width], the conditioning of each class; the last row is the null conditioning.
+    ``table``: [classes + 1, 1, width], the conditioning of each class; the last row is the null conditioning.
     """
 
     def __init__(self, unet: nn.Module, classes: int, options: UNet) -> None:
         super().__init__()
         self.unet = unet
         self.table = nn.Parameter(torch.randn(classes + 1, *options.conditioning_shape))
-        self.argument = "class_labels" if options.condition == "code" else "encoder_hidden_states"
         self.patch = options.patch
 
     def forward(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
@@ -115,9 +102,7 @@ class ClassUNet(nn.Module):
 
         ``noisy``: [b, channels, side, side].
         ``timesteps``: int64 [b].
-        ``conditioning``: [b, tokens, width].
+        ``conditioning``: [b, 1, width].
         """
-        if self.argument == "class_labels":
-            conditioning = conditioning.squeeze(1)
         patches = pixel_unshuffle(noisy, self.patch)
-        return pixel_shuffle(self.unet(patches, timesteps, **{self.argument: conditioning}).sample, self.patch)
+        return pixel_shuffle(self.unet(patches, timesteps, class_labels=conditioning.squeeze(1)).sample, self.patch)

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 import toy
+from generator_quality import class_accuracies, quality_check, train_classifier
 from torch import Tensor
 
 from fedkeep.data import Data
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
-from fedkeep.generation.diffusion.quality_check import class_accuracies, quality_check
 from fedkeep.generation.diffusion.sampling import sample
 from fedkeep.generation.diffusion.schedules import Sampler
 from fedkeep.interface import Training
 from fedkeep.models import MLP
-from fedkeep.training.classifier import train_classifier
 
 
 def brightest(images: Tensor) -> Tensor:
