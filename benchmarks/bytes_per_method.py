@@ -20,7 +20,6 @@ import fedkeep
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithms, get_algorithm
-from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.models.weights import state_dict_copy
 
@@ -33,7 +32,7 @@ ONE_MODEL = ("| 1.00 | 1.00 | 1.00 | 1.00 |", "| 1.00 | 1.00 | 1.00 | 0.00 |")
 
 def row(name: str) -> str:
     """Return a method's row of its table."""
-    return _with_tasks(name) if handles_tasks(get_algorithm(name)) else _without_tasks(name)
+    return _with_tasks(name) if get_algorithm(name).handles_tasks else _without_tasks(name)
 
 
 def _without_tasks(name: str) -> str:
@@ -75,6 +74,6 @@ def _print_table(last: str, names: Iterable[str]) -> None:
 
 if __name__ == "__main__":
     known = {name: cls for name, cls in algorithms().items() if cls.networks == "one" and name not in IMAGES}
-    _print_table("round 1", (name for name, cls in known.items() if not handles_tasks(cls)))
+    _print_table("round 1", (name for name, cls in known.items() if not cls.handles_tasks))
     print()
-    _print_table("task's end", (name for name, cls in known.items() if handles_tasks(cls)))
+    _print_table("task's end", (name for name, cls in known.items() if cls.handles_tasks))

@@ -28,6 +28,7 @@ from fedkeep.data.partition import IID
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
 from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.state import Settings
 from fedkeep.trials.simulation import Simulation
 
 CLIENTS, CLASSES, TASKS, TARGET = 5, 10, 2, 1.25
@@ -79,8 +80,10 @@ def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Simulation:
         method,
         Federation.from_stream(Tasks(num_tasks=TASKS).stream(data, IID(num_clients=CLIENTS), 0), 1),
         lambda: case.architecture.build(case.shape, CLASSES // TASKS),
-        Training(epochs=case.epochs, batch_size=50, lr=0.01, momentum=0.9),
-        RunSettings(rounds=rounds, cohort_size=CLIENTS, evaluation_models=("last",)),
+        Settings(
+            Training(epochs=case.epochs, batch_size=50, lr=0.01, momentum=0.9),
+            RunSettings(rounds=rounds, cohort_size=CLIENTS, evaluation_models=("last",)),
+        ),
     )
 
 

@@ -28,6 +28,7 @@ from fedkeep.data.partition import Partition
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import MLP, Architecture, LeNet5, Shape
 from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.state import Settings
 from fedkeep.trials.simulation import Simulation
 
 CLIENTS, STEPS = 16, 5
@@ -68,7 +69,7 @@ def simulation(method: type[Algorithm], architecture: Architecture, shape: Shape
     plan = RunSettings(rounds=10_000, cohort_size=CLIENTS, evaluate_every=10_000, evaluation_models=("last",))
     stack = CLIENTS if way.startswith("stacks") else 1
     factory = lambda: architecture.build(shape, 10)  # noqa: E731
-    made = Simulation(method(), Federation(dataset, parts), factory, training, plan, stack=stack)
+    made = Simulation(method(), Federation(dataset, parts), factory, Settings(training, plan, stack=stack))
     made.compile_steps(STEPS if way == "compiled" else 0)
     return made
 

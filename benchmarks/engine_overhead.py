@@ -196,14 +196,14 @@ class BareLoop:
         self._load(total)
 
     def _train(self, client: str) -> None:
-        engine, training = self.engine, self.engine.training
+        engine, training = self.engine, self.engine.settings.training
         loss_of = nn.CrossEntropyLoss()
         rows = engine.federation.partition[int(client)]
         images, labels = self.images[rows], self.labels[rows]
         optimiser = torch.optim.SGD(
             self.network.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
         )
-        order_of = seeds.rng(engine.seed, "batches", task=1, round=self.finished, client=client)
+        order_of = seeds.rng(engine.settings.seed, "batches", task=1, round=self.finished, client=client)
         for _ in range(training.epochs):
             order = torch.randperm(len(rows), generator=order_of)
             for batch in order.split(training.batch_size):

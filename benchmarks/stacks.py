@@ -24,6 +24,7 @@ from fedkeep.data.partition import Partition
 from fedkeep.interface import Training
 from fedkeep.models import CNN4, MLP, Architecture, LeNet5, Shape
 from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.state import Settings
 from fedkeep.trials.simulation import Simulation
 
 SIZES = (1, 4, 8, 16, 32)
@@ -60,7 +61,9 @@ def engine(architecture: Architecture, shape: Shape, stack: int) -> Simulation:
     training = Training(epochs=1, batch_size=10, lr=0.1)
     plan = RunSettings(rounds=10_000, cohort_size=CLIENTS, evaluate_every=10_000, evaluation_models=("last",))
     federation = Federation(dataset, parts)
-    return Simulation(FedAvg(), federation, lambda: architecture.build(shape, 10), training, plan, stack=stack)
+    return Simulation(
+        FedAvg(), federation, lambda: architecture.build(shape, 10), Settings(training, plan, stack=stack)
+    )
 
 
 def measure(name: str, architecture: Architecture, shape: Shape, repetitions: int) -> str:

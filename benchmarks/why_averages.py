@@ -139,7 +139,7 @@ def run(algorithm: Algorithm[Any, Any], seed: int, rounds: int, data_dir: str | 
     while engine.finished < rounds:
         engine.run_round()
         of_last = ema(of_last, engine.server.model, DECAY)
-        found = (engine.server.model, engine.round_average, engine.moving_average, of_last)
+        found = (engine.server.model, engine.averages["round"], engine.averages["moving"], of_last)
         for kept, model in zip(models.values(), found, strict=True):
             kept.append(model)
     return engine, models

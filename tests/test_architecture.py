@@ -31,3 +31,61 @@ def test_no_two_public_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(path.relative_to(PACKAGE).as_posix())
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+MOST_ATTRIBUTES, MOST_OPTIONS = 12, 15
+LARGER = {
+    "CompiledStepper": 19,
+    "RayExecutor": 16,
+    "LocalModelMetrics": 16,
+    "Record": 16,
+    "TaskMetrics": 16,
+    "CostMetrics": 16,
+    "LearningMetrics": 16,
+    "TrialResult": 16,
+    "TrainedTrial": 18,
+    "Recipe": 24,
+    "RunConfig": 19,
+    "ClientContext": 14,
+    "CatalogEntry": 14,
+    "ModelRunner": 14,
+    "LocalServer": 13,
+    "LatentInverter": 13,
+    "TextInverter": 15,
+}
+"""Classes that have more than they should, and how many they have: these numbers only fall."""
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Return the fields of a dataclass, and what the methods of a class assign to ``self``."""
+    found = {
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == "self"
+    }
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        declared = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+        found |= {ast.unparse(part.target) for part in declared if "ClassVar" not in ast.unparse(part.annotation)}
+    return found
+
+
+def test_no_class_has_more_attributes_than_a_reader_holds() -> None:
+    """What a class inherits counts too. Dataclasses of options may have more: a user sets them one by one."""
+    nodes: dict[str, ast.ClassDef] = {}
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes |= {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+    def lineage(name: str) -> set[str]:
+        node = nodes.get(name)
+        bases = [ast.unparse(base).split("[")[0] for base in node.bases] if node else []
+        return {name}.union(*(lineage(base) for base in bases if base != name))
+
+    too_large = {}
+    for name in nodes:
+        family = lineage(name)
+        count = len(set[str]().union(*(attributes(nodes[base]) for base in family if base in nodes)))
+        most = MOST_OPTIONS if "Options" in family or name == "InversionConfig" else MOST_ATTRIBUTES
+        if count > max(most, LARGER.get(name, 0)):
+            too_large[name] = count
+    assert too_large == {}

@@ -16,11 +16,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from fedkeep.cli.arguments import DEVICE, MACHINE, add_arguments, numbers
 from fedkeep.cli.run import machine_of, run_unfinished
-from fedkeep.cli.shared import add_device, add_machine
 from fedkeep.cli.show import plain_table
 from fedkeep.cli.text import Terminal, say, say_error
-from fedkeep.cli.types import numbers
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
@@ -163,8 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--against", required=True, metavar="RUN", help="a run folder, an archive, or a folder in one")
     parser.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds (default: all that the records have)")
     parser.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
-    add_device(parser)
-    add_machine(parser)
+    add_arguments(parser, [*DEVICE, *MACHINE])
     try:
         return benchmark(parser.parse_args(arguments), Terminal())
     except FedKeepError as error:

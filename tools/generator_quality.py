@@ -27,11 +27,10 @@ from torch import Tensor
 
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
+from fedkeep.cli.arguments import DATA, QUIET, add_arguments, natural, positive
 from fedkeep.cli.generator import print_regime, require_diffusers
 from fedkeep.cli.progress import Counter
-from fedkeep.cli.shared import add_data, add_quiet
 from fedkeep.cli.text import Terminal, say, say_error
-from fedkeep.cli.types import natural, positive
 from fedkeep.data import Augmentation, Data, DataSet
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.build import check_device
@@ -338,8 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb.add_argument("--set", action="append", default=[], metavar="SECTION.OPTION=VALUE", dest="settings")
         verb.add_argument("--seed", type=natural, default=0)
         verb.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-        add_data(verb)
-        add_quiet(verb)
+        add_arguments(verb, [*DATA, QUIET])
     options = parser.parse_args(arguments)
     try:
         return int(options.command(options, Terminal()))

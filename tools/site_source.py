@@ -34,7 +34,7 @@ from fedkeep.data.partition import schemes
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.interface import Algorithm, algorithms
-from fedkeep.interface.algorithm import describe_replies, handles_tasks
+from fedkeep.interface.algorithm import describe_replies
 from fedkeep.models import architectures
 from fedkeep.options import Options, describe_type, options_of
 from fedkeep.reporting.metric import METRICS
@@ -311,7 +311,7 @@ def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
         if cls.sequential
         else "Clients of a round train at the same time, and the server aggregates what they return."
     ]
-    if handles_tasks(cls) or family == "incremental":
+    if cls.handles_tasks or family == "incremental":
         lines.append("For new classes over time (class-incremental learning): `tasks.num_tasks=5`.")
     if cls.networks != "one":
         lines.append("Clients may have networks of their own (model heterogeneity).")

@@ -78,8 +78,8 @@ def write(recipe_file: Path, method: str, data: Path, rounds: int, folder: Path)
 def order(engine: Simulation, federation: Federation, number: int, client: str) -> Tensor:
     """Return the rows, int64 [epochs * examples], that a client trains on in a round, in order."""
     rows = federation.partition[int(client)]
-    drawn = seeds.rng(engine.seed, "batches", task=1, round=number, client=client)
-    return torch.cat([rows[torch.randperm(len(rows), generator=drawn)] for _ in range(engine.training.epochs)])
+    drawn = seeds.rng(engine.settings.seed, "batches", task=1, round=number, client=client)
+    return torch.cat([rows[torch.randperm(len(rows), generator=drawn)] for _ in range(engine.settings.training.epochs)])
 
 
 def _about(recipe: Recipe, federation: Federation) -> dict[str, object]:

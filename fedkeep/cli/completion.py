@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 
 from rich.console import Console
 
+from fedkeep.cli.commands import COMMANDS
 from fedkeep.experiment.recipe_loader import recipe_names
 from fedkeep.interface import algorithms
 
@@ -30,19 +30,13 @@ def completion(options: Namespace, console: Console) -> int:
 
 
 def script(shell: str) -> str:
-    """Return the script of a shell.
-
-    Returns: The script, made from the commands of this version.
-    """
-    from fedkeep.cli.main import parser
-
-    (commands,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    """Return the script of a shell, made from the commands of this version."""
     extra = {"run": recipe_names(), "recipes": recipe_names(), "methods": list(algorithms())}
     cases = []
-    for name, command in commands.choices.items():
-        words = [flag for action in command._actions for flag in action.option_strings]
-        verbs = [action for action in command._actions if action.choices and not action.option_strings]
-        words += [str(choice) for action in verbs for choice in action.choices or ()]
-        cases.append(f'        *:{name}) words="{" ".join([*words, *extra.get(name, [])])}" ;;')
-    text = SCRIPT.format(commands=" ".join(commands.choices), cases="\n".join(cases), methods=" ".join(algorithms()))
+    for name, command in COMMANDS.items():
+        words = ["--help", *command.verbs, *extra.get(name, [])]
+        for flag, options in command.arguments:
+            words += [flag] if flag.startswith("-") else options.get("choices", ())
+        cases.append(f'        *:{name}) words="{" ".join(words)}" ;;')
+    text = SCRIPT.format(commands=" ".join(COMMANDS), cases="\n".join(cases), methods=" ".join(algorithms()))
     return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from fedkeep._utils.memory import keep_freed_memory
-from fedkeep.cli.commands import COMMANDS, Command
+from fedkeep.cli.commands import COMMANDS, add_commands
 from fedkeep.cli.text import FittingFormatter, Parser, Terminal, forget_odd_width, say_error
 from fedkeep.errors import FedKeepError
 
@@ -27,9 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     console = Terminal()
     keep_freed_memory()
-    command: Command = options.command
     try:
-        return command(options, console)
+        return int(options.command(options, console))
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         sys.stderr.close()
         return 0
@@ -53,9 +52,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Start with: fedkeep run",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (help_text, add_arguments) in COMMANDS.items():
-        add_arguments(commands.add_parser(name, help=help_text))
+    add_commands(top, COMMANDS)
     return top
 
 

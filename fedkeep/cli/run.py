@@ -25,7 +25,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.options import as_table
+from fedkeep.options import as_table, options_of
 from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import leaders
 from fedkeep.reporting.learning import warnings
@@ -61,15 +61,16 @@ def resume(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     import_user_code(machine.use)
     folder = Path(options.run)
+    experiment = open_run(folder, machine)
     check_code(folder, machine.use)
-    return _run_and_show(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
+    return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
 
 
 def gather(options: Namespace, console: Console) -> int:
     """Write the report of a run whose trials were run one by one, and show its results."""
     import_user_code(options.use)
     folder = Path(options.run)
-    machine = Machine(workers=0, data_dir=options.data_dir, allow_code=options.allow_code, use=tuple(options.use))
+    machine = replace(machine_of(options), workers=0)
     check_code(folder, machine.use)
     experiment = open_run(folder, machine)
     trials = experiment.all_trials(folder)
@@ -181,18 +182,7 @@ def machine_of(options: Namespace) -> Machine:
 
     Returns: The machine. ``fedkeep resume`` later replaces its device, threads, stack and compile by the recorded ones.
     """
-    return Machine(
-        device=getattr(options, "device", "cpu"),
-        threads=getattr(options, "threads", 1),
-        stack=getattr(options, "stack", 0),
-        compile=getattr(options, "compile", "auto"),
-        workers=options.workers,
-        executor=options.executor,
-        address=options.address,
-        data_dir=options.data_dir,
-        allow_code=options.allow_code,
-        use=tuple(options.use),
-    )
+    return Machine(**{name: value for name, value in vars(options).items() if name in options_of(Machine)})
 
 
 def _data_of(experiment: Experiment) -> str:

@@ -169,8 +169,8 @@ class WorkerExecutor(Executor, Generic[W]):
         if kind != DONE:
             group.error = RunError(content if kind == REFUSED else f"{group} The worker's error:\n{content}")
             return
-        hint = results_type([request.step for request in group.requests], self.state.client_state_type)
-        moved = {name: tensor.to(self.state.device) for name, tensor in tensors.items()}
+        hint = results_type([request.step for request in group.requests], self.state.client_states.type)
+        moved = {name: tensor.to(self.state.settings.device) for name, tensor in tensors.items()}
         try:
             results, train, teachers = from_structure(content, moved, hint)
         except ValueRefused as error:
@@ -225,11 +225,11 @@ class StepHandler:
     def __call__(self, content: Any, tensors: dict[str, Tensor]) -> Message:
         state, (encoded, known) = self.state, content
         state.set_task(encoded[0]["task"])
-        received = self._known | {name: tensor.to(state.device) for name, tensor in tensors.items()}
+        received = self._known | {name: tensor.to(state.settings.device) for name, tensor in tensors.items()}
         self._known = {name: received[name] for name in known}
-        builtin = state.defense.loss_check != "off"
+        builtin = state.settings.defense.loss_check != "off"
         requests = [
-            decode_request(state.algorithm, one, received, state.client_state_type, builtin=builtin) for one in encoded
+            decode_request(state.algorithm, one, received, state.client_states.type, builtin=builtin) for one in encoded
         ]
         del received
         timer = state.context.timer

@@ -35,6 +35,7 @@ from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures
 from fedkeep.models.custom import Custom
 from fedkeep.models.trial_step import try_training
+from fedkeep.rounds.state import Settings
 from fedkeep.training.model_runner import Factory, has_batch_norm
 from fedkeep.trials.simulation import Simulation
 
@@ -215,18 +216,21 @@ def build_simulation(
     def load_generator(config: GeneratorConfig) -> Generator:
         return config.load(dataset.shape[-1], torch.device(device), data_dir)
 
-    return Simulation(
-        algorithm=method.algorithm,
-        federation=federation,
-        factory=lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
+    settings = Settings(
         training=_with_lr_rounds(recipe.training_of(method), recipe),
-        run_settings=recipe.run,
+        run=recipe.run,
+        augmentation=recipe.augmentation,
         defense=recipe.defense,
         privacy=recipe.privacy,
         attack=recipe.attack,
-        augmentation=recipe.augmentation,
         seed=seed,
         device=check_device(device),
+    )
+    return Simulation(
+        method.algorithm,
+        federation,
+        lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
+        settings,
         load_generator=lambda task: load_generator(recipe.generator.for_task(task)),
         client_factories=client_factories(recipe, federation, data_dir),
         initial=initial,

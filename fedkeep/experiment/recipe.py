@@ -418,12 +418,6 @@ def _problems_of_robust_aggregation(recipe: Recipe) -> Iterator[str]:
             f"defense.robust_aggregation={rule} needs {MIN_FOR_MEDIAN} models or more to tell what is usual, and a "
             f"cohort of {size} has fewer. Set run.cohort_size={MIN_FOR_MEDIAN} or more."
         )
-    for method in recipe.methods:
-        if rule not in KRUM and (reason := method.algorithm.reason_against_merging):
-            yield (
-                f"defense.robust_aggregation={rule} makes new values of those that clients return, and {method.label} "
-                f"cannot bear that: {reason} Choose krum or multi_krum, or another method."
-            )
     malicious = recipe.defense.num_byzantine(size)
     if rule in KRUM and malicious > max_byzantine(size):
         yield (

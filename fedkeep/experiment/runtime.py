@@ -86,16 +86,29 @@ class Machine(Options):
         For a value of another type, or a number out of range.
     """
 
-    device: str = option("cpu", "where networks compute")
+    device: str = option("cpu", "where networks compute, cpu or cuda")
     threads: int = option(1, "PyTorch threads in each process", low=1)
-    stack: int = option(0, "clients trained as one stacked model", low=0)
-    compile: Literal["auto", "on", "off"] = option("auto", "compile the steps of local training")
-    workers: int = option(1, "processes; 0: one per core", low=0)
-    data_dir: str | None = option(None, "folder of local data sets")
-    executor: Literal["processes", "ray"] = option("processes", "what carries out client steps")
-    address: str | None = option(None, "address of the Ray cluster")
-    allow_code: bool = option(False, "let the recipe import a model")
-    use: tuple[str, ...] = option((), "files and modules with methods")
+    stack: int = option(
+        0,
+        "train up to so many clients of a cohort as one stacked model; 1: no stacking, reproducible bit for bit; 0: "
+        "the quickest in a measurement before round 1; a resumed trial keeps its own",
+        low=0,
+    )
+    compile: Literal["auto", "on", "off"] = option(
+        "auto",
+        "compile the steps of local training with torch.compile; off: reproducible bit for bit; auto: where a "
+        "measurement before round 1 finds it quicker, in runs of ten minutes and more; a resumed trial keeps its own",
+    )
+    workers: int = option(1, "processes that share the trials; 0: one for each core", low=0)
+    data_dir: str | None = option(None, "folder of local data sets (default: $FEDKEEP_DATA)")
+    executor: Literal["processes", "ray"] = option(
+        "processes", "what trains the clients: processes of this machine, or workers on a Ray cluster"
+    )
+    address: str | None = option(
+        None, "HOST:PORT of the Ray cluster (default: auto, the one that this machine belongs to)"
+    )
+    allow_code: bool = option(False, "let a recipe import its model as package.module:function")
+    use: tuple[str, ...] = option((), "import methods, metrics, partitions and reply steps of your own from a .py file")
 
     def __post_init__(self) -> None:
         if isinstance(self.data_dir, Path):

@@ -235,13 +235,15 @@ class TrialDescription(Callback):
 
     def on_trial_begin(self, state: SimulationState) -> None:
         folder = self.trial.folder
-        state.stack = self._stack_size(state)
+        state.settings.stack = self._stack_size(state)
         steps = self._compiled_steps(state)
         if steps:
-            state.stack = 1
+            state.settings.stack = 1
         state.compile_steps(steps)
         initial = initial_model_evaluated(self.description, state, begun_description(folder))
-        write_description(folder, {**self.description, **initial, "stack": state.stack, "compiled_steps": steps})
+        write_description(
+            folder, {**self.description, **initial, "stack": state.settings.stack, "compiled_steps": steps}
+        )
         partition = self.trial.experiment.describe_partition(self.trial.seed)
         write_json(folder / "partition.json", partition)
 
@@ -264,7 +266,7 @@ class TrialDescription(Callback):
         if machine.compile == "on":
             federation = state.federation
             sizes = [federation.num_examples(client) for client in federation.clients]
-            return steps_in_graph(sizes, state.training.batch_size)
+            return steps_in_graph(sizes, state.settings.training.batch_size)
         return choose_compiled_steps(state, self.workers)
 
 

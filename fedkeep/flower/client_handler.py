@@ -73,14 +73,18 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     ``envelope``: The request for a client step, with a reference to the client state from which the step begins.
     """
     head, (simulation, site) = envelope.head, _simulation(envelope, config)
-    tensors = {name: tensor.to(simulation.device) for name, tensor in envelope.tensors.items()}
-    ref_type = state_ref_type(simulation.client_state_type)
+    tensors = {name: tensor.to(simulation.settings.device) for name, tensor in envelope.tensors.items()}
+    ref_type = state_ref_type(simulation.client_states.type)
     request = decode_request(
-        simulation.algorithm, head["request"], tensors, ref_type, builtin=simulation.defense.loss_check != "off"
+        simulation.algorithm,
+        head["request"],
+        tensors,
+        ref_type,
+        builtin=simulation.settings.defense.loss_check != "off",
     )
     if request.client != config.site:
         raise ConfigError(f"this is site {config.site}, and the server asks {request.client}.")
-    store = StateStore(Path(config.state_dir), replace(site, run=str(head["run"])), simulation.device)
+    store = StateStore(Path(config.state_dir), replace(site, run=str(head["run"])), simulation.settings.device)
     call_id = str(head["call"])
     with store.lock():
         store.check_owner()
@@ -91,15 +95,17 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             simulation.set_task(task)
             timer = simulation.context.timer
             timer.reset()
-            state, before = store.state(request.state, simulation.client_state_type), dict(request.uses)
+            state, before = store.state(request.state, simulation.client_states.type), dict(request.uses)
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             value = result.reply
-            if simulation.privacy.secure_aggregation and isinstance(value, Fit):  # the update waits to be masked
+            if simulation.settings.privacy.secure_aggregation and isinstance(
+                value, Fit
+            ):  # the update waits to be masked
                 store.store_update(call_id, secure_update(simulation, request, value)[UPDATE])
                 value = without_model(value)
             uses = result.uses | store.count_spent(before, result.uses, task)
-            sent = (value, state_ref(call_id, simulation.client_state_type), uses)
+            sent = (value, state_ref(call_id, simulation.client_states.type), uses)
             reply = ((sent,), timer.train, timer.teachers)
             store.store(call_id, result.state, reply)
         store.prune(call_id, str(head["checkpointed"]))

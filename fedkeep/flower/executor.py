@@ -94,7 +94,7 @@ class FlowerExecutor(Executor):
         self.reply_log.begin_round(round)
         self.names.clear()
         self.trained.clear()
-        self.sites.wait_for(cohort, min(self.state.run_settings.min_clients, len(cohort)))
+        self.sites.wait_for(cohort, min(self.state.settings.run.min_clients, len(cohort)))
 
     def submit(self, *requests: StepRequest) -> list[Future]:
         return [self._submit(request) for request in requests]
@@ -122,7 +122,7 @@ class FlowerExecutor(Executor):
                 self._receive()
                 if not call.is_logged:
                     time.sleep(POLL_SECONDS)
-            reply = self.reply_log.load(call.call_id, self._reply_type(call.request), self.state.device)
+            reply = self.reply_log.load(call.call_id, self._reply_type(call.request), self.state.settings.device)
             if reply is not None:
                 return self._to_result(call, reply)
             if call.is_repeated:
@@ -230,7 +230,7 @@ class FlowerExecutor(Executor):
         self.state.context.timer.add(train, teachers)
         if isinstance(value, Fit):
             self.trained[call.request.client] = call.call_id
-        return StepResult(value, state_ref(call.call_id, self.state.client_state_type), uses)
+        return StepResult(value, state_ref(call.call_id, self.state.client_states.type), uses)
 
     def _read(self, call: _Call, reply: Envelope | Fault) -> Any:
         """Return a reply as a value of the step's return type, or the reason why it is not one."""
@@ -252,7 +252,7 @@ class FlowerExecutor(Executor):
         return value
 
     def _reply_type(self, request: StepRequest) -> Any:
-        return results_type([request.step], self.state.client_state_type)
+        return results_type([request.step], self.state.client_states.type)
 
     def _pack(self, request: StepRequest) -> Envelope:
         """Return a request as an envelope, with an identifier made of its round and a hash of its content."""

@@ -134,11 +134,11 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
             f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "
             "have others. Let the network's own function load them, at every site, and leave model.weights out."
         )
-    simulation.client_state_type = state_ref_type(simulation.client_state_type)
+    simulation.client_states.type = state_ref_type(simulation.client_states.type)
     # The recipe, with the run's seed, goes to every site, and could take noise off that comes from it.
     simulation.context.noise_secret = stored_secret(folder)
     refused_rounds = recipe.defense.refused_rounds or MAX_ROLLED_BACK  # the time of real sites is dear
-    simulation.defense = replace(recipe.defense, refused_rounds=refused_rounds)
+    simulation.settings.defense = replace(recipe.defense, refused_rounds=refused_rounds)
     description = describe_trial(recipe, method, seed, federation, data_dir, initial)
     description["identity"] = trial.identity.to_table()
     identity = replace(described_identity(description), run=saved["run"])
@@ -163,7 +163,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         # What a round told of private examples must stay on record, and so must what a task's begin or end changed.
         # Sites whose updates may be in a sum already would answer in no other sum of the same round.
         is_told = "privacy" in result.record or (recipe.privacy.secure_aggregation and bool(executor.trained))
-        return _is_lost(result) and not is_told and not state.changed
+        return _is_lost(result) and not is_told and not state.client_states.changed
 
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
     try:

@@ -79,6 +79,9 @@ class Algorithm(Options, ABC, Generic[S, C]):
         Whether all clients must have the same architecture.
     has_rotating_role : bool
         Whether the clients of a cohort get a special role in turn, another client in every round.
+    handles_tasks : bool
+        Whether states last from task to task; by default the server and the clients start every task with fresh ones.
+        True for every method that overrides `begin_task` or `end_task`.
     clients_read_initial_model : bool
         Whether client steps read `Client.initial_model`: at real sites, which do not know weights that the server was
         given (``model.weights``), the method then cannot begin from such.
@@ -91,7 +94,12 @@ class Algorithm(Options, ABC, Generic[S, C]):
     training_options: ClassVar[Mapping[str, Any]] = {}
     networks: ClassVar[Literal["one", "any"]] = "one"
     has_rotating_role: ClassVar[bool] = False
+    handles_tasks: ClassVar[bool] = False
     clients_read_initial_model: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.handles_tasks |= not {"begin_task", "end_task"}.isdisjoint(vars(cls))
 
     @property
     def sets_eval_model(self) -> bool:
@@ -193,8 +201,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     def begin_task(self, server: Server[S], clients: Cohort) -> None:
         """Prepare for a task, before its first round. A run without tasks has one task.
 
-        By default the classifier of ``server.model`` gets rows for the new classes. If a method overrides neither this
-        nor `end_task`, its server and clients start every task with fresh states.
+        By default the classifier of ``server.model`` gets rows for the new classes.
 
         Parameters
         ----------
@@ -305,14 +312,6 @@ class Algorithm(Options, ABC, Generic[S, C]):
             The name.
         """
         return (cls.title or cls.__name__).lower().replace("+", "-").replace(" ", "-")
-
-
-def handles_tasks(cls: type[Algorithm[Any, Any]]) -> bool:
-    """Tell whether a method does something itself when a task begins or ends.
-
-    Returns: True if it overrides `Algorithm.begin_task` or `Algorithm.end_task`.
-    """
-    return cls.begin_task is not Algorithm.begin_task or cls.end_task is not Algorithm.end_task
 
 
 def state_types(cls: type[Algorithm[Any, Any]]) -> tuple[type[Any], type[Any]]:

@@ -29,10 +29,10 @@ class CentralNoise(ReplyStep):
         self.account = account
 
     def applies(self, state: SimulationState) -> bool:
-        return state.privacy.client_noise_multiplier > 0
+        return state.settings.privacy.client_noise_multiplier > 0
 
     def reason_against(self, state: SimulationState) -> str:
-        return reason_against_central_noise(state.algorithm, state.defense)
+        return reason_against_central_noise(state.algorithm, state.settings.defense)
 
     def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:
         state, store = round.state, ReplyStore(round.state.weights_file)
@@ -48,7 +48,7 @@ class CentralNoise(ReplyStep):
         number = self.account.add_mean(fits)
         noise = partial(state.context.repeated_noise, "noised mean", round.number, number)
         values = {client: reply.value for client, reply in fits.items()}
-        noised = noised_mean(values, sent, state.privacy, noise, store.keep)
+        noised = noised_mean(values, sent, state.settings.privacy, noise, store.keep)
         self.account.note("", next(iter(noised.values())).model)
         return {client: reply.with_value(noised[client]) for client, reply in fits.items()}
 

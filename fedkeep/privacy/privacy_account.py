@@ -31,7 +31,7 @@ class PrivacyAccount(ReplyStep):
         self._told: dict[str, list[str]] = {}
 
     def reason_against(self, state: SimulationState) -> str:
-        return reason_against_privacy(state.algorithm, state.privacy, state.defense)
+        return reason_against_privacy(state.algorithm, state.settings.privacy, state.settings.defense)
 
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.spent, self.ever, self.in_means, self.means, self._told = {}, {}, {}, 0, {}
@@ -71,7 +71,7 @@ class PrivacyAccount(ReplyStep):
 
     def abandon(self, round: Round) -> None:
         """Count what clients spend that were asked already, although nobody uses their replies."""
-        if any(as_table(round.state.privacy)[option] for option in SPENDING):
+        if any(as_table(round.state.settings.privacy)[option] for option in SPENDING):
             noted = set(self._told)
             for reply in round.unused_replies():
                 before = round.uses.get(reply.client, {})
@@ -86,7 +86,7 @@ class PrivacyAccount(ReplyStep):
         clients = {client: self.spent.get(client, {}) | means.get(client, {}) for client in self.spent | means}
         if not clients and not server_spent:
             return {}
-        found = as_table(round.state.privacy) | {"clients": clients}
+        found = as_table(round.state.settings.privacy) | {"clients": clients}
         return {"privacy": found | ({"server": server_spent} if server_spent else {})}
 
     def releases(self, record: Mapping[str, Any], server_told: object) -> dict[str, Any]:
@@ -109,5 +109,5 @@ def _digest(content: bytes) -> str:
 def _implausible(state: SimulationState, reply: Reply, before: Mapping[str, int]) -> Fault | None:
     """Return why what a client says that a step spent cannot be true."""
     most = state.most_steps(reply.client)
-    fault = find_implausible_spending(before, reply.uses, state.privacy, most)
+    fault = find_implausible_spending(before, reply.uses, state.settings.privacy, most)
     return refused(fault) if fault else None

@@ -56,7 +56,7 @@ def reason_against_privacy(algorithm: Algorithm[Any, Any], privacy: Privacy, def
 
 def reason_against_sums(state: SimulationState) -> str:
     """Say why the server must see more than the mean of the clients' models; empty if it need not."""
-    algorithm, defense, run_settings = state.algorithm, state.defense, state.run_settings
+    algorithm, defense, run_settings = state.algorithm, state.settings.defense, state.settings.run
     refused = "privacy.secure_aggregation: "
     if algorithm.sequential:
         return (
@@ -76,7 +76,7 @@ def reason_against_sums(state: SimulationState) -> str:
     needing = {
         f"defense.loss_check={defense.loss_check} measures": defense.loss_check != "off",
         f"defense.robust_aggregation={defense.robust_aggregation} compares": defense.robust_aggregation != "mean",
-        "privacy.client_noise_multiplier clips": state.privacy.client_noise_multiplier > 0,
+        "privacy.client_noise_multiplier clips": state.settings.privacy.client_noise_multiplier > 0,
         "run.evaluate_local_models evaluates": run_settings.evaluate_local_models,
     }
     if run_settings.cohort_size == 1 < len(state.federation.clients):  # a site knows itself alone
@@ -85,7 +85,7 @@ def reason_against_sums(state: SimulationState) -> str:
         )
     for what in (what for what, is_asked in needing.items() if is_asked):
         return f"{refused}{what} the model of each client, and the server sees their sum. Turn one off."
-    if state.client_factories:
+    if state.own_contexts:
         return f"{refused}clients have networks of their own ([[client_models]]), which cannot be summed."
     return ""
 

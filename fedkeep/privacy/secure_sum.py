@@ -33,7 +33,7 @@ def weight_of(algorithm: Algorithm[Any, Any], fit: Fit) -> int:
 def secure_update(state: SimulationState, request: StepRequest, fit: Fit) -> Weights:
     """Return a client's weighted update, as integers."""
     start = sent_model(request, state.context.runner.initial)
-    update = quantise(fit.model, start, weight_of(state.algorithm, fit), state.privacy.clipping_range)
+    update = quantise(fit.model, start, weight_of(state.algorithm, fit), state.settings.privacy.clipping_range)
     return {UPDATE: update}
 
 
@@ -46,7 +46,7 @@ class SecureSum(ReplyStep):
     """Puts the securely aggregated mean in the place of models that were asked for together."""
 
     def applies(self, state: SimulationState) -> bool:
-        return state.privacy.secure_aggregation
+        return state.settings.privacy.secure_aggregation
 
     def reason_against(self, state: SimulationState) -> str:
         return reason_against_sums(state)
@@ -83,7 +83,7 @@ class SecureSum(ReplyStep):
 
         Whatever convex combination of the replies' models a method makes, it makes of that mean.
         """
-        form, clipping_range = state.context.runner.initial, state.privacy.clipping_range
+        form, clipping_range = state.context.runner.initial, state.settings.privacy.clipping_range
         weights = {client: weight_of(state.algorithm, reply.value) for client, reply in fits.items()}
         if sum(weights.values()) > largest_weight(clipping_range):
             raise ConfigError(

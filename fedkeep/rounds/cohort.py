@@ -23,7 +23,7 @@ class RoundClient(RemoteClient):
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
         replies = self.round.collect(self.round.queue_up(_step_requests(step, self.round, [self.id], args, kwargs)))
         reply = replies[self.id].value if self.id in replies else None
-        privacy = self.round.state.privacy
+        privacy = self.round.state.settings.privacy
         if isinstance(reply, Fit) and (privacy.secure_aggregation or privacy.client_noise_multiplier):
             option = "secure_aggregation" if privacy.secure_aggregation else "client_noise_multiplier"
             raise ConfigError(

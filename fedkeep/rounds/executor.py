@@ -153,7 +153,7 @@ class SerialExecutor(Executor):
 
     def _client(self, request: StepRequest, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
         own_context = self.own_contexts.get(request.client)
-        return LocalClient(
+        client = LocalClient(
             own_context or self.context,
             request.client,
             self.federation.data(request.client),
@@ -161,8 +161,9 @@ class SerialExecutor(Executor):
             task=request.task,
             round=request.round,
             uses=request.uses,
-            train=None if own_context else train,  # a client with another architecture is trained alone
         )
+        client.train = None if own_context else train  # a client with another architecture is trained alone
+        return client
 
     def _run_together(self, requests: Sequence[StepRequest]) -> list[StepResult]:
         steps = [greenlet(self.wait) for _ in requests]

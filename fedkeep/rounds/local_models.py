@@ -18,11 +18,11 @@ class LocalModels(ReplyStep):
         self.is_due = False
 
     def applies(self, state: SimulationState) -> bool:
-        return state.run_settings.evaluate_local_models
+        return state.settings.run.evaluate_local_models
 
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.found = []
-        self.is_due = state.run_settings.is_due(state.run_settings.position(number)[1])
+        self.is_due = state.settings.run.is_due(state.settings.run.position(number)[1])
 
     def accepted(self, round: Round, reply: Reply) -> None:
         if self.is_due:

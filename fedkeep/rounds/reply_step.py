@@ -218,4 +218,4 @@ def set_aside(steps: Iterable[ReplyStep], state: SimulationState) -> dict[str, s
 
 def begins_task(state: SimulationState, number: int) -> bool:
     """Tell whether a task other than the first begins with a round."""
-    return number > 1 and state.run_settings.position(number)[1] == 1
+    return number > 1 and state.settings.run.position(number)[1] == 1

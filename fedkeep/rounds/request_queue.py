@@ -40,7 +40,7 @@ class RequestQueue:
 
     def prefetch(self) -> None:
         """Submit requests that nobody waits for yet to idle workers, in the order in which they were asked for."""
-        if self.state.stack > 1:  # otherwise the groups would depend on which workers are idle
+        if self.state.settings.stack > 1:  # otherwise the groups would depend on which workers are idle
             return
         free = self.state.executor.prefetch - len(self.under_way)
         if free > 0:
@@ -56,7 +56,7 @@ class RequestQueue:
         ready = [client for client in clients if self.waiting.get(client) and client not in self.under_way]
         if len(ready) > 1:
             ready.sort(key=self.state.federation.num_examples, reverse=True)
-        groups = ceil(len(ready) / self.state.stack)
+        groups = ceil(len(ready) / self.state.settings.stack)
         for number in range(groups):
             self._launch(*ready[len(ready) * number // groups : len(ready) * (number + 1) // groups])
 

@@ -88,12 +88,12 @@ class RoundState:
     @property
     def task(self) -> int:
         """The current task, counted from 1."""
-        return self.state.run_settings.position(self.number)[0]
+        return self.state.settings.run.position(self.number)[0]
 
     @property
     def round(self) -> int:
         """The round of this task, counted from 1."""
-        return self.state.run_settings.position(self.number)[1]
+        return self.state.settings.run.position(self.number)[1]
 
     @property
     def lost(self) -> Mapping[str, Fault]:
@@ -123,7 +123,7 @@ class RoundState:
     @property
     def fewest(self) -> int:
         """With fewer clients the round is rolled back."""
-        return 0 if self.asks_all else min(self.state.run_settings.min_clients, len(self.cohort))
+        return 0 if self.asks_all else min(self.state.settings.run.min_clients, len(self.cohort))
 
     def start(self, requests: Sequence[StepRequest]) -> None:
         """Queue requests without waiting: each is carried out before its client's next one, whenever that is."""
@@ -214,7 +214,7 @@ class RoundState:
         """Return the round's record; the loss is None if nobody told it, or it is not finite."""
         order = {client: number for number, client in enumerate(self.cohort)}  # sums must not depend on timing
         fits = [fit for _, fit in sorted(self.fits, key=lambda one: order.get(one[0], len(order)))]
-        examples, privacy = sum(fit.num_examples for fit in fits), self.state.privacy
+        examples, privacy = sum(fit.num_examples for fit in fits), self.state.settings.privacy
         has_loss = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
         loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if has_loss else None
         lost = self.attendance.lost_between_rounds | self.attendance.lost
@@ -250,7 +250,7 @@ class RoundState:
         replies: dict[str, Reply] = {}
         expected = 0 if state.own_contexts else len(clients)  # other networks, other sizes
         store = ReplyStore(state.weights_file, expected) if len(clients) > 1 else None
-        together = not one_by_one and (state.executor.prefetch or state.stack > 1)
+        together = not one_by_one and (state.executor.prefetch or state.settings.stack > 1)
         with self.timed():
             for group in [clients] if together else [[client] for client in clients]:
                 while unfinished := [name for name in group if name not in self.lost and queue.is_busy(name)]:
@@ -292,10 +292,10 @@ class RoundState:
         except Fault as fault:  # without its traceback, which holds the model
             return Reply(request, uses=reply.uses, fault=Fault(fault.text, fault.kind))
         reply.size = num_bytes(reply.value)
-        if state.through_codec:
-            reply.state = decode(encode(reply.state), state.client_state_type, state.device)
+        if state.settings.through_codec:
+            reply.state = decode(encode(reply.state), state.client_states.type, state.settings.device)
             hint = annotations_of(unwrap_step(request.step))["return"]
-            reply.value = decode(encode(reply.value), hint, state.device)
+            reply.value = decode(encode(reply.value), hint, state.settings.device)
         else:
             reply.value = copy_containers(reply.value)
         if store is not None:
@@ -355,11 +355,12 @@ class RoundState:
     def _ready(self, request: StepRequest) -> StepRequest | Fault:
         """Return a request with its client's state as it is now, or why it fails on demand."""
         client, state = request.client, self.state
-        if dropout := state.run_settings.client_dropout:
-            number = torch.rand((), generator=seeds.rng(state.seed, "dropout", round=self.number, client=client))
+        settings = state.settings
+        if dropout := settings.run.client_dropout:
+            number = torch.rand((), generator=seeds.rng(settings.seed, "dropout", round=self.number, client=client))
             if number < dropout:
                 return no_reply("dropped out")
-        reason = state.fault_injector(self.number, client, request.step.__name__) if state.fault_injector else None
+        reason = settings.fault_injector and settings.fault_injector(self.number, client, request.step.__name__)
         if reason is not None:
             return no_reply(reason)
         now = self.client_states.get(client, state.client_states.get(client))
@@ -367,9 +368,9 @@ class RoundState:
 
     def _delivered(self, request: StepRequest) -> StepRequest:
         """Return a request as its client receives it."""
-        if not self.state.through_codec:
+        if not self.state.settings.through_codec:
             return replace(request, args=copy_containers(request.args), kwargs=copy_containers(request.kwargs))
-        hints, device = annotations_of(unwrap_step(request.step)), self.state.device
+        hints, device = annotations_of(unwrap_step(request.step)), self.state.settings.device
         names = server_arguments(request.step)
         args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, request.args, strict=False))
         kwargs = {name: decode(encode(arg), hints[name], device) for name, arg in request.kwargs.items()}

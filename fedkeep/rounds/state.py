@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,108 +56,149 @@ class RoundResult:
 
 
 @dataclass
+class Settings:
+    """Options of a simulation.
+
+    ``device``: Where models and data are.
+    ``stack``: Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
+    ``fault_injector``: For tests: lets client steps fail on demand.
+    ``through_codec``: For tests: encodes and decodes every message instead of passing it by reference.
+    """
+
+    training: Training = field(default_factory=Training)
+    run: RunSettings = field(default_factory=RunSettings)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    defense: Defense = field(default_factory=Defense)
+    privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    stack: int = 1
+    fault_injector: FaultInjector | None = None
+    through_codec: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stack < 1:
+            raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
+
+
+class ClientStates(dict[str, Any]):
+    """The clients' states by client id.
+
+    ``type``: The dataclass of what a client keeps between rounds.
+    ``changed``: Clients whose state has changed since the last checkpoint.
+    """
+
+    def __init__(self, type: type[Any]) -> None:
+        super().__init__()
+        self.type = type
+        self.changed: set[str] = set()
+
+    def put(self, states: Mapping[str, Any]) -> None:
+        """Take the states of a checkpoint in place of all."""
+        self.clear()
+        self.update(states)
+        self.changed.clear()
+
+
 class SimulationState:
     """One method with one seed on one federation, between two rounds.
 
     ``federation``: The clients' data; with a stream of tasks that of the first task, and later that of the current
         task.
-    ``factory``: Builds the network, with PyTorch's default initial weights and the classes of the first task.
-    ``augmentation``: Random changes of training images.
-    ``seed``: Seed of everything random (see `fedkeep._utils.seeds`).
-    ``device``: Where models and data are.
-    ``stack``: Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
-    ``privacy``: What of a client is noised before it leaves.
-    ``attack``: What malicious clients do, in tests of defences.
-    ``fault_injector``: For tests: lets client steps fail on demand.
-    ``through_codec``: For tests: encodes and decodes every message instead of passing it by reference.
-    ``client_factories``: Build the networks of clients with another architecture, by client id; clients that share an
-        architecture share the factory object.
-    ``load_generator``: Returns the frozen image generator of a task. It is called often, so it should cache.
-    ``initial``: The initial model of the server's network; by default what the factory builds.
     ``server``: The server, with its model and state.
-    ``client_states``: The clients' states by client id.
-    ``changed``: Clients whose state has changed since the last checkpoint.
+    ``client_states``: The clients' states.
     ``finished``: Number of finished rounds, over all tasks.
-    ``executor``: Carries out client steps; `serial`, in this process, unless it is replaced.
-    ``client_state_type``: The dataclass of what a client keeps between rounds.
+    ``serial``: Carries out client steps in this process; its contexts hold the networks.
+    ``executor``: Carries out client steps; `serial` unless it is replaced.
     ``weights_file``: Where models of a round lie for which memory has no room.
-    ``round_average``: The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
-    ``moving_average``: The moving average of these models; empty before the first.
+    ``averages``: The ``round`` model of the last round that was not rolled back, and the moving average of these
+        models, empty before the first (see `EvaluationModel`).
     """
 
-    algorithm: Algorithm[Any, Any]
-    federation: Federation
-    factory: Factory
-    training: Training = field(default_factory=Training)
-    run_settings: RunSettings = field(default_factory=RunSettings)
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    seed: int = 0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    stack: int = 1
-    defense: Defense = field(default_factory=Defense)
-    privacy: Privacy = field(default_factory=Privacy)
-    attack: Attack = field(default_factory=Attack)
-    fault_injector: FaultInjector | None = None
-    through_codec: bool = False
-    client_factories: Mapping[str, Factory] = field(default_factory=dict)
-    load_generator: LoadGenerator = no_generator
-    initial: Weights | None = None
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any],
+        federation: Federation,
+        factory: Factory,
+        settings: Settings,
+        *,
+        load_generator: LoadGenerator = no_generator,
+        client_factories: Mapping[str, Factory] = MappingProxyType({}),
+        initial: Weights | None = None,
+    ) -> None:
+        """Begin a simulation.
 
-    def __post_init__(self) -> None:
-        if self.stack < 1:
-            raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
-        dataset = self.federation.dataset
-        self.federation = self.federation.to(self.device)
-        rows = self.algorithm.rows_per_class
-        runner = ModelRunner(self.factory, self.seed, self.device, rows, self.initial)
+        ``factory``: Builds the network, with PyTorch's default initial weights and the classes of the first task.
+        ``load_generator``: Returns the frozen image generator of a task. It is called often, so it should cache.
+        ``client_factories``: Build the networks of clients with another architecture, by client id; clients that share
+            an architecture share the factory object.
+        ``initial``: The initial model of the server's network; by default what the factory builds.
+        """
+        self.algorithm, self.settings = algorithm, settings
+        self.federation = federation.to(settings.device)
+        dataset, seed, rows = federation.dataset, settings.seed, algorithm.rows_per_class
+        runner = ModelRunner(factory, seed, settings.device, rows, initial)
         base = ClientContext(
             runner,
             dataset.normalise,
-            self.augmentation,
-            self.training,
-            self.seed,
+            settings.augmentation,
+            settings.training,
+            seed,
             self.federation.cumulative_classes[-1],
             dataset.image_format,
             dataset.label_names,
-            self.load_generator,
-            privacy=self.privacy,
+            load_generator,
+            privacy=settings.privacy,
         )
-        self.context = base.with_runner(runner)
         contexts = {
-            factory: base.with_runner(ModelRunner(factory, self.seed, self.device, rows))
-            for factory in dict.fromkeys(self.client_factories.values())
+            own: base.with_runner(ModelRunner(own, seed, settings.device, rows))
+            for own in dict.fromkeys(client_factories.values())
         }
-        self.contexts = [self.context, *contexts.values()]
-        self.own_contexts = {client: contexts[factory] for client, factory in self.client_factories.items()}
+        own_contexts = {client: contexts[own] for client, own in client_factories.items()}
+        server_state, client_state = state_types(type(algorithm))
+        self.serial = SerialExecutor(base.with_runner(runner), self.federation, client_state, own_contexts)
+        self.executor: Executor = self.serial
         for context in self.contexts:
-            check_batch_size(context.runner.train_network, self.training.batch_size)
-        server_state, self.client_state_type = state_types(type(self.algorithm))
+            check_batch_size(context.runner.train_network, settings.training.batch_size)
         self.server = LocalServer(
             self.context,
             self.federation.server_data,
             server_state(),
-            self.context.runner.initial,
+            runner.initial,
             len(self.federation.clients),
             check=self._model_check(),
         )
-        self.serial = SerialExecutor(self.context, self.federation, self.client_state_type, self.own_contexts)
-        self.executor: Executor = self.serial
-        self.client_states: dict[str, Any] = {}
-        self.changed: set[str] = set()
+        self.client_states = ClientStates(client_state)
         self.finished = 0
         self.weights_file = WeightsFile()
-        self.round_average: Weights = self.server.model
-        self.moving_average: Weights = {}
+        self.averages: dict[EvaluationModel, Weights] = {"round": self.server.model, "moving": {}}
 
     def _model_check(self) -> ModelCheck | None:
-        if self.defense.loss_check != "server":
+        defense = self.settings.defense
+        if defense.loss_check != "server":
             return None
-        return ModelCheck(self.context, self.federation.server_data, self.defense.loss_examples)
+        return ModelCheck(self.context, self.federation.server_data, defense.loss_examples)
+
+    @property
+    def context(self) -> ClientContext:
+        """What the server and the clients with its network share."""
+        return self.serial.context
+
+    @property
+    def own_contexts(self) -> Mapping[str, ClientContext]:
+        """The contexts of clients with networks of their own."""
+        return self.serial.own_contexts
+
+    @property
+    def contexts(self) -> list[ClientContext]:
+        """All contexts, each once."""
+        return list({id(context): context for context in (self.context, *self.own_contexts.values())}.values())
 
     @property
     def evaluation_models(self) -> tuple[EvaluationModel, ...]:
         """The models that are evaluated, each once."""
-        return distinct_models(self.run_settings.evaluation_models, self.algorithm)
+        return distinct_models(self.settings.run.evaluation_models, self.algorithm)
 
     @property
     def averages_local_models(self) -> bool:
@@ -166,7 +208,7 @@ class SimulationState:
     @property
     def rounds(self) -> int:
         """Number of rounds of the run, over all tasks."""
-        return self.run_settings.rounds * self.federation.num_tasks
+        return self.settings.run.rounds * self.federation.num_tasks
 
     def compile_steps(self, num_steps: int) -> None:
         """Let `torch.compile` compile the steps of local training.
@@ -174,7 +216,7 @@ class SimulationState:
         ``num_steps``: Number of steps in a graph (see `fedkeep.training.compiled_training`); 0: steps are not compiled.
         """
         for context in self.contexts:
-            context.compiler = TorchCompiler(context.runner, self.training, num_steps) if num_steps else None
+            context.compiler = TorchCompiler(context.runner, self.settings.training, num_steps) if num_steps else None
 
     def set_task(self, task: int) -> None:
         """Go to a task: its data, and networks with rows for its classes. No model changes."""
@@ -200,8 +242,8 @@ class SimulationState:
         population = len(clients)
         if len(aside) == population:
             aside = ()
-        size = min(self.run_settings.cohort_size, population - len(aside))
-        rng = seeds.rng(self.seed, "cohort", round=round)
+        size = min(self.settings.run.cohort_size, population - len(aside))
+        rng = seeds.rng(self.settings.seed, "cohort", round=round)
         if population <= MAX_PERMUTED:
             order = [clients[i] for i in torch.randperm(population, generator=rng).tolist()[: size + len(aside)]]
         else:
@@ -221,8 +263,8 @@ class SimulationState:
 
     def most_steps(self, client: str) -> int:
         """Return how many optimizer steps a client's training has at most."""
-        batches = ceil(self.trainable_examples(client) / self.training.batch_size)
-        return MAX_STEP_FACTOR * self.training.epochs * max(batches, 1)
+        batches = ceil(self.trainable_examples(client) / self.settings.training.batch_size)
+        return MAX_STEP_FACTOR * self.settings.training.epochs * max(batches, 1)
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.
@@ -230,9 +272,7 @@ class SimulationState:
         ``which``: Which one (see `EvaluationModel`).
         Returns: The model; before the first round the initial one.
         """
-        if which == "moving":
-            return self.moving_average or self.server.model
-        return self.round_average if which == "round" else self.server.eval_model or self.server.model
+        return (self.server.eval_model if which == "last" else self.averages[which]) or self.server.model
 
     def evaluate(self, model: Weights, client: str = "") -> Counts:
         """Count a model's correct predictions on the test images of all classes seen so far.

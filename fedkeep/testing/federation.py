@@ -17,6 +17,7 @@ from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, get_architecture
 from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.state import Settings
 from fedkeep.trials.simulation import Simulation
 
 CLASSES = 3
@@ -111,14 +112,14 @@ def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: 
     """Return a simulation at round 0 on the tiny federation.
 
     ``rounds``, ``cohort_size``: How many rounds, and how many clients in each.
-    ``**changes``: Other arguments of `fedkeep.trials.simulation.Simulation`, or fields of its `RunSettings`.
+    ``**changes``: Other arguments of `Simulation`, or fields of its `Settings` or `RunSettings`.
     """
-    run_settings = RunSettings(rounds=rounds, cohort_size=cohort_size, evaluation_models=("last",))
-    of_run = {field.name for field in fields(run_settings)}
-    named = {name: changes.pop(name) for name in list(changes) if name in of_run}
-    settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}
-    settings["load_generator"] = lambda task: ToyGenerator()
-    return Simulation(algorithm=algorithm, run_settings=replace(run_settings, **named), **(settings | changes))
+    run = RunSettings(rounds=rounds, cohort_size=cohort_size, evaluation_models=("last",))
+    run = replace(run, **{field.name: changes.pop(field.name) for field in fields(run) if field.name in changes})
+    given = {field.name: changes.pop(field.name) for field in fields(Settings) if field.name in changes}
+    networks: dict[str, Any] = {"federation": federation(), "factory": network}
+    networks["load_generator"] = lambda task: ToyGenerator()
+    return Simulation(algorithm, settings=Settings(**{"training": TRAINING, "run": run, **given}), **networks | changes)
 
 
 def simulation_with_tasks(

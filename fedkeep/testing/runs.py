@@ -127,7 +127,7 @@ def last_fit(algorithm: AnyAlgorithm) -> str:
 
 def condition(simulation: Simulation) -> dict[str, Any]:
     """Return all that a later round can depend on, comparable."""
-    empty = encode(simulation.client_state_type())
+    empty = encode(simulation.client_states.type())
     states = {client: encode(state) for client, state in simulation.client_states.items()}
     return {
         "finished": simulation.finished,

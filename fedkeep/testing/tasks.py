@@ -116,13 +116,13 @@ def check_tasks_exception(algorithm: AnyAlgorithm) -> None:
         if (number, client, step) == last:
             raise ZeroDivisionError("on purpose")
 
-    simulation.fault_injector = fail
+    simulation.settings.fault_injector = fail
     has_failed = False
     try:
         simulation.run_round()
     except ZeroDivisionError:
         has_failed = True
-    simulation.fault_injector = None
+    simulation.settings.fault_injector = None
     expect(has_failed, algorithm, "the third round should ask for the same steps in every run")
     same = condition(simulation) == before and simulation.federation.task == 1
     expect(same, algorithm, "an exception as a task begins should leave everything as after the last round")

@@ -13,6 +13,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split_classifier
+from fedkeep.models.extractor import Extractor
 from fedkeep.models.heads import add_views, expand_rows, resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import frozen_parameters, state_dict_copy
@@ -51,9 +52,7 @@ class ModelRunner:
     ``layout``: Memory layout of image batches in training.
     ``eval_batch_size``: Number of images in a forward pass without gradient.
     ``has_batch_norm``: Whether the network contains batch norm.
-    ``stackable``: Whether several clients can be trained as one stacked model.
     ``classifier_input``: The last input of the training network's classifier.
-    ``extractor``: The frozen feature extractor of a network that trains only its classifier; None for all others.
     """
 
     def __init__(
@@ -77,9 +76,8 @@ class ModelRunner:
             for name, tensor in self.frozen.items():
                 tensor.copy_(initial[name])
             self._initial_of_task_one = {name: initial[name].to(own) for name, own in self._initial_of_task_one.items()}
-        self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
         if rows_per_class > 1:
-            if self.extractor is not None:
+            if isinstance(built, FrozenNetwork):
                 raise ConfigError(
                     "a method that rotates images cannot learn from a frozen extractor. Use another model."
                 )
@@ -104,11 +102,20 @@ class ModelRunner:
             classifier.register_forward_pre_hook(self._keep_input)
         self.eval_network = self.build()
         self.has_batch_norm = has_batch_norm(built)
-        weights = built.parameters()
-        all_trained = all(weight.requires_grad for weight in weights) and not any(True for _ in built.buffers())
+
+    @property
+    def extractor(self) -> Extractor | None:
+        """The frozen feature extractor of a network that trains only its classifier; None for all others."""
+        return self.train_network.extractor if isinstance(self.train_network, FrozenNetwork) else None
+
+    @property
+    def stackable(self) -> bool:
+        """Whether several clients can be trained as one stacked model."""
+        built = self.train_network
+        all_trained = all(weight.requires_grad for weight in built.parameters()) and not list(built.buffers())
         # vmap gives the vector of padding_idx a gradient; a user's module may keep a state between calls.
         pads = any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in built.modules())
-        self.stackable = isinstance(built, Network) and all_trained and not pads
+        return isinstance(built, Network) and all_trained and not pads
 
     def set_task(self, seen: Sequence[int]) -> None:
         """Resize the classifiers for a task.

@@ -20,7 +20,7 @@ from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, steps_name
 from fedkeep.interface.pytree import iter_instances, replace_tensors, tree_tensors
-from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback
+from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback, Training
 from fedkeep.losses import Loss
 from fedkeep.losses.base import check_loss
 from fedkeep.models import Weights
@@ -44,20 +44,13 @@ class LocalParty(Party[Any]):
     ``round``: The current round of the task, counted from 1.
     ``uses``: Number of times that each purpose has used randomness in this round, over all steps of the party. It is
         updated.
-    ``train``: Carries out local training; by default each job is trained at once.
     """
 
+    train: Callable[[TrainJob], Fit] | None = None
+    """Carries out local training; by default each job is trained at once."""
+
     def __init__(
-        self,
-        context: ClientContext,
-        name: str,
-        data: Data,
-        state: Any,
-        *,
-        task: int,
-        round: int,
-        uses: dict[str, int],
-        train: Callable[[TrainJob], Fit] | None = None,
+        self, context: ClientContext, name: str, data: Data, state: Any, *, task: int, round: int, uses: dict[str, int]
     ) -> None:
         self.context = context
         self.name = name
@@ -65,10 +58,6 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self.training = context.training
-        self._update_classes()
-        self.parameter_names = context.runner.parameters
-        self.train = train
         self._uses = uses
 
     @property
@@ -77,14 +66,29 @@ class LocalParty(Party[Any]):
             raise ConfigError("this method needs images, and the inputs of this data set are something else.")
         return self.context.image_format
 
-    def _update_classes(self) -> None:
-        """Read from the context what changes with a task."""
-        self.num_classes, self.num_old_classes, self.initial_model = (
-            self.context.num_classes,
-            self.context.num_old_classes,
-            self.context.runner.initial,
-        )
-        self.label_names = self.context.label_names[: self.num_classes]
+    @property
+    def training(self) -> Training:  # type: ignore[override]
+        return self.context.training
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        return self.context.num_classes
+
+    @property
+    def num_old_classes(self) -> int:  # type: ignore[override]
+        return self.context.num_old_classes
+
+    @property
+    def label_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.context.label_names[: self.num_classes]
+
+    @property
+    def initial_model(self) -> Weights:  # type: ignore[override]
+        return self.context.runner.initial
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.context.runner.parameters
 
     def fit(
         self,
@@ -368,7 +372,6 @@ class LocalServer(LocalParty, Server[Any]):
         ``round``: The round of this task, counted from 1.
         """
         self.task, self.round, self._uses, self.told = task, round, {}, []
-        self._update_classes()
 
     def log(self, name: str, value: float | list[float] | list[str]) -> None:
         self.logged[name] = _loggable(name, value)

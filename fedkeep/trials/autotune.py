@@ -30,7 +30,7 @@ def measure_alone(state: SimulationState, clients: list[str]) -> float:
 
     def train(jobs: list[TrainJob]) -> None:
         for job in jobs:
-            fit(state.context.runner, job, state.training, state.context.compiler)
+            fit(state.context.runner, job, state.settings.training, state.context.compiler)
 
     return _timed(state, clients, train) / len(clients)
 
@@ -62,15 +62,15 @@ def choose_stack_size(
         stack.
     Returns: The number of clients in a stack; 1 if stacks gain little.
     """
-    run_settings, federation = state.run_settings, state.federation
-    if state.algorithm.sequential or state.client_factories or not state.context.runner.stackable:
+    run_settings, federation = state.settings.run, state.federation
+    if state.algorithm.sequential or state.own_contexts or not state.context.runner.stackable:
         return 1
     if state.context.training.optimizer != "sgd":
         return 1
     if state.rounds * run_settings.cohort_size < LONG:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
-    if state.device.type == "cuda":
+    if state.settings.device.type == "cuda":
         alone(state, cohort[:1])  # warm-up: a GPU's libraries are loaded on their first call, which takes seconds
     one = alone(state, cohort[:FEW])
     best, chosen = one * ceil(len(cohort) / workers) / WORTH, 1
@@ -100,20 +100,20 @@ def choose_compiled_steps(
     ``workers``: Number of processes that will share the cohort.
     Returns: The number of steps in a graph; 0 if compiling gains little.
     """
-    federation, training = state.federation, state.training
-    if state.client_factories or training.optimizer != "sgd" or state.privacy.noise_multiplier:
+    federation, training = state.federation, state.settings.training
+    if state.own_contexts or training.optimizer != "sgd" or state.settings.privacy.noise_multiplier:
         return 0
-    if state.rounds * state.run_settings.cohort_size < LONG:
+    if state.rounds * state.settings.run.cohort_size < LONG:
         return 0
     sizes = [federation.num_examples(client) for client in federation.clients]
     num_steps = steps_in_graph(sizes, training.batch_size)
-    cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)[: max(FEW, state.stack)]
+    cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)[: max(FEW, state.settings.stack)]
     one = alone(state, cohort[:FEW])
     steps_of_one = ceil(federation.num_examples(cohort[0]) / training.batch_size)
-    trainings = state.rounds * state.run_settings.cohort_size * training.epochs
+    trainings = state.rounds * state.settings.run.cohort_size * training.epochs
     if one * trainings / max(workers, 1) < LONG_SECONDS or one / max(steps_of_one, 1) > LONG_STEP:
         return 0
-    best = min(one, together(state, cohort) / len(cohort)) if state.stack > 1 else one
+    best = min(one, together(state, cohort) / len(cohort)) if state.settings.stack > 1 else one
     state.compile_steps(num_steps)
     alone(state, cohort[:1])  # compiles
     compiled = alone(state, cohort[:FEW])

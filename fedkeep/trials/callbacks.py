@@ -20,8 +20,8 @@ class Callback:
     """Base class of callbacks; override the methods that are needed.
 
     All methods receive the simulation's state, such as ``state.server.model`` (the global model), ``state.finished``
-    (the number of finished rounds), ``state.algorithm`` and ``state.seed``. Do not change it, since the results would
-    change. An exception in a callback ends the trial, which keeps its finished rounds; other trials go on.
+    (the number of finished rounds), ``state.algorithm`` and ``state.settings.seed``. Do not change it, since the
+    results would change. An exception in a callback ends the trial, which keeps its finished rounds; others go on.
     """
 
     def on_trial_begin(self, state: SimulationState) -> None:
@@ -76,16 +76,16 @@ class Evaluation(Callback):
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         began = time.perf_counter()
-        _, round = state.run_settings.position(result.record["round"])
-        if state.run_settings.is_due(round):
+        _, round = state.settings.run.position(result.record["round"])
+        if state.settings.run.is_due(round):
             models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
             (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
             result.record |= first
             if others:
                 result.record["evaluation_models"] = dict(others)
-            if state.attack.kind == "backdoor":
+            if state.settings.attack.kind == "backdoor":
                 result.record["backdoor"] = self._backdoor(state)
-        if round == state.run_settings.rounds and state.federation.holds_client_data:
+        if round == state.settings.run.rounds and state.federation.holds_client_data:
             generated, dataset = state.algorithm.generated_images(state.server.state), state.federation.dataset
             near = near_copies(generated, dataset.train, dataset.test) if generated else None
             result.record |= {"nearest_real": near} if near else {}

@@ -146,11 +146,14 @@ class Checkpoint:
             files[name] = digest_of(content)
             return name
 
-        clients = {client: name for client, name in last.clients.items() if client not in state.changed} if last else {}
+        states = state.client_states
+        clients = (
+            {client: name for client, name in last.clients.items() if client not in states.changed} if last else {}
+        )
         files |= {name: last.files[name] for name in clients.values()} if last else {}
-        empty = encode(state.client_state_type())  # a state without content is not written
-        for client in sorted(state.changed):
-            content = encode(state.client_states[client])
+        empty = encode(states.type())  # a state without content is not written
+        for client in sorted(states.changed):
+            content = encode(states[client])
             if content != empty:
                 name = f"client-{quoted_name(client, LONGEST_CLIENT)}-{state.finished}.safetensors"
                 clients[client] = write(name, content)
@@ -158,7 +161,7 @@ class Checkpoint:
         model = write(f"model-{state.finished}.safetensors", encode(state.server.model))
         averages = None
         if state.evaluation_models != ("last",) or state.server.eval_model:
-            models = state.round_average, state.moving_average, state.server.eval_model
+            models = *state.averages.values(), state.server.eval_model
             averages = write(f"averages-{state.finished}.safetensors", encode(models))
         steps = _with_memory(state)
         kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
@@ -170,8 +173,7 @@ class Checkpoint:
         entries["identity"] = identity.to_table()
         entries["records"] = {name: asdict(digest) for name, digest in records.items()}
         write_manifest(self.folder / manifest.name, files, **entries)
-        state.client_states = {client: state.client_states[client] for client in clients}
-        state.changed.clear()
+        states.put({client: states[client] for client in clients})
         earlier = [kept for kept in self._kept if kept.round < manifest.round]
         self._kept = [*earlier, manifest][-KEPT:]
         listed = {name for kept in self._kept for name in (kept.name, *kept.files)}
@@ -236,7 +238,7 @@ class Checkpoint:
 
         def read(name: str, hint: Any) -> Any:
             try:
-                return decode(contents[name], hint, state.device)
+                return decode(contents[name], hint, state.settings.device)
             except (KeyError, ValueRefused) as error:
                 raise RunError(
                     f"the checkpoint file {name} in {self.folder} is of another method or version: {error} Remove the "
@@ -250,7 +252,7 @@ class Checkpoint:
                 f"the checkpoint in {self.folder} was written with the reply steps {', '.join(manifest.steps)}, and "
                 f"there are {', '.join(names)} now. Give the same ones, or begin a new run."
             )
-        state.set_task(state.run_settings.position(manifest.round)[0])
+        state.set_task(state.settings.run.position(manifest.round)[0])
         server_state, _ = state_types(type(state.algorithm))
         model = read(manifest.model, Weights)
         mismatch = find_mismatch(model, state.context.runner.initial)
@@ -258,12 +260,12 @@ class Checkpoint:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
         state.server.model = model
         state.server.state = read(manifest.server, server_state)
-        state.client_states = {client: read(name, state.client_state_type) for client, name in manifest.clients.items()}
-        state.changed.clear()
-        state.round_average = model
+        states = state.client_states
+        states.put({client: read(name, states.type) for client, name in manifest.clients.items()})
+        state.averages["round"] = model
         if manifest.averages is not None:
             models = read(manifest.averages, tuple[Weights, Weights, Weights])
-            state.round_average, state.moving_average, state.server.eval_model = models
+            state.averages["round"], state.averages["moving"], state.server.eval_model = models
         kept_type = tuple.__class_getitem__(tuple(type(step.kept) for step in steps))
         for step, kept in zip(steps, read(manifest.kept, kept_type), strict=True):
             step.kept = kept

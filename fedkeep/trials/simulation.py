@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 from fedkeep.aggregation.mean import ema
+from fedkeep.data import Federation
 from fedkeep.errors import ConfigError
-from fedkeep.interface import NoState
-from fedkeep.interface.algorithm import handles_tasks, state_types
+from fedkeep.interface import Algorithm, NoState
+from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.rounds.cohort import RoundCohort
 from fedkeep.rounds.reply_step import ReplyStep, set_aside
 from fedkeep.rounds.reply_store import load
 from fedkeep.rounds.round import RoundState, TooFewClients
-from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.rounds.state import RoundResult, Settings, SimulationState
 from fedkeep.rounds.step_checks import check_server
+from fedkeep.training.model_runner import Factory
 from fedkeep.trials.callbacks import Callback, Evaluation
 from fedkeep.trials.reply_steps import reply_steps
 from fedkeep.trust.attacks import poison
 
 
-@dataclass
 class Simulation(SimulationState):
     """One method with one seed on one federation; `run_round` carries out the next round.
 
-    ``callbacks``: Called at the end of every round; by default `Evaluation`. `fedkeep.trials.trial.run_trial` adds
-        others.
+    ``callbacks``: Called at the end of every round. `fedkeep.trials.trial.run_trial` adds others.
     """
 
-    callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any],
+        federation: Federation,
+        factory: Factory,
+        settings: Settings,
+        **networks: Any,
+    ) -> None:
+        federation = poison(federation, settings.attack, settings.seed)
+        super().__init__(algorithm, federation, factory, settings, **networks)
+        self.callbacks: Sequence[Callback] = [Evaluation()]
         self.take_steps(())
-        self.federation = poison(self.federation, self.attack, self.seed)
-        super().__post_init__()
 
     def take_steps(self, own: Sequence[ReplyStep]) -> None:
         """Begin with new reply steps, the user's own among them; refuse what cannot be carried out with them."""
@@ -53,7 +59,7 @@ class Simulation(SimulationState):
         began = time.perf_counter()
         number = self.finished + 1
         before = self.server.model, self.server.eval_model, copy_containers(self.server.state)
-        averages, task = (self.round_average, self.moving_average), self.federation.task
+        averages, task = dict(self.averages), self.federation.task
         kept = [copy_containers(step.kept) for step in self.steps]
         for step in self.steps:
             step.begin_round(self, number)
@@ -83,7 +89,7 @@ class Simulation(SimulationState):
                 rolled_back = True
                 round.abandon()
                 self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
-            if round.round == self.run_settings.rounds:
+            if round.round == self.settings.run.rounds:
                 with round.between_rounds():
                     self.algorithm.end_task(self.server, RoundCohort(round, self.federation.clients))
                     round.finish()
@@ -95,15 +101,15 @@ class Simulation(SimulationState):
             self.finished = number
         except BaseException:
             self.server.model, self.server.eval_model, self.server.state = before
-            self.round_average, self.moving_average = averages
+            self.averages = averages
             for step, before_round in zip(self.steps, kept, strict=True):
                 step.kept = before_round
             self.set_task(task)
             self.executor.stop()
             raise
-        if self.client_state_type is not NoState:
+        if self.client_states.type is not NoState:
             self.client_states |= round.client_states
-            self.changed |= set(round.client_states)
+            self.client_states.changed |= set(round.client_states)
         if not rolled_back:
             self._average(round)
         timings = {"round": number, "train": self.context.timer.train, "teachers": self.context.timer.teachers}
@@ -123,11 +129,10 @@ class Simulation(SimulationState):
         """Let the method prepare for a task; one that handles no tasks starts with fresh states, from its model."""
         if round.task > 1:
             self.server.eval_model = {}
-            self.round_average = self.server.expand_head(self.round_average)
-            self.moving_average = self.server.expand_head(self.moving_average)
-            if not handles_tasks(type(self.algorithm)):
+            self.averages = {which: self.server.expand_head(model) for which, model in self.averages.items()}
+            if not self.algorithm.handles_tasks:
                 self.server.state = state_types(type(self.algorithm))[0]()
-                round.client_states |= {client: self.client_state_type() for client in self.client_states}
+                round.client_states |= {client: self.client_states.type() for client in self.client_states}
         with round.between_rounds():
             self.algorithm.begin_task(self.server, RoundCohort(round, self.federation.clients))
             round.finish()
@@ -135,6 +140,7 @@ class Simulation(SimulationState):
     def _average(self, round: RoundState) -> None:
         """Add the model of a finished round to the averages that are evaluated."""
         if self.evaluation_models != ("last",):
-            self.round_average = round.mean.value() or self.server.model
+            self.averages["round"] = round.mean.value() or self.server.model
         if "moving" in self.evaluation_models:
-            self.moving_average = ema(self.moving_average, self.round_average, self.run_settings.ema_decay)
+            new = ema(self.averages["moving"], self.averages["round"], self.settings.run.ema_decay)
+            self.averages["moving"] = new

@@ -109,13 +109,15 @@ class Attacker(ReplyStep):
         self.attackers: frozenset[str] = frozenset()
 
     def applies(self, state: SimulationState) -> bool:
-        return state.attack.kind != "none"
+        return state.settings.attack.kind != "none"
 
     def begin_round(self, state: SimulationState, number: int) -> None:
-        self.attackers = self.attackers or state.attack.attackers(state.federation.clients, state.seed)
+        self.attackers = self.attackers or state.settings.attack.attackers(
+            state.federation.clients, state.settings.seed
+        )
 
     def receive(self, round: Round, reply: Reply) -> None:
-        kind, step = round.state.attack.kind, unwrap_step(reply.request.step)
+        kind, step = round.state.settings.attack.kind, unwrap_step(reply.request.step)
         if reply.client not in self.attackers:
             return
         if kind == "silent":
@@ -128,7 +130,7 @@ class Attacker(ReplyStep):
             reply.value = self._lie(round, reply.client, reply.value, reply.sent)
 
     def _lie(self, round: Round, client: str, fit: Fit, sent: Weights) -> Fit:
-        state, kind = round.state, round.state.attack.kind
+        state, kind = round.state, round.state.settings.attack.kind
         if kind == "false_counts":
             return replace(fit, num_examples=fit.num_examples * COUNT_FACTOR)
         change: Callable[[str, Tensor], Tensor]
@@ -136,7 +138,7 @@ class Attacker(ReplyStep):
             factor = FACTORS[kind]
             change = lambda name, tensor: sent[name] + factor * (tensor - sent[name])  # noqa: E731
         elif kind == "random_weights":
-            rng = seeds.rng(state.seed, "random weights", round=round.number, client=client)
+            rng = seeds.rng(state.settings.seed, "random weights", round=round.number, client=client)
             change = functools.partial(_random, rng)
         elif kind == "lying_teacher":
             rows = state.context.num_classes * state.algorithm.rows_per_class

@@ -47,7 +47,7 @@ class Collapse(ReplyStep):
             kept.best, kept.best_round = accuracy, round.number
 
     def reason_to_stop(self, state: SimulationState) -> str:
-        if not 0 < state.defense.collapsed_rounds <= self.kept.at_chance:
+        if not 0 < state.settings.defense.collapsed_rounds <= self.kept.at_chance:
             return ""
         return (
             f"the accuracy has been at chance in the last {self.kept.at_chance} evaluations, and was "

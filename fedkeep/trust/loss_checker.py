@@ -112,7 +112,7 @@ class LossCheck(ReplyStep):
         self._asked: dict[str, list[StepRequest]] = {}
 
     def applies(self, state: SimulationState) -> bool:
-        return state.defense.loss_check != "off"
+        return state.settings.defense.loss_check != "off"
 
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.new, self._asked = Measurements(), {}
@@ -121,7 +121,7 @@ class LossCheck(ReplyStep):
 
     def arrived(self, round: Round, reply: Reply) -> None:
         """Remember what a client was asked, and answered, so that the server can do the same on its own images."""
-        defense = round.state.defense
+        defense = round.state.settings.defense
         if reply.fault is None and defense.loss_check == "server" and defense.logit_deviations:
             self._asked.setdefault(reply.client, []).append(reply.request)
 
@@ -137,7 +137,7 @@ class LossCheck(ReplyStep):
 
     def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
         """Refuse models that their clients' own examples cannot have made."""
-        defense, check = round.state.defense, round.state.server.check
+        defense, check = round.state.settings.defense, round.state.server.check
         arrived = [reply for reply in replies if summary_of(reply) is not None]
         clients = [reply.client for reply in arrived]
         if not clients:
@@ -179,7 +179,7 @@ class LossCheck(ReplyStep):
 
     def compare_learning(self, round: Round, measured: Sequence[MeasuredModel]) -> Iterable[tuple[Reply, Fault]]:
         """Refuse models that learned less, or more from images of other classes, than the last models did."""
-        limit, kept, new = round.state.defense.logit_deviations, self.kept, self.new
+        limit, kept, new = round.state.settings.defense.logit_deviations, self.kept, self.new
         new.loss_falls += [one.fall for one in measured if one.fall is not None]
         new.logit_excesses += [one.rise.excess for one in measured if one.rise is not None]
         least = smallest_fall([*kept.loss_falls, *new.loss_falls])
@@ -219,7 +219,7 @@ class LossCheck(ReplyStep):
         """Carry out a client's steps on the server's own images."""
         reply = None
         context = replace(state.context_of(requests[-1].client), timer=Timer())  # no client has trained
-        client_state, uses = state.client_state_type(), dict[str, int]()
+        client_state, uses = state.client_states.type(), dict[str, int]()
         try:
             for request in requests:
                 task, number = request.task, request.round

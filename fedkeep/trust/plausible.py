@@ -32,18 +32,18 @@ class Plausible(ReplyStep):
 
 def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
     """Return why a finite reply is refused, after "answered with"; None if it is valid."""
-    if state.defense.check_replies and (fault := find_out_of_range(reply)):
+    if state.settings.defense.check_replies and (fault := find_out_of_range(reply)):
         return fault
     held = state.federation.num_examples(request.client)
-    if unwrap_step(request.step) is send_label_counts and state.defense.check_replies:
-        return invalid_counts(reply, state.context.num_classes, held, state.privacy.counts_epsilon)
+    if unwrap_step(request.step) is send_label_counts and state.settings.defense.check_replies:
+        return invalid_counts(reply, state.context.num_classes, held, state.settings.privacy.counts_epsilon)
     runner = state.context_of(request.client).runner
-    hidden = state.privacy.secure_aggregation and isinstance(reply, Fit) and not reply.model
+    hidden = state.settings.privacy.secure_aggregation and isinstance(reply, Fit) and not reply.model
     mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) and not hidden else []
     mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
     if mismatch := next(filter(None, mismatches), None):
         return f"another model: {mismatch}"
-    if state.defense.check_replies and (fault := _untrue(state, request.client, reply)):
+    if state.settings.defense.check_replies and (fault := _untrue(state, request.client, reply)):
         return fault
     return state.algorithm.validate_reply(state.server, reply, held)
 
@@ -58,9 +58,9 @@ def _untrue(state: SimulationState, client: str, reply: Any) -> str | None:
         most = state.most_steps(client)
         if fit.num_steps > most:
             return f"a model trained in {fit.num_steps} steps, and its examples need at most {most}"
-        if state.algorithm.uses_num_steps and not state.privacy.secure_aggregation:  # which hides the number
+        if state.algorithm.uses_num_steps and not state.settings.privacy.secure_aggregation:  # which hides the number
             batch_norm = state.context_of(client).runner.has_batch_norm
-            needed = state.training.num_steps(fit.num_examples, batch_norm=batch_norm)
+            needed = state.settings.training.num_steps(fit.num_examples, batch_norm=batch_norm)
             if fit.num_steps != needed:
                 return f"a model trained in {fit.num_steps} steps, and its {fit.num_examples} examples need {needed}"
     return None

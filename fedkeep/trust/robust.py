@@ -47,7 +47,16 @@ class Robust(ReplyStep):
         self.has_warned = False
 
     def applies(self, state: SimulationState) -> bool:
-        return state.defense.robust_aggregation != "mean"
+        return state.settings.defense.robust_aggregation != "mean"
+
+    def reason_against(self, state: SimulationState) -> str:
+        rule, reason = state.settings.defense.robust_aggregation, state.algorithm.reason_against_merging
+        if rule in KRUM or not reason:
+            return ""
+        return (
+            f"defense.robust_aggregation={rule} makes new values of those that clients return, and "
+            f"{state.algorithm.name()} cannot bear that: {reason} Choose krum or multi_krum, or another method."
+        )
 
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.left_out, self.less_robust = [], []
@@ -56,7 +65,7 @@ class Robust(ReplyStep):
         state, store = round.state, ReplyStore(round.state.weights_file)
         values = {client: reply.value for client, reply in replies.items()}
         sent = {client: reply.sent for client, reply in replies.items() if reply.sent is not None}
-        if reason := reason_less_robust(values, sent, state.defense):
+        if reason := reason_less_robust(values, sent, state.settings.defense):
             self.less_robust.append(reason)
             if not self.has_warned:
                 log.warning(
@@ -65,11 +74,11 @@ class Robust(ReplyStep):
                     reason,
                 )
                 self.has_warned = True
-        robust = robust_replies(values, sent, state.defense, store.keep, state.context.runner.parameters)
+        robust = robust_replies(values, sent, state.settings.defense, store.keep, state.context.runner.parameters)
         for client, reply in replies.items():
             if client not in robust:
                 self.left_out.append(client)
-                if state.defense.robust_aggregation in KRUM and isinstance(reply.value, Fit):
+                if state.settings.defense.robust_aggregation in KRUM and isinstance(reply.value, Fit):
                     round.restore(reply)  # Krum did not choose it: what it trained never happened, for itself too
         return {client: replies[client].with_value(value) for client, value in robust.items()}
 

@@ -48,7 +48,7 @@ class Standing(ReplyStep):
     def set_aside(self, state: SimulationState) -> dict[str, str]:
         found = {}
         for client in {**self.kept.times, **self.kept.backoffs}:
-            if rounds := self.kept.rounds_aside(client, state.defense):
+            if rounds := self.kept.rounds_aside(client, state.settings.defense):
                 more = " any more" if rounds == inf else f" for {rounds} more {'round' if rounds == 1 else 'rounds'}"
                 found[client] = f"is not asked{more}, since its replies were refused"
         return found
@@ -77,11 +77,11 @@ class Standing(ReplyStep):
                 del kept.times[client]
         for client, fault in round.refused.items() if useful else ():
             kept.times[client] = times = kept.times.get(client, 0.0) + 1
-            if fault.kind is FaultKind.LOSS and (rounds := round.state.defense.backoff):
+            if fault.kind is FaultKind.LOSS and (rounds := round.state.settings.defense.backoff):
                 kept.backoffs[client] = rounds * 2 ** min(int(times) - 1, MOST_DOUBLINGS)
 
     def reason_to_stop(self, state: SimulationState) -> str:
-        if not 0 < state.defense.refused_rounds <= self.kept.rounds_in_a_row:
+        if not 0 < state.settings.defense.refused_rounds <= self.kept.rounds_in_a_row:
             return ""
         return (
             f"no reply of the last {self.kept.rounds_in_a_row} rounds could be used, so that they changed nothing. The "

@@ -65,7 +65,7 @@ class Updates(ReplyStep):
         self.accepted_updates: dict[str, list[UpdateSummary]] = {}
 
     def applies(self, state: SimulationState) -> bool:
-        return state.defense.check_replies or state.defense.loss_check != "off"
+        return state.settings.defense.check_replies or state.settings.defense.loss_check != "off"
 
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.accepted_updates = {}
@@ -76,9 +76,9 @@ class Updates(ReplyStep):
             reply.notes[UPDATE_NOTE] = measure_update(reply.sent, reply.value, parameters)
 
     def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
-        defense, updates = round.state.defense, dict[str, UpdateSummary]()
+        defense, updates = round.state.settings.defense, dict[str, UpdateSummary]()
         # Central DP's noise covers the mean alone: whether a client is in it must not depend on anybody's examples.
-        checks = defense.check_replies and not round.state.privacy.client_noise_multiplier
+        checks = defense.check_replies and not round.state.settings.privacy.client_noise_multiplier
         for reply in replies:
             if (update := summary_of(reply)) is None or reply.client in round.lost:
                 continue

@@ -305,7 +305,6 @@ def test_clients_that_krum_leaves_out_keep_the_state_that_they_had(rule: Any) ->
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "norm_clipping"])
-def test_a_method_that_cannot_bear_merged_replies_says_so(rule: str) -> None:
-    settings = [f"defense.robust_aggregation={rule}", "run.cohort_size=5"]
-    with pytest.raises(ConfigError, match=r"FedCurv cannot bear that: a client takes its own share .* Choose krum"):
-        Experiment(load_recipe("demo", settings=settings, methods=["fedcurv"]))
+def test_a_method_that_cannot_bear_merged_replies_says_so(rule: Any) -> None:
+    with pytest.raises(ConfigError, match=r"fedcurv cannot bear that: a client takes its own share .* Choose krum"):
+        tiny.simulation(FedCurv(), cohort_size=5, defense=Defense(robust_aggregation=rule))

@@ -40,7 +40,7 @@ class Hand:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.training = simulation.training
+        self.training = simulation.settings.training
         self.network = simulation.context.runner.build().double()
         self.initial = doubled(simulation.context.runner.initial)
         self.classes = simulation.context.num_classes
@@ -85,7 +85,7 @@ class Hand:
 
     def batches(self, client: str, round: int) -> Iterator[Tensor]:
         """Yield the rows of every batch of a local training, all epochs."""
-        order = seeds.rng(self.simulation.seed, "batches", task=1, round=round, client=client)
+        order = seeds.rng(self.simulation.settings.seed, "batches", task=1, round=round, client=client)
         count = self.size(client)
         for _ in range(self.training.epochs):
             rows = torch.randperm(count, generator=order)

@@ -33,7 +33,7 @@ def trained(method: Any, num_steps: int, backend: str = "eager", **changes: Any)
     simulation = tiny.simulation(method, **{"rounds": 3, "cohort_size": 4, "training": tiny.SHORT, **changes})
     for context in simulation.contexts:
         if num_steps:
-            context.compiler = TorchCompiler(context.runner, simulation.training, num_steps, backend)
+            context.compiler = TorchCompiler(context.runner, simulation.settings.training, num_steps, backend)
     for _ in range(3):
         simulation.run_round()
     compiler = simulation.context.compiler

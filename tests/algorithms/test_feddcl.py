@@ -57,7 +57,7 @@ def descend(
     simulation: Simulation, start: Mapping[str, Tensor], sets: Sequence[Set], loss: Any, location: Any, epochs: int
 ) -> Any:
     """Return a model after SGD with momentum and decay; ``location`` is (client, first use of the batch orders)."""
-    settings, (client, use) = simulation.training, location
+    settings, (client, use) = simulation.settings.training, location
     rngs = [seeds.rng(0, "batches", task=2, round=1, client=client, use=use + k) for k in range(len(sets))]
     weights = {name: tensor.detach().double() for name, tensor in start.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -146,7 +146,9 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
             return hard + past + fed.w_kd * among(r, 0, old, teacher[others], fed)
 
         start = expand_like(before[client].model, initial)
-        own[client] = descend(simulation, start, [mixed, replay], loss, (client, 0), simulation.training.epochs)
+        own[client] = descend(
+            simulation, start, [mixed, replay], loss, (client, 0), simulation.settings.training.epochs
+        )
         shown.append(output(own[client], current)[:, old:])
     mean = torch.stack([softmax(z / tau, -1) for z in shown]).mean(0)
     past = softmax(output(server_before, earlier) / tau, -1)

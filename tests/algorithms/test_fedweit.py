@@ -103,9 +103,9 @@ def visited(simulation: Any, seen: RecordedJobs, task: int, round: int, client: 
     given = seen.fits[task, round, client]
     weights = {name: tensor.double() for name, tensor in given.model.items()}
     others, past = known(seen, task, client)
-    data, training = simulation.federation.for_task(task).data(client), simulation.training
+    data, training = simulation.federation.for_task(task).data(client), simulation.settings.training
     images, labels = simulation.context.normalise(data["input"]).double(), data["label"]
-    order = seeds.rng(simulation.seed, "batches", task=task, round=round, client=client)
+    order = seeds.rng(simulation.settings.seed, "batches", task=task, round=round, client=client)
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for _ in range(training.epochs):
         for rows in torch.randperm(len(labels), generator=order).split(training.batch_size):

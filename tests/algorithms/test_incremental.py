@@ -278,7 +278,7 @@ def test_fedskf_classifiers_meet_once_a_task() -> None:
     while simulation.finished < simulation.rounds:
         before = simulation.server.model
         record = simulation.run_round().record
-        task, number = simulation.run_settings.position(record["round"])
+        task, number = simulation.settings.run.position(record["round"])
         sent[task, number] = simulation.server.expand_head(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])

@@ -43,7 +43,7 @@ def learn(
     """Return the model after passes over the public set; ``location`` names the batch orders: round, client, use."""
     images, labels = public(hand)
     number, client, use = location
-    order = seeds.rng(hand.simulation.seed, "batches", task=1, round=number, client=client, use=use)
+    order = seeds.rng(hand.simulation.settings.seed, "batches", task=1, round=number, client=client, use=use)
     weights = {name: tensor.detach().clone() for name, tensor in start.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     tau = getattr(hand.simulation.algorithm, "tau", 1.0)

@@ -10,7 +10,6 @@ import tiny
 from torch import nn
 
 from fedkeep.interface import Algorithm, algorithms
-from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.models.mlp import MLP
 from fedkeep.rounds.defense import Defense
 from fedkeep.trials.simulation import Simulation
@@ -39,7 +38,7 @@ def test_honest_models_are_similar_to_those_that_were_sent(cls: type[Algorithm[A
     algorithm, training = tiny.configured(cls), replace(tiny.TRAINING, lr=0.01)
     simulation = tiny.simulation(algorithm, rounds=3, factory=wide, training=training)
     assert not any(record["lost"] for record in tiny.run_rounds(simulation))
-    if handles_tasks(cls) and cls.name() not in WITHOUT_TOY_TASKS:
+    if cls.handles_tasks and cls.name() not in WITHOUT_TOY_TASKS:
         simulation = tiny.simulation_with_tasks(algorithm, factory=lambda: wide(1), training=training)
         assert not any(record["lost"] for record in tiny.run_rounds(simulation))
 

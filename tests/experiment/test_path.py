@@ -71,7 +71,7 @@ class Diary(fedkeep.Callback):
     entries: list[Any]
 
     def on_trial_begin(self, state: Any) -> None:
-        self.entries.append(("begin", state.algorithm.name(), state.seed, state.finished))
+        self.entries.append(("begin", state.algorithm.name(), state.settings.seed, state.finished))
 
     def on_round_end(self, state: Any, result: Any) -> None:
         self.entries.append((result.record["round"], sum(result.record["correct"])))

@@ -124,7 +124,7 @@ def test_the_sum_is_right_without_a_site_that_was_lost(stage: str, recipe: str, 
     # A simulation whose client is lost in training sums the same three updates.
     chosen = load_recipe(recipe, settings=SECURE, methods=["fedavg"], rounds=1)
     simulation = build_simulation(chosen, chosen.methods[0], 0, build_federation(chosen, 0))
-    simulation.fault_injector = lambda round, client, step: "gone" if client == lost else None
+    simulation.settings.fault_injector = lambda round, client, step: "gone" if client == lost else None
     simulation.run_round()
     assert tiny.equal(simulation.server.model, model(tmp_path / "sites"))
 

@@ -49,17 +49,18 @@ def test_nothing_is_said_without_images_to_compare() -> None:
 
 def test_a_run_with_generated_images_tells_at_the_end_of_each_task() -> None:
     pytest.importorskip("diffusers", reason="the extra diffusion is not installed")
-    simulation = tiny.simulation_with_tasks(FedDCL(**tiny.TOYS["feddcl"]), callbacks=[Evaluation()])
+    simulation = tiny.simulation_with_tasks(FedDCL(**tiny.TOYS["feddcl"]))
     records = [simulation.run_round().record for _ in range(simulation.rounds)]
     told = ["nearest_real" in record for record in records]
-    assert told == [number % simulation.run_settings.rounds == 0 for number in range(1, len(records) + 1)]
+    assert told == [number % simulation.settings.run.rounds == 0 for number in range(1, len(records) + 1)]
     assert records[-1]["nearest_real"]["generated"] > 0
 
 
 def test_the_server_of_real_sites_compares_with_nothing() -> None:
     pytest.importorskip("diffusers", reason="the extra diffusion is not installed")
-    simulation = tiny.simulation_with_tasks(FedDCL(**tiny.TOYS["feddcl"]), callbacks=[])
-    last = [simulation.run_round() for _ in range(simulation.run_settings.rounds)][-1]
+    simulation = tiny.simulation_with_tasks(FedDCL(**tiny.TOYS["feddcl"]))
+    simulation.callbacks = []
+    last = [simulation.run_round() for _ in range(simulation.settings.run.rounds)][-1]
     dataset, label = simulation.federation.dataset, simulation.server.state.pool["label"][0]
     row = {name: column[dataset.train["label"] == label][:1] for name, column in dataset.train.items()}
     simulation.federation = ServerView(replace(dataset, train=row), Partition.empty(), sizes={"a": [1, 1]})
@@ -76,7 +77,8 @@ class Pool:
 
 
 def test_a_field_of_the_servers_state_is_not_taken_for_images() -> None:
-    simulation = tiny.simulation(FedAvg(), rounds=1, callbacks=[])
+    simulation = tiny.simulation(FedAvg(), rounds=1)
+    simulation.callbacks = []
     result = simulation.run_round()
     simulation.server.state = Pool()
     Evaluation().on_round_end(simulation, result)

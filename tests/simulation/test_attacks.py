@@ -539,7 +539,7 @@ def test_an_explained_client_is_rerun_later_only_where_it_stands_out_more(monkey
     compare(simulation, 2, measured("0", excess(0.61)))
     assert check.new.explained == {"0": 2}
     assert decode(encode(check.kept), type(check.kept)) == check.kept, "a resume goes on with them"
-    check.begin_round(simulation, simulation.run_settings.rounds + 1)
+    check.begin_round(simulation, simulation.settings.run.rounds + 1)
     assert not check.kept.explained
 
 

@@ -434,7 +434,7 @@ def test_a_collapse_stops_the_run_only_after_it_was_far_above_chance() -> None:
     assert not collapse.reason_to_stop(simulation)
     collapse.end_round(RoundState(simulation, 8, [], []), {"correct": [0.11 * total]})
     assert "after round 4" in collapse.reason_to_stop(simulation)
-    simulation.defense = Defense()
+    simulation.settings.defense = Defense()
     assert not collapse.reason_to_stop(simulation), "off by default: a method may be as bad as that"
 
 

@@ -186,7 +186,8 @@ def test_a_round_takes_three_models_of_memory_whatever_its_cohort(
         settings: dict[str, Any] = {"federation": tiny.federation((4,) * 9), "factory": wide, "training": tiny.SHORT}
         if averages:
             settings["evaluation_models"] = ("last", "round", "moving")
-        simulation = tiny.simulation(method, cohort_size=cohort, callbacks=[], **settings)
+        simulation = tiny.simulation(method, cohort_size=cohort, **settings)
+        simulation.callbacks = []
         size = sum(tensor.nbytes for tensor in simulation.server.model.values())
         simulation.run_round()  # the first model is the initial one, which is kept
         with LargestSum() as sum_of_round:

@@ -94,7 +94,7 @@ def test_a_client_whose_update_is_out_of_range_is_lost_with_the_reason() -> None
 def test_one_client_has_nobody_to_hide_among() -> None:
     simulation = tiny.simulation(FedAvg(), privacy=SECURE)
     cohort = simulation.sample_cohort(1)
-    simulation.fault_injector = lambda round, client, step: "gone" if client != cohort[-1] else None
+    simulation.settings.fault_injector = lambda round, client, step: "gone" if client != cohort[-1] else None
     before = simulation.server.model
     record = simulation.run_round().record
     assert record["rolled_back"]

@@ -17,7 +17,6 @@ from torch import nn
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm, algorithms
-from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.models import Network
 from fedkeep.trials.simulation import Simulation
 
@@ -27,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": M
 
 
 def simulation(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
-    in_tasks = handles_tasks(type(method)) and "auxiliary" not in method.needs
+    in_tasks = method.handles_tasks and "auxiliary" not in method.needs
     if in_tasks:
         return tiny.simulation_with_tasks(method, rounds=1, training=tiny.SHORT, **changes)
     return tiny.simulation(method, rounds=2, training=tiny.SHORT, **changes)

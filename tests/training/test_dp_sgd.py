@@ -454,7 +454,7 @@ def test_trainings_of_a_round_that_is_given_up_are_counted(stack: int) -> None:
         FedAvg(), privacy=Privacy(noise_multiplier=1.0), stack=stack, min_clients=3, cohort_size=3
     )
     cohort = simulation.sample_cohort(1)
-    simulation.fault_injector = lambda number, client, step: "is down" if client == cohort[1] else None
+    simulation.settings.fault_injector = lambda number, client, step: "is down" if client == cohort[1] else None
     record = simulation.run_round().record
     assert record["rolled_back"]
     asked = {cohort[0], cohort[2]} if stack == 3 else {cohort[0]}  # the round is given up before the third is asked
@@ -472,7 +472,7 @@ def test_what_cannot_be_is_not_counted_of_a_round_that_is_given_up() -> None:
 
     simulation = tiny.simulation(FedAvg(), privacy=Privacy(noise_multiplier=1.0), stack=3, min_clients=3, cohort_size=3)
     cohort = simulation.sample_cohort(1)
-    simulation.fault_injector = lambda number, client, step: "is down" if client == cohort[1] else None
+    simulation.settings.fault_injector = lambda number, client, step: "is down" if client == cohort[1] else None
     wrap_steps(simulation, lie)
     record = simulation.run_round().record
     assert record["rolled_back"]

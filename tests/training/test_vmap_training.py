@@ -444,7 +444,7 @@ def test_a_first_stack_that_is_slower_ends_the_search() -> None:
 def test_a_gpu_is_warm_before_it_is_measured() -> None:
     seconds = [9.0, 1.0]  # the first training loads libraries
     simulation = populous()
-    simulation.device = torch.device("cuda")
+    simulation.settings.device = torch.device("cuda")
     chosen = choose_stack_size(
         simulation,
         alone=lambda state, clients: seconds.pop(0),

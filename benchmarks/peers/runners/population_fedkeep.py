@@ -13,6 +13,7 @@ from fedkeep.data.partition import IID
 from fedkeep.interface import Training
 from fedkeep.models import MLP
 from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.state import Settings
 from fedkeep.trials.autotune import choose_stack_size
 from fedkeep.trials.simulation import Simulation
 
@@ -26,10 +27,12 @@ def main() -> None:
         fedkeep.FedAvg(),
         Federation(dataset, IID(num_clients=clients).split(dataset.train, dataset.num_classes, seed=0)),
         lambda: MLP().build(dataset.shape, dataset.num_classes),
-        Training(epochs=1, batch_size=10, lr=0.1),
-        RunSettings(rounds=10**6, cohort_size=50, evaluate_every=10**6, evaluation_models=("last",)),
+        Settings(
+            Training(epochs=1, batch_size=10, lr=0.1),
+            RunSettings(rounds=10**6, cohort_size=50, evaluate_every=10**6, evaluation_models=("last",)),
+        ),
     )
-    engine.stack = choose_stack_size(engine)  # as a run does
+    engine.settings.stack = choose_stack_size(engine)  # as a run does
     going = turns.begin("fedkeep", "torch")
     while going:
         engine.run_round()

@@ -39,16 +39,13 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
     paper = "Cheng et al., 2021: FedGEMS, federated learning of larger server models via selective knowledge fusion"
     needs = ("auxiliary",)
     networks = "any"
+    handles_tasks = True  # clients keep their own models, and the public images, from task to task
     clients_read_initial_model = True
 
     tau: float = option(1.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
     epsilon: float = option(0.75, "share of the cross-entropy with the public set's labels", low=0.0, high=1.0)
     server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
-
-    def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
-        """Expand the server's head. Clients keep their own models and the public images from task to task."""
-        super().begin_task(server, clients)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
         state, public = server.state, server.data

@@ -36,14 +36,11 @@ class FedMD(Algorithm[PublicServerState, PublicClientState]):
     paper = "Li and Wang, 2019: FedMD, heterogenous federated learning via model distillation"
     needs = ("public",)
     networks = "any"
+    handles_tasks = True  # clients keep their own models, and the public images, from task to task
     clients_read_initial_model = True
 
     server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
-
-    def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
-        """Expand the server's head. Clients keep their own models and the public images from task to task."""
-        super().begin_task(server, clients)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
         state, public = server.state, server.data

@@ -45,6 +45,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019)"
     needs = ("public",)
     networks = "any"
+    handles_tasks = True  # clients keep their own models, and the public images, from task to task
     clients_read_initial_model = True
 
     head: Head = option("joint", "joint: softmaxes run over all outputs seen so far; sliced: over the task's own")
@@ -52,10 +53,6 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
-
-    def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
-        """Expand the server's head. Clients keep their own models and the public images from task to task."""
-        super().begin_task(server, clients)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
         state, public = server.state, server.data
