@@ -113,7 +113,9 @@ def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading, 
         if reading == "recombined_sigmoid":
             losses = binary_cross_entropy_with_logits(recombined, one_hot, reduction="none")
         else:
-            losses = binary_cross_entropy(recombined.softmax(-1), one_hot, reduction="none")
+            p = recombined.softmax(-1)
+            safe = p.nan_to_num(0.5)  # `binary_cross_entropy` raises on NaN, where a loss that is NaN loses the client
+            losses = binary_cross_entropy(safe, one_hot, reduction="none") + (p - safe).detach()
     return losses.mean() if reduction == "mean" else losses.sum(-1).mean()
 
 

@@ -120,3 +120,12 @@ def test_settled_it_holds_the_old_classes_and_asks_nobody() -> None:
     assert settled(objective, DATA) is objective
     answer = None
     assert TSD(TEACHER, OLD).cache_teachers(answer, DATA, 1).teacher is TEACHER  # type: ignore[arg-type,attr-defined]
+
+
+@pytest.mark.parametrize("reading", ["recombined_sigmoid", "recombined_softmax", "glfc"])
+def test_a_model_that_diverged_has_a_loss_that_is_no_number(reading: TSDReading) -> None:
+    """Its client is then lost for the round; an exception would stop the run."""
+    student = torch.tensor([[0.1, 0.2, float("nan"), 0.3]], requires_grad=True)
+    loss = tsd_loss(torch.tensor([[0.5, -0.5]]), student, torch.tensor([3]), reading, "mean")
+    assert loss.isnan()
+    loss.backward()

@@ -89,7 +89,10 @@ class GeneratorConfig(Options):
             suffix = f" in task {task}" if self.by_task else ""
             names.setdefault(config.regime(data_dir), []).append(config.name + suffix)
         each = ", each for its task" if self.by_task else ""
-        return "; ".join(f"{', '.join(group)} ({regime}{each}): {REGIMES[regime]}" for regime, group in names.items())
+        seen = dict(REGIMES)
+        if self.checkpoint != CHECKPOINT:
+            seen["ldm"] = f"the text-to-image pipeline {self.checkpoint}: what it has seen is not known here"
+        return "; ".join(f"{', '.join(group)} ({regime}{each}): {seen[regime]}" for regime, group in names.items())
 
     def load(self, side: int, device: torch.device, data_dir: str | Path | None = None) -> Generator:
         """Return the generator.

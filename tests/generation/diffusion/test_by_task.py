@@ -156,3 +156,9 @@ def test_there_must_be_one_for_each_task(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"there is no generator in .*two"):
         build_federation(recipe(saved(tmp_path / "one", "01234"), tmp_path / "two"), 0)
     assert build_federation(recipe(tmp_path / "one", tmp_path / "two", methods=("fedavg",)), 0).clients
+
+
+def test_a_pipeline_of_ones_own_is_not_called_the_public_model() -> None:
+    assert GeneratorConfig(name="ldm").describe() == f"ldm (ldm): {REGIMES['ldm']}"
+    own = GeneratorConfig(name="ldm", checkpoint="my/pipeline").describe()
+    assert own == "ldm (ldm): the text-to-image pipeline my/pipeline: what it has seen is not known here"
