@@ -235,6 +235,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
         if key not in KEYS:
             raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
     sections = {section: dict(_section(table, section, where)) for section in SECTIONS}
+    sections["defense"].pop("logit_deviations", None)  # kept recipes name it; the loss check has none now
     data, partition, network = sections["data"], sections["partition"], sections["model"]
     name_of_data, validation = data.pop("name", None), data.pop("validation", 0.0)
     weights, pretraining = network.pop("weights", ""), network.pop("pretraining", {})
