@@ -240,7 +240,7 @@ def tables(trials: Sequence[Trial]) -> list[str]:
         "In brackets: the seed that lost most, and of the replies of attackers, then of honest clients, those",
     ]
     lines += ["that were refused.", "", "## Seconds of digits without attackers, with the check over without", ""]
-    lines += [header(""), "|:--|--:|--:|--:|"]
+    lines += [header("cost"), "|:--|--:|--:|--:|"]
     off, on = (select(trials, federation="digits", kind="none", check=check) for check in CHECKS)
     ratios = (seconds(select(on, method=one)) / max(seconds(select(off, method=one)), 1e-9) for one in METHODS)
     return [*lines, row("ratio", (f"{ratio:.2f}" for ratio in ratios)), ""]

@@ -119,6 +119,10 @@ def dotted(node: ast.AST, aliases: dict[str, str]) -> str:
     return "?"
 
 
+# It reads the global generators, to refuse networks that draw from them.
+READS = ("models/trial_step.py:5: import random", "models/trial_step.py:104: numpy.random.get_state")
+
+
 def faults(source: str, file: str = "x.py") -> Iterator[str]:
     tree = ast.parse(source)
     aliases: dict[str, str] = {}
@@ -154,7 +158,8 @@ def faults(source: str, file: str = "x.py") -> Iterator[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_file_seeds_pickles_evaluates_or_prints(path: Path) -> None:
-    assert list(faults(path.read_text(), str(path.relative_to(PACKAGE)))) == []
+    found = faults(path.read_text(), str(path.relative_to(PACKAGE)))
+    assert [fault for fault in found if not fault.startswith(READS)] == []
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_clients_without_examples_do_not_teach() -> None:
 
 def test_a_taught_local_training_is_the_papers_loss_written_out() -> None:
     """CE + tau^2 (sum_k g_k NT_k + 3 sum_k h_k TC_k), teachers asked in every batch, nothing folded, plainly."""
-    method = SFedKD(teachers=2, tau=2.0)
+    method = SFedKD(teachers=2, tau=2.0, kd_scale="tau2")
     simulation = tiny.simulation(method, cohort_size=4)
     spy = Spy(simulation)
     tiny.run_rounds(simulation, 2)

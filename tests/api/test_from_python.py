@@ -202,7 +202,9 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
     from fedkeep.experiment import build
 
     build._load.cache_clear()
-    with pytest.raises(DataError, match=r"given in Python, and are no longer whole in .*fedkeep\.resume\(RUN, data=\.\.\.\)"):
+    with pytest.raises(
+        DataError, match=r"given in Python, and are no longer whole in .*fedkeep\.resume\(RUN, data=\.\.\.\)"
+    ):
         fedkeep.resume(folder, model=Net)
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "file" / "cache"))
     (tmp_path / "file").write_text("")

@@ -94,8 +94,8 @@ def test_an_address_needs_the_executor() -> None:
 
 def test_data_come_back_as_they_were(tmp_path: Path) -> None:
     dataset, server = tiny.dataset(), {"input": torch.zeros(2, 3), "label": torch.tensor([1, 0])}
-    (tmp_path / "data").write_bytes(_encode_data(dataset, server))
-    read, columns = _read_data(tmp_path / "data")
+    (tmp_path / "data").write_bytes(_encode_data(dataset, server, {}))
+    read, columns, _ = _read_data(tmp_path / "data")
     assert isinstance(read, DataSet)
     assert (read.name, read.label_names, read.mean, read.std) == (
         dataset.name,
@@ -287,6 +287,7 @@ def test_nodes_get_the_folder_of_local_data(tmp_path: Path, monkeypatch: pytest.
         method=SimpleNamespace(label="FedAvg"),
         seed=0,
         folder=tmp_path,
+        identity=SimpleNamespace(code={}),
     )
     assert executor._describe()["machine"]["data_dir"] == str(tmp_path / "sets")
 

@@ -929,7 +929,7 @@ def test_what_sites_train_again_is_counted_though_the_server_went_back(recipe: s
 
 
 def test_a_site_that_lost_its_ledger_begins_another(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, "0" * 32, "a", torch.device("cpu"))
+    store = StateStore(tmp_path, Identity(run="0" * 32, site="a"), torch.device("cpu"))
     with store.lock():
         first = store.count_spent({"private steps at 0.5": 7}, {"private steps at 0.5": 10, "noise": 1}, 1)
         assert store.count_spent({}, {"noise": 3}, 1) == {}

@@ -365,7 +365,7 @@ def test_a_client_that_is_not_drawn_for_a_while_is_not_asked_either(tmp_path: Pa
     end_round(standing, [])
     assert not standing.set_aside(other)
     standing.kept.backoffs = {"1": 2}
-    standing.begin_round(other, other.run_settings.rounds + 1)
+    standing.begin_round(other, other.settings.run.rounds + 1)
     assert not standing.set_aside(other), "a task has begun"
 
 

@@ -94,7 +94,7 @@ def test_the_mean_with_noise_and_checks_of_losses_are_the_same(monkeypatch: pyte
 def test_the_mean_of_a_round_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = both(FedSeq(), monkeypatch, evaluation_models=("last", "round", "moving"))
     assert_equal(one, other)
-    assert tiny.equal(one.round_average, other.round_average)
+    assert tiny.equal(one.averages["round"], other.averages["round"])
 
 
 def test_a_rule_in_parts_is_the_rule() -> None:
