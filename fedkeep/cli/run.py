@@ -29,7 +29,7 @@ from fedkeep.options import as_table, options_of
 from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import leaders
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.metric import headline
+from fedkeep.reporting.metric import check_main, headline
 from fedkeep.reporting.outputs import REPORT, write_all
 from fedkeep.reporting.profile import profile_table, step_table
 from fedkeep.reporting.summary import Row, summary, trials_of
@@ -45,6 +45,7 @@ def run(options: Namespace, console: Console) -> int:
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     recipe = replace(recipe, title=options.title) if options.title else recipe
+    check_main(recipe.run.metric)
     experiment = Experiment(recipe, machine)
     if options.trial:
         return _run_one(options, experiment, console)

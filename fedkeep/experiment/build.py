@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from fedkeep.experiment.model_config import (
     client_architectures,
     resolve_pretrained,
 )
+from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion._libraries import check_installed
 from fedkeep.generation.diffusion.generator import Generator
@@ -225,6 +226,7 @@ def build_simulation(
         attack=recipe.attack,
         seed=seed,
         device=check_device(device),
+        label_loss=label_loss(recipe.training_of(method), dataset, check_device(device)),
     )
     return Simulation(
         method.algorithm,
@@ -235,6 +237,18 @@ def build_simulation(
         client_factories=client_factories(recipe, federation, data_dir),
         initial=initial,
     )
+
+
+def label_loss(training: Training, dataset: DataSet, device: torch.device) -> Callable[..., Tensor] | None:
+    """Return the loss of labels that a recipe names; None for the cross-entropy, whose class weights are checked."""
+    weights = training.class_weights
+    if isinstance(weights, tuple) and len(weights) != dataset.num_classes:
+        raise ConfigError(
+            f"training.class_weights has {len(weights)} numbers, and {dataset.name} {dataset.num_classes} classes: "
+            f"{', '.join(dataset.label_names[:12])}. Give one for each, in this order."
+        )
+    found = find_loss(training.loss)
+    return found.to(device) if isinstance(found, nn.Module) else found
 
 
 def _with_lr_rounds(training: Training, recipe: Recipe) -> Training:
@@ -303,6 +317,8 @@ def check_token_ids(model: Architecture, dataset: DataSet) -> None:
 def check_inputs(recipe: Recipe, federation: Federation) -> None:
     """Check that the inputs are what the methods and the networks need."""
     dataset = federation.dataset
+    for method in recipe.methods:
+        label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
     for model in (recipe.model, *(client.model for client in recipe.client_models)):
         check_token_ids(model, dataset)
     if dataset.has_images:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,10 @@ from fedkeep.rounds.reply_step import ReplyStep
 
 _PREFIX = "fedkeep_used_"
 """What the names of modules begin with that were imported from files."""
+
+
+_MODULES: dict[str, ModuleType] = {}
+"""The modules that the user named."""
 
 
 def import_user_code(names: Iterable[str]) -> None:
@@ -34,13 +38,45 @@ def import_user_code(names: Iterable[str]) -> None:
             _import_file(path)
         else:
             try:
-                _check_methods(importlib.import_module(name))
+                _MODULES[name] = importlib.import_module(name)
+                _check_methods(_MODULES[name])
             except ModuleNotFoundError as error:
                 if error.name is not None and not name.startswith(error.name):
                     raise
                 raise ConfigError(
                     f"--use {name}: there is no such module. Give a path to a .py file, or install it."
                 ) from error
+
+
+OWN_LOSSES: dict[str, Callable[..., Any]] = {}
+"""Losses that were given in Python (``fedkeep.run(loss=...)``), by their names in recipes."""
+
+
+def keep_loss(loss: Any) -> str:
+    """Keep a loss that was given in Python, and return its name in recipes."""
+    if isinstance(loss, str):
+        return loss
+    if not callable(loss):
+        raise ConfigError(f"loss must be a function of logits and labels, or a torch.nn.Module, not {loss!r:.60}.")
+    of = loss if why_not_importable(loss) is None else type(loss)
+    name = f"{of.__module__}.{of.__qualname__}" if of is loss else f"given.{getattr(loss, '__name__', of.__name__)}"
+    OWN_LOSSES[name] = loss
+    return name
+
+
+def find_loss(name: str) -> Callable[..., Any] | None:
+    """Return what ``training.loss`` names, of what the user gave or named with ``--use``; None: the cross-entropy."""
+    if name == "cross-entropy":
+        return None
+    module, _, function = name.rpartition(".")
+    held = sys.modules.get(f"{_PREFIX}{module.removeprefix(_PREFIX)}") or _MODULES.get(module)
+    found = OWN_LOSSES.get(name) or getattr(held, function, None)
+    if found is None or not callable(found):
+        raise ConfigError(
+            f"training.loss = {name!r} is not known here. Write module.function, with --use module or --use module.py; "
+            "or give the loss in Python, loss=...; a resume too needs it."
+        )
+    return found() if isinstance(found, type) else found
 
 
 def source_of(name: str) -> Path:

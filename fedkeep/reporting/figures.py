@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
+from fedkeep.reporting.metric import metric_of
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.trial import TrialResult
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
-CurveMetric = Literal["accuracy", "forgetting", "balanced", "loss"]
+CurveMetric: TypeAlias = str
+"""One of `CURVES`, or the name of a metric."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,16 @@ CURVES: Mapping[CurveMetric, Curve] = {
     "balanced": Curve("Mean class-wise accuracy, %", "balanced_history"),
     "loss": Curve("Loss on the global test set", "test_losses", "Loss on the test set over rounds", scale=1),
 }
+
+
+def curve_of(metric: CurveMetric) -> Curve:
+    """Return what is drawn of a metric; raise `RunError` for a name that is none."""
+    if metric in CURVES:
+        return CURVES[metric]
+    found = metric_of(metric)
+    scale, unit = (100, ", %") if found.unit == "%" else (1, "")
+    return Curve(f"{found.title}{unit}", "", f"{found.title} over rounds{unit}", scale)
+
 
 INK, MUTED, GRID, PAPER = "#1c2530", "#5c6773", "#dde2e7", "#ffffff"
 # Each at least 4.5:1 on white, of different lightness or hue for every common colour blindness; line styles differ too.
@@ -154,14 +166,13 @@ def curves(
     An unfinished trial is a thin line of its own that ends in a cross and enters no mean.
 
     ``trials``: Trials of any number of labels and seeds; those of one label are taken as comparable.
-    ``metric``: ``"accuracy"``, ``"forgetting"``, ``"balanced"`` or ``"loss"``.
+    ``metric``: ``"accuracy"``, ``"forgetting"``, ``"balanced"``, ``"loss"``, or a metric by its name in CSV files.
     ``line_styles``: The styles by label, where several figures show different trials; from `styles`.
     ``window``: How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title
         names it.
     ``width``: In inches, by default that of a column of a paper. Letters keep their size.
     """
-    if metric not in CURVES:
-        raise RunError(f"There are no curves of {metric!r}; known: {', '.join(CURVES)}.")
+    curve = curve_of(metric)
     line_styles = line_styles or styles(trial.label for trial in trials)
     window = window or smoothing(trials)
     with theme():
@@ -176,7 +187,7 @@ def curves(
             )
             if end is not None:
                 ends[label] = end
-        _dress(axes, CURVES[metric].title + (f" (running mean of {window} evaluations)" if window > 1 else ""))
+        _dress(axes, curve.title + (f" (running mean of {window} evaluations)" if window > 1 else ""))
         if not ends:
             axes.text(0.5, 0.5, "nothing was evaluated yet", transform=axes.transAxes, ha="center", color=MUTED)
         _place(figure, axes, ends, line_styles)
@@ -190,8 +201,13 @@ def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1)
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
     """
-    curve = CURVES[metric]
-    tables = [dict(zip(map(int, trial.evaluated), getattr(trial, curve.history), strict=True)) for trial in trials]
+    curve = curve_of(metric)
+    tables = [
+        dict(zip(map(int, trial.evaluated), getattr(trial, curve.history), strict=True))
+        if curve.history
+        else metric_of(metric).by_evaluation(trial)
+        for trial in trials
+    ]
     if metric == "accuracy":  # a given initial model is that of round 0
         tables = [
             ({0: t.initial_accuracy} if t.initial_model else {}) | table

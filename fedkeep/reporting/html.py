@@ -24,7 +24,7 @@ from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, shown_in
+from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, main_metric, shown_in
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
     class_names,
@@ -67,6 +67,8 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     line_styles = styles(trial.label for row in rows for trial in row.trials)
     window = smoothing(trial for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
+    main = main_metric(run.trials)
+    drawn = [main.name] * bool(main) + [name for name, curve in CURVES.items() if curve.heading]
     return {
         "run": run,
         "facts": _facts(run),
@@ -85,7 +87,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         ),
         "trained": local_training(rows),
         "differences": _differences(finished),
-        "charts": [line_chart(rows, line_styles, name, window) for name, curve in CURVES.items() if curve.heading],
+        "charts": [line_chart(rows, line_styles, name, window) for name in drawn],
         "legend": list(line_styles),
         "intervals": next((kind for row in finished if (kind := _kind(row, rows))), ""),
         "class_heatmaps": class_heatmaps(rows),
@@ -176,7 +178,9 @@ def _findings(rows: Sequence[Row]) -> list[str]:
     if len(rows) < 2:
         return []
     said = []
-    for metric, words in zip(headline(trials_of(rows)), ("Highest", "Lowest"), strict=True):
+    first_metric = headline(trials_of(rows))[0]
+    for metric in headline(trials_of(rows)):
+        words = "Highest" if metric.better > 0 else "Lowest"
         heading = metric.heading(trials_of(rows))
         first = leaders(rows, metric)
         if not first:
@@ -186,9 +190,10 @@ def _findings(rows: Sequence[Row]) -> list[str]:
             over = f" over {spread.n} seeds" if spread.n > 1 else ""
             number = show(spread, "%").replace(" ", "\u00a0")
             at = ""
-            if words == "Lowest" and i not in leaders(rows, headline(trials_of(rows))[0]):
-                accuracy = show(rows[i].value(headline(trials_of(rows))[0]), "%").replace(" ", "\u00a0")
-                at = f", at an accuracy of {accuracy}\u00a0%"
+            if metric is not first_metric and i not in leaders(rows, first_metric):
+                reached = show(rows[i].value(first_metric), "%").replace(" ", "\u00a0")
+                named = "an accuracy" if main_metric(trials_of(rows)) is None else f"{first_metric.title}"
+                at = f", at {named} of {reached}\u00a0%"
             said.append(f"{words} {heading}: {rows[i].label}, {number}\u00a0%{over}{at}.")
     return said
 
@@ -273,7 +278,12 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     for row in shown:
         lasts = np.asarray([trial.class_history[-1] for trial in row.trials if len(trial.evaluated)])
         values = [100 * Spread.of(column).mean for column in lasts.T]
-        lines.append({"row": row, "values": values, "mean": 100 * row.value("balanced").mean})
+        lines.append({"row": row, "what": "", "values": values, "mean": 100 * row.value("balanced").mean})
+        others = np.asarray([trial.specificities[-1] for trial in row.trials if len(trial.evaluated)])
+        if not np.isnan(others).all():
+            values = [100 * Spread.of(column).mean for column in others.T]
+            mean = Spread.of(values).mean
+            lines.append({"row": row, "what": "specificity", "values": values, "mean": mean})
     names = class_names(shown[0].trials[0]) if shown else []
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 

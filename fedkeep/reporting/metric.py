@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from operator import attrgetter
 from typing import Literal, TypeAlias, get_args
@@ -14,7 +14,9 @@ from fedkeep.reporting.trial import TrialResult
 
 LOGGED = "log."
 """What the name of a metric begins with that a method recorded itself."""
-Shown: TypeAlias = Literal["without tasks", "with tasks", "always", "if measured", "sequences", "local models", "CSV"]
+Shown: TypeAlias = Literal[
+    "without tasks", "with tasks", "always", "if measured", "scored", "sequences", "local models", "CSV"
+]
 UNITS = ("%", "s", "bytes", "")
 
 
@@ -36,7 +38,8 @@ class Metric:
         1 where a higher value is better, -1 where a lower one is, 0 where methods are not ranked by it.
     shown : str
         Which tables have it: ``"without tasks"``, ``"with tasks"``, ``"always"`` (behind these) or ``"if measured"``
-        (last, where a trial has a value) for tables of results; ``"sequences"`` and ``"local models"`` for those of the
+        (last, where a trial has a value) for tables of results; ``"scored"`` for these and for CSV files where the
+        recipe names a metric (``run.metric``); ``"sequences"`` and ``"local models"`` for those of the
         report where local models were evaluated; ``"CSV"`` for none. CSV files have all.
     series : Callable[[TrialResult], dict[int, float]], optional
         Gives the values by round whose mean over the window it is.
@@ -94,6 +97,16 @@ class Metric:
         """Return the values by round whose mean it is; empty for a metric that is no such mean."""
         return self.series(trial) if self.series else {}
 
+    def by_evaluation(self, trial: TrialResult) -> dict[int, float]:
+        """Return the value at each evaluation, as if it had been the last one, and the only one of the window."""
+        if self.shown == "scored":
+            return dict(zip(map(int, trial.evaluated), map(float, trial.score_history(self.name)), strict=True))
+        return {
+            n: self.of(replace(trial, rounds=trial.rounds[: place + 1], finished=True, window=1, turn=1))
+            for place, n in enumerate(row["round"] for row in trial.rounds)
+            if trial.rounds[place].get("correct") is not None
+        }
+
     def heading(self, trials: Iterable[TrialResult]) -> str:
         """Return the title, with the rounds that it covers if it covers a window.
 
@@ -139,6 +152,11 @@ def _percent(
     return Metric(name, title, "%", None, better, shown, attrgetter(series) if series else None, windowed, of_history)
 
 
+def _scored(name: str, title: str, better: int) -> Metric:
+    """Return a score that is measured where the recipe names a metric, in the mean over the window."""
+    return Metric(name, title, "%", None, better, "scored", lambda trial: trial.window_scores(name))
+
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -149,6 +167,11 @@ METRICS: dict[str, Metric] = {
         Metric("train_seconds", "train s", "s", shown="always"),
         Metric("down", "down / client / round", "bytes", shown="always"),
         Metric("up", "up / client / round", "bytes", shown="always"),
+        _scored("balanced_accuracy", "balanced accuracy", 1),
+        _scored("f1", "F1", 1),
+        _scored("auroc", "AUROC", 1),
+        _scored("ece", "calibration error", -1),
+        _scored("specificity", "specificity", 1),
         _percent("window_std", "standard deviation over rounds", 0, "CSV", windowed=True),
         _percent("forgetting", "forgetting, last", -1, "CSV", of_history=True),
         _percent("balanced", "mean over classes, last", 1, "CSV"),
@@ -226,13 +249,37 @@ def shown_in(table: Shown) -> tuple[Metric, ...]:
 def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
     """Return the columns of a table of these trials: with tasks, what is measured of them in place of accuracy."""
     listed = list(trials)
-    first = shown_in("with tasks" if any(trial.task_sizes for trial in listed) else "without tasks")
+    tasks = any(trial.task_sizes for trial in listed)
+    first = shown_in("with tasks" if tasks else "without tasks")
+    if main := main_metric(listed):
+        few = first if tasks else tuple(metric for metric in first if metric.covers_window)  # that a line has room
+        first = tuple(dict.fromkeys((main, *few, *shown_in("scored"))))
     measured = (m for m in shown_in("if measured") if any(not isnan(m.of(trial)) for trial in listed))
     return (*first, *shown_in("always"), *measured)
 
 
 def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
-    """Return the accuracy and the forgetting by which methods are first compared."""
-    tasks = any(trial.task_sizes for trial in trials)
+    """Return the accuracy, or the metric that the recipe names, and the forgetting by which methods are compared."""
+    listed = list(trials)
+    tasks = any(trial.task_sizes for trial in listed)
     names = ("window_incremental", "forgetting_chaudhry") if tasks else ("window_mean", "window_forgetting")
-    return METRICS[names[0]], METRICS[names[1]]
+    return main_metric(listed) or METRICS[names[0]], METRICS[names[1]]
+
+
+def main_metric(trials: Iterable[TrialResult]) -> Metric | None:
+    """Return the metric that the recipe of all these trials names; None without one, and for an unknown one."""
+    names = {str(trial.info.get("metric") or "") for trial in trials}
+    return METRICS.get(names.pop()) if len(names) == 1 else None
+
+
+def check_main(name: str) -> None:
+    """Raise `ConfigError` if methods cannot be compared by what a recipe names (``run.metric``)."""
+    if name and not (name in METRICS and METRICS[name].better):
+        ranking = [metric.name for metric in METRICS.values() if metric.better]
+        raise ConfigError(f"run.metric is no metric that ranks methods: {name!r}.{did_you_mean(name, ranking)}")
+
+
+def listed(trials: Iterable[TrialResult]) -> list[Metric]:
+    """Return the metrics of a CSV file of trials."""
+    scored = any(trial.info.get("metric") for trial in trials)
+    return [metric for metric in METRICS.values() if scored or metric.shown != "scored"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedkeep.reporting.differences import leaders
-from fedkeep.reporting.metric import Metric, columns_for, rounds_covered
+from fedkeep.reporting.metric import Metric, columns_for, main_metric, rounds_covered
 from fedkeep.reporting.summary import Row, Spread, deduplicate, trials_of
 from fedkeep.reporting.trial import TrialResult
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NOTHING = "–"
+SYLLABLES = {
+    "tting": "t- ting",
+    "accuracy": "accu- racy",
+    "balanced": "bal- anced",
+    "calibration": "cali- bration",
+    "specificity": "speci- ficity",
+}
+"""How long words of headings are divided in a terminal."""
 
 
 def human_bytes(count: float) -> str:
@@ -68,7 +76,8 @@ def caption(rows: Sequence[Row]) -> str:
     else:
         number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
-        seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, accuracy and forgetting in %."
+        what = "all but costs" if main_metric(trials_of(rows)) else "accuracy and forgetting"
+        seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, {what} in %."
     trials = deduplicate(rows)
     lost = sum(len(trial.lost) for trial in trials)
     asked = sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds)
@@ -170,9 +179,10 @@ def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) 
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.
-        words = textwrap.wrap(
-            metric.heading(trials_of(rows)).replace("tting", "t- ting").replace("accuracy", "accu- racy"), 7
-        )
+        heading = metric.heading(trials_of(rows))
+        for word, parts in SYLLABLES.items():
+            heading = heading.replace(word, parts)
+        words = textwrap.wrap(heading, 7)
         table.add_column("\n".join(words), justify="right", overflow="fold", no_wrap=metric.unit != "%")
     best = [leaders(rows, metric) for metric in columns]
     uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many

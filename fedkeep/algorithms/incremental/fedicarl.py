@@ -121,6 +121,10 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         )
 
     @property
+    def reason_against_label_loss(self) -> str:
+        return "" if self.loss == "icarl" else "with loss=glfc its cross-entropies are binary and weighted"
+
+    @property
     def sets_eval_model(self) -> bool:
         return self.classify == "nearest_mean"
 
