@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.errors import RunError
-from fedkeep.reporting.metric import metric_of
+from fedkeep.errors import RunError, did_you_mean
+from fedkeep.reporting.metric import LOGGED, METRICS, metric_of
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.trial import TrialResult
 
@@ -57,6 +57,8 @@ def curve_of(metric: CurveMetric) -> Curve:
     """Return what is drawn of a metric; raise `RunError` for a name that is none."""
     if metric in CURVES:
         return CURVES[metric]
+    if metric not in METRICS and not metric.startswith(LOGGED):
+        raise RunError(f"There are no curves of {metric!r}.{did_you_mean(metric, [*CURVES, *METRICS])}")
     found = metric_of(metric)
     scale, unit = (100, ", %") if found.unit == "%" else (1, "")
     return Curve(f"{found.title}{unit}", "", f"{found.title} over rounds{unit}", scale)

@@ -23,6 +23,7 @@ from fedkeep.options import as_table
 from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
+from fedkeep.reporting.findings import findings
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, main_metric, shown_in
 from fedkeep.reporting.report_charts import (
@@ -68,12 +69,12 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     window = smoothing(trial for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     main = main_metric(run.trials)
-    drawn = [main.name] * bool(main) + [name for name, curve in CURVES.items() if curve.heading]
+    drawn = ([main.name] if main else []) + [name for name, curve in CURVES.items() if curve.heading]
     return {
         "run": run,
         "facts": _facts(run),
         "data": data_read(run.trials[0].info, run.trials[0].partition).facts() if run.trials else [],
-        "findings": _findings(finished),
+        "findings": findings(finished),
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
         "swatches": {label: _swatch(style, place) for place, (label, style) in enumerate(line_styles.items())},
@@ -171,31 +172,6 @@ def _moment(text: Any) -> str:
         return f"{moment.day} {moment:%B %Y, %H:%M %Z}".strip()
     except ValueError:
         return str(text or "")
-
-
-def _findings(rows: Sequence[Row]) -> list[str]:
-    """Say who leads in accuracy and who forgets least, where an interval separates them from all others."""
-    if len(rows) < 2:
-        return []
-    said = []
-    first_metric = headline(trials_of(rows))[0]
-    for metric in headline(trials_of(rows)):
-        words = "Highest" if metric.better > 0 else "Lowest"
-        heading = metric.heading(trials_of(rows))
-        first = leaders(rows, metric)
-        if not first:
-            said.append(f"No method is separated from all others in {heading}.")
-        for i in first:
-            spread = rows[i].value(metric)
-            over = f" over {spread.n} seeds" if spread.n > 1 else ""
-            number = show(spread, "%").replace(" ", "\u00a0")
-            at = ""
-            if metric is not first_metric and i not in leaders(rows, first_metric):
-                reached = show(rows[i].value(first_metric), "%").replace(" ", "\u00a0")
-                named = "an accuracy" if main_metric(trials_of(rows)) is None else f"{first_metric.title}"
-                at = f", at {named} of {reached}\u00a0%"
-            said.append(f"{words} {heading}: {rows[i].label}, {number}\u00a0%{over}{at}.")
-    return said
 
 
 def _swatch(style: LineStyle, place: int) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_it_comes_first_in_tables_and_in_the_report(tmp_path: Path) -> None:
     assert markdown(rows).splitlines()[0].startswith("| method | seeds | AUROC, rounds 3–4 | accuracy, rounds 3–4 |")
     assert ",auroc,auroc_std," in rows_csv(rows).splitlines()[0]
     page = render(run)
-    assert "Highest AUROC, rounds 3–4: FedSeq" in page
+    assert "AUROC, rounds 3–4: FedSeq (" in page
     assert '<h3 id="chart-auroc">AUROC over rounds, %</h3>' in page
     assert '<span class="note">specificity</span>' in page
     assert "AUROC" in str(print_table(rows).columns[1].header)
@@ -103,6 +103,6 @@ def test_a_name_that_ranks_nothing_is_refused() -> None:
     check_main("")
     for metric in METRICS.values():
         assert metric.meaning
-    with pytest.raises(RunError, match="There is no metric"):
+    with pytest.raises(RunError, match="There are no curves of 'aurok'"):
         history([], "aurok")
     assert RunSettings().metric == ""

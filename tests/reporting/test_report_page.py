@@ -106,7 +106,7 @@ def test_page_opens_offline_and_runs_its_own_script_only(demo: Run) -> None:
 
 def test_page_shows_what_was_run_and_what_came_out(page: Page) -> None:
     for part in (
-        "Digits: what is kept", "No method is separated from all others in accuracy, rounds 21–40.",
+        "Digits: what is kept", "Accuracy, rounds 21–40: SFedKD (",
         "20, 10 a round", "exdir (C 2, alpha 0.5)", "4 March 2026, 05:06 UTC", "seed 2, 20 of 40 rounds",
         "10 clients were lost and 2 rounds were rolled back", "3 (too late), 7 (not finite: classifier.weight)",
         "2 more draws", "minus FedAvg", "teachers = 5, temperature = 4.0", "Xu et al., SFedKD",
@@ -226,7 +226,7 @@ def test_curves_draw_the_mean_of_finished_seeds_and_each_unfinished_one(demo: Ru
     assert [text.get_text() for text in figure.axes[0].texts] == ["FedAvg", "FedSeq", "SFedKD"]
     assert len({line.get_color() for line in lines}) == 3
     with pytest.raises(RunError, match="no curves of 'los'"):
-        curves(demo.trials, "los")  # type: ignore[arg-type]
+        curves(demo.trials, "los")
 
 
 def test_smoothing_grows_with_the_number_of_evaluations(demo: Run) -> None:
