@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -209,6 +209,7 @@ def build_simulation(
     dataset = federation.dataset
     check_cohort(recipe, federation)
     check_inputs(recipe, federation)
+    check_label_loss(recipe.training_of(method), dataset, check_device(device))
     check_augmentation(recipe, federation)
     check_generator(recipe, federation, data_dir)
     model = resolve_pretrained(recipe.model, data_dir)
@@ -226,7 +227,6 @@ def build_simulation(
         attack=recipe.attack,
         seed=seed,
         device=check_device(device),
-        label_loss=label_loss(recipe.training_of(method), dataset, check_device(device)),
     )
     return Simulation(
         method.algorithm,
@@ -239,16 +239,15 @@ def build_simulation(
     )
 
 
-def label_loss(training: Training, dataset: DataSet, device: torch.device) -> Callable[..., Tensor] | None:
-    """Return the loss of labels that a recipe names; None for the cross-entropy, whose class weights are checked."""
+def check_label_loss(training: Training, dataset: DataSet, device: torch.device) -> None:
+    """Find the loss of labels that a recipe names, and check class weights."""
     weights = training.class_weights
     if isinstance(weights, tuple) and len(weights) != dataset.num_classes:
         raise ConfigError(
             f"training.class_weights has {len(weights)} numbers, and {dataset.name} {dataset.num_classes} classes: "
             f"{', '.join(dataset.label_names[:12])}. Give one for each, in this order."
         )
-    found = find_loss(training.loss)
-    return found.to(device) if isinstance(found, nn.Module) else found
+    find_loss(training.loss, device)
 
 
 def _with_lr_rounds(training: Training, recipe: Recipe) -> Training:
@@ -318,7 +317,7 @@ def check_inputs(recipe: Recipe, federation: Federation) -> None:
     """Check that the inputs are what the methods and the networks need."""
     dataset = federation.dataset
     for method in recipe.methods:
-        label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
+        check_label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
     for model in (recipe.model, *(client.model for client in recipe.client_models)):
         check_token_ids(model, dataset)
     if dataset.has_images:

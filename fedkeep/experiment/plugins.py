@@ -5,16 +5,22 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch import nn
+
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.method_checks import check_method
+from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.rounds.reply_step import ReplyStep
 
 _PREFIX = "fedkeep_used_"
@@ -48,10 +54,6 @@ def import_user_code(names: Iterable[str]) -> None:
                 ) from error
 
 
-OWN_LOSSES: dict[str, Callable[..., Any]] = {}
-"""Losses that were given in Python (``fedkeep.run(loss=...)``), by their names in recipes."""
-
-
 def keep_loss(loss: Any) -> str:
     """Keep a loss that was given in Python, and return its name in recipes."""
     if isinstance(loss, str):
@@ -64,10 +66,10 @@ def keep_loss(loss: Any) -> str:
     return name
 
 
-def find_loss(name: str) -> Callable[..., Any] | None:
-    """Return what ``training.loss`` names, of what the user gave or named with ``--use``; None: the cross-entropy."""
+def find_loss(name: str, device: torch.device) -> None:
+    """Find what ``training.loss`` names, of what the user gave or named with ``--use``."""
     if name == "cross-entropy":
-        return None
+        return
     module, _, function = name.rpartition(".")
     held = sys.modules.get(f"{_PREFIX}{module.removeprefix(_PREFIX)}") or _MODULES.get(module)
     found = OWN_LOSSES.get(name) or getattr(held, function, None)
@@ -76,7 +78,8 @@ def find_loss(name: str) -> Callable[..., Any] | None:
             f"training.loss = {name!r} is not known here. Write module.function, with --use module or --use module.py; "
             "or give the loss in Python, loss=...; a resume too needs it."
         )
-    return found() if isinstance(found, type) else found
+    made = found() if isinstance(found, type) else found
+    OWN_LOSSES[name] = made.to(device) if isinstance(made, nn.Module) else made
 
 
 def source_of(name: str) -> Path:
@@ -94,7 +97,7 @@ def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
     waiting = [(source_of(name), Path(name).name if name.endswith(".py") else "") for name in names]
     if main and (file := getattr(sys.modules["__main__"], "__file__", None)):
         waiting.append((Path(file).resolve(), "__main__.py"))
-    by_file = {Path(str(file)).resolve(): module for module in [*sys.modules.values()] if (file := _file_of(module))}
+    by_file = {_resolved(str(file)): m for m in [*sys.modules.values()] if (file := _file_of(m))} if waiting else {}
     while waiting:
         path, name = waiting.pop(0)
         if path in found or path.suffix != ".py" or not path.is_file():
@@ -105,8 +108,17 @@ def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
         copies = sum(other.rpartition("/")[2] == name for other in found.values())
         found[path] = f"{copies + 1}/{name}" if copies else name
         if module is not None:
-            waiting += [(Path(str(_file_of(one))).resolve(), "") for one in _imported_by(module, path) if _is_own(one)]
+            waiting += [(_resolved(str(_file_of(one))), "") for one in _imported_by(module, path) if _is_own(one)]
     return {name: path for path, name in found.items()}
+
+
+def _resolved(file: str) -> Path:
+    return _without_links(os.path.abspath(file))
+
+
+@cache  # thousands of modules are loaded, and every run asks for all of them
+def _without_links(file: str) -> Path:
+    return Path(file).resolve()
 
 
 def _file_of(module: ModuleType) -> str | None:
@@ -133,7 +145,7 @@ def _is_own(module: ModuleType) -> bool:
     if not (file := _file_of(module)):
         return False
     places = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])]
-    return not any(Path(file).resolve().is_relative_to(Path(place).resolve()) for place in places)
+    return not any(_resolved(file).is_relative_to(_resolved(place)) for place in places)
 
 
 def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:

@@ -21,11 +21,12 @@ from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.initial_model import keep_weights
-from fedkeep.experiment.plugins import OWN_LOSSES, keep_loss, modules_of, why_not_importable
+from fedkeep.experiment.plugins import keep_loss, modules_of, why_not_importable
 from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Training, get_algorithm
+from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import MLP, Architecture, architectures, get_architecture
 from fedkeep.models.custom import Custom, custom
 from fedkeep.options import build

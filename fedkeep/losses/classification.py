@@ -45,6 +45,10 @@ class CrossEntropy(Loss):
         return cross_entropy(logits if self.tau == 1.0 else logits / self.tau, batch.data["label"])
 
 
+OWN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
+"""What users gave as ``training.loss``, by the names that recipes have for it."""
+
+
 @dataclass(frozen=True, eq=False)
 class LabelLoss(Loss):
     """What stands in the place of a `CrossEntropy` whose recipe gives ``training.loss`` or ``training.class_weights``.

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedkeep._utils import seeds
 from fedkeep.data import Augmentation, Federation
@@ -61,7 +60,6 @@ class Settings:
     """Options of a simulation.
 
     ``device``: Where models and data are.
-    ``label_loss``: What ``training.loss`` names; None for the cross-entropy.
     ``stack``: Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
     ``fault_injector``: For tests: lets client steps fail on demand.
     ``through_codec``: For tests: encodes and decodes every message instead of passing it by reference.
@@ -75,7 +73,6 @@ class Settings:
     attack: Attack = field(default_factory=Attack)
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    label_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     stack: int = 1
     fault_injector: FaultInjector | None = None
     through_codec: bool = False
@@ -153,7 +150,6 @@ class SimulationState:
             dataset.label_names,
             load_generator,
             privacy=settings.privacy,
-            label_loss=settings.label_loss,
         )
         contexts = {
             own: base.with_runner(ModelRunner(own, seed, settings.device, rows))

@@ -76,7 +76,6 @@ class ClientContext:
     ``privacy``: What of a client is noised before it leaves.
     ``noise_secret``: What a real site, or a real server, keeps to itself, so that its noise is its own; None: noise
         comes from the run's seed, which everybody knows.
-    ``label_loss``: What takes the place of cross-entropy in clients' training (``training.loss``); None: nothing.
     ``compiler``: Compiles the steps of local training; None: they are taken one by one.
     """
 
@@ -94,7 +93,6 @@ class ClientContext:
     privacy: Privacy = field(default_factory=Privacy)
     noise_secret: bytes | None = None
     compiler: StepCompiler | None = None
-    label_loss: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def fresh_noise(self, purpose: str, *, task: int, round: int, client: str, use: int) -> NoiseStream:
         """Return noise for what is told once.

@@ -23,7 +23,7 @@ from fedkeep.interface.pytree import iter_instances, replace_tensors, tree_tenso
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback, Training
 from fedkeep.losses import Loss
 from fedkeep.losses.base import check_loss
-from fedkeep.losses.classification import CrossEntropy, LabelLoss
+from fedkeep.losses.classification import OWN_LOSSES, CrossEntropy, LabelLoss
 from fedkeep.losses.wrappers import replace_cross_entropy
 from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like
@@ -168,7 +168,7 @@ class LocalParty(Party[Any]):
 
     def _with_own_labels(self, loss: Loss, data: Sequence[Data]) -> Loss:
         """Return a client's loss with the recipe's loss of labels, or class weights, in its cross-entropies."""
-        function, weights = self.context.label_loss, self.training.class_weights
+        function, weights = OWN_LOSSES.get(self.training.loss), self.training.class_weights
         if not self.name or (function is None and weights == "none"):  # the server trains on what is not the clients'
             return loss
 

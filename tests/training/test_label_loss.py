@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,11 @@ from torch.nn.functional import cross_entropy
 
 import fedkeep
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.plugins import OWN_LOSSES, find_loss, import_user_code, keep_loss
+from fedkeep.experiment.plugins import find_loss, import_user_code, keep_loss
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Training
 from fedkeep.losses import ClassSubset, CrossEntropy, Scaled
-from fedkeep.losses.classification import LabelLoss
+from fedkeep.losses.classification import OWN_LOSSES, LabelLoss
 from fedkeep.losses.wrappers import replace_cross_entropy
 from fedkeep.training.party import LocalClient
 
@@ -28,8 +29,15 @@ def halved(logits: Tensor, labels: Tensor) -> Tensor:
     return FACTOR * cross_entropy(logits, labels)
 
 
-def trained(**changes: object) -> dict[str, Tensor]:
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    OWN_LOSSES.clear()
+
+
+def trained(loss: Callable[..., Tensor] | None = None, **changes: object) -> dict[str, Tensor]:
     """Return the model of one round of FedAvg."""
+    OWN_LOSSES["given.halved"] = loss or halved
     simulation = tiny.simulation(fedkeep.FedAvg(), **changes)
     simulation.run_round()
     return dict(simulation.server.model)
@@ -38,9 +46,9 @@ def trained(**changes: object) -> dict[str, Tensor]:
 def test_the_loss_takes_the_place_of_the_cross_entropy_at_clients() -> None:
     plain = replace(tiny.TRAINING, weight_decay=0.0, max_grad_norm=None)
     half_rate, own = replace(plain, lr=plain.lr * FACTOR), replace(plain, loss="given.halved")
-    expected, found = trained(training=half_rate), trained(training=own, label_loss=halved)
+    expected, found = trained(training=half_rate), trained(training=own, loss=halved)
     assert tiny.equal(expected, found)  # a power of two, so to the bit
-    module = trained(training=own, label_loss=nn.CrossEntropyLoss())
+    module = trained(training=own, loss=nn.CrossEntropyLoss())
     assert tiny.equal(module, trained(training=plain))
 
 
@@ -72,15 +80,15 @@ def test_a_name_is_found_in_what_the_user_named_and_nowhere_else(tmp_path) -> No
     path = tmp_path / "focal.py"
     path.write_text("import torch\nclass Focal(torch.nn.CrossEntropyLoss):\n    pass\n")
     import_user_code([str(path)])
-    assert type(find_loss("focal.Focal")).__name__ == "Focal"
+    cpu = torch.device("cpu")
+    find_loss("focal.Focal", cpu)
+    assert type(OWN_LOSSES["focal.Focal"]).__name__ == "Focal"
     for unknown in ("focal.Other", "os.getcwd", "torch.nn.CrossEntropyLoss"):
         with pytest.raises(ConfigError, match=r"is not known here\. Write module\.function, with --use"):
-            find_loss(unknown)
+            find_loss(unknown, cpu)
     name = keep_loss(nn.CrossEntropyLoss())
-    assert (name, type(find_loss(name))) == ("given.CrossEntropyLoss", nn.CrossEntropyLoss)
-    assert find_loss(keep_loss(halved)) is halved
-    for kept in (name, f"{__name__}.halved"):
-        del OWN_LOSSES[kept]
+    assert (name, type(OWN_LOSSES[name])) == ("given.CrossEntropyLoss", nn.CrossEntropyLoss)
+    assert OWN_LOSSES[keep_loss(halved)] is halved
     with pytest.raises(ConfigError, match="loss must be a function"):
         keep_loss(3)
 
@@ -93,4 +101,4 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="of the cross-entropy"):
         Training(loss="x.y", class_weights="balanced")
     with pytest.raises(ConfigError, match="must return a scalar tensor"):
-        trained(training=replace(tiny.TRAINING, loss="x.y"), label_loss=lambda logits, labels: logits)
+        trained(training=replace(tiny.TRAINING, loss="given.halved"), loss=lambda logits, labels: logits)
