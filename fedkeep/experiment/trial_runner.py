@@ -38,7 +38,7 @@ from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, usefu
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE
-from fedkeep.experiment.plugins import import_user_code, steps_of
+from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
@@ -104,7 +104,8 @@ def run_trials(
         with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
                 simulation, trial_callbacks, identity = _prepare(trial, report, workers, steps)
-                run_trial(simulation, trial.folder, trial_callbacks, own=callbacks, identity=identity)
+                own = [*instances_of(Callback, trial.experiment.machine.use), *callbacks]
+                run_trial(simulation, trial.folder, trial_callbacks, own=own, identity=identity)
             except CallbackFailed as failure:  # which ends this trial, and not the others
                 failure.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.{again}")
                 failures.append(failure)
@@ -140,7 +141,7 @@ def _prepare(
     experiment = trial.experiment
     with progress.subscribe(partial(_report_preparation, trial, report)):  # drawing a partition may take long
         simulation = experiment.simulation(trial.method, trial.seed)
-    simulation.take_steps([*steps_of(experiment.machine.use), *copy.deepcopy(steps)])
+    simulation.take_steps([*instances_of(ReplyStep, experiment.machine.use), *copy.deepcopy(steps)])
     algorithm, machine, cohort = trial.method.algorithm, experiment.machine, experiment.recipe.run.cohort_size
     if machine.executor == "ray":
         count = min(spare, most_workers(algorithm, cohort))
@@ -392,7 +393,8 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
             _disk_errors_explained(trial.folder),
         ):
             simulation, callbacks, identity = _prepare(trial, report, spare)
-            run_trial(simulation, trial.folder, callbacks, identity=identity)
+            own = instances_of(Callback, trial.experiment.machine.use)
+            run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)
         return None, {}
 
     def join(content: Any, tensors: Any) -> Message:

@@ -13,7 +13,7 @@ import tiny
 import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import RunError
-from fedkeep.experiment.plugins import import_user_code, steps_of
+from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.rounds.messages import Fault
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
@@ -102,7 +102,7 @@ def test_a_step_of_a_used_file_is_new_for_each_trial(tmp_path: Path) -> None:
     file = tmp_path / "own_step.py"
     file.write_text(FILE)
     import_user_code([str(file)])
-    first, second = (steps_of([str(file)]) for _ in range(2))
+    first, second = (instances_of(ReplyStep, [str(file)]) for _ in range(2))
     assert [step.name for step in first] == ["NoRepeatedLoss"]
     assert first[0] is not second[0]
 
@@ -118,9 +118,43 @@ def test_a_callback_measures_and_ends_a_trial(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], rounds=4)
     run = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Halve()])
     for trial in run.trials:
-        assert [row["log"]["half"] for row in trial.rounds] == [0.5, 1.0]
+        assert [row["measured"]["half"] for row in trial.rounds] == [0.5, 1.0]
         assert trial.finished
         assert trial.rounds_planned == 2
+    assert "log.half" in (tmp_path / "run" / "results.csv").read_text().splitlines()[0]
+    assert "| half, round 2 |" in (tmp_path / "run" / "table.md").read_text()
+    assert run.compare("FedSeq", "FedAvg", "log.half").reason == ""
+    assert "FedSeq and FedAvg recorded no hlaf" in run.compare("FedSeq", "FedAvg", "log.hlaf").reason
+
+
+def test_a_callback_of_a_used_file_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "own_callback.py"
+    body = "    def on_round_end(self, state, result):\n        return True, {}\n"
+    file.write_text(f"import fedkeep\n\nclass Ends(fedkeep.Callback):\n{body}")
+    import_user_code([str(file)])
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=4)
+    run = fedkeep.run(recipe, out=tmp_path / "run", machine=fedkeep.Machine(use=(str(file),)))
+    assert run.trials[0].rounds_planned == 1
+
+
+def test_what_is_no_callback_and_no_step_is_told_at_once() -> None:
+    with pytest.raises(fedkeep.FedKeepError) as refused:
+        fedkeep.run("demo", callbacks=[Halve], steps=[3, Halve()])
+    for part in (
+        "the class Halve: give an object, Halve()",
+        "steps holds 3, which is no fedkeep.ReplyStep",
+        "Halve object",
+    ):
+        assert part in str(refused.value)
+    with pytest.raises(fedkeep.FedKeepError, match="steps is a list, not"):
+        fedkeep.run("demo", steps=FirstIsRefused())
+
+
+def test_an_exception_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FirstIsRefused, "screen", lambda self, round, replies: {}[round])
+    with pytest.raises(KeyError) as raised:
+        stepped().run_round()
+    assert raised.value.__notes__ == ["It was raised by the reply step FirstIsRefused."]
 
 
 class Fails(fedkeep.Callback):
