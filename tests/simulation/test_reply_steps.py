@@ -12,6 +12,7 @@ import tiny
 
 import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.cli import main
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -127,14 +128,17 @@ def test_a_callback_measures_and_ends_a_trial(tmp_path: Path) -> None:
     assert "FedSeq and FedAvg recorded no hlaf" in run.compare("FedSeq", "FedAvg", "log.hlaf").reason
 
 
-def test_a_callback_of_a_used_file_is_taken(tmp_path: Path) -> None:
+def test_a_callback_of_a_used_file_is_taken_and_in_python_only_those_that_are_given(tmp_path: Path) -> None:
     file = tmp_path / "own_callback.py"
     body = "    def on_round_end(self, state, result):\n        return True, {}\n"
     file.write_text(f"import fedkeep\n\nclass Ends(fedkeep.Callback):\n{body}")
-    import_user_code([str(file)])
-    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=4)
-    run = fedkeep.run(recipe, out=tmp_path / "run", machine=fedkeep.Machine(use=(str(file),)))
-    assert run.trials[0].rounds_planned == 1
+    recipe = str(tiny.write_recipe(tmp_path))
+    shown = ["--methods", "fedavg", "--rounds", "3", "--seeds", "0", "--quiet"]
+    assert main(["run", recipe, "--use", str(file), "--out", str(tmp_path / "typed"), *shown]) == 0
+    assert len((tmp_path / "typed/trials/fedavg-seed0/rounds.jsonl").read_text().splitlines()) == 1
+    machine = fedkeep.Machine(use=(str(file),))
+    run = fedkeep.run(load_recipe(recipe, methods=["fedavg"], rounds=3), out=tmp_path / "run", machine=machine)
+    assert run.trials[0].rounds_planned == 3
 
 
 def test_what_is_no_callback_and_no_step_is_told_at_once() -> None:
