@@ -214,6 +214,7 @@ _command(
     *given.one_of(
         "evaluation_model",
         moving=("--average", "the moving average (the default, if run.evaluation_models names it)"),
+        round=("--round", "the mean of the models of the last round"),
         last=("--last", "the last model"),
     ),
     arg("--out", "where to write (default: in the run folder, under export/)", metavar="DIR"),
