@@ -98,6 +98,7 @@ _command(
     arg("--log", "log metrics too: csv, tensorboard, wandb (offline), mlflow", names, "A,B"),
     arg("--title", "title of the run (default: the recipe's)", metavar="TEXT"),
     _NEW_RUN,
+    switch("--dry-run", "run nothing: say what time, memory and bytes the run would take"),
     arg("--trial", "run only the K-th method and seed, from 1, into --out; see fedkeep gather", positive, "K"),
     *DEVICE,
     *MACHINE,
