@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from torch import Tensor, nn
 
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.partition import Scheme
-from fedkeep.errors import RunError
+from fedkeep.display import Display
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
-from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.plugins import keep_loss
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
@@ -26,7 +29,6 @@ from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.models.custom import Custom, Factory
-from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
@@ -131,7 +133,8 @@ def run(
     machine : Machine, optional
         Device, threads and workers; default: this process, one thread, on the CPU.
     on_progress : Callable[[Progress], None], optional
-        Called after every round; default: in a notebook, a line under the cell.
+        Called after every round; default: progress is shown on the standard error stream, as bars in a terminal and
+        as a line now and then elsewhere, or under the cell of a notebook.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process (see `fedkeep.trials.callbacks`). Workers then
         share cohorts instead of trials.
@@ -152,6 +155,7 @@ def run(
         plus the signal's number, after the last finished rounds were saved.
     """
     _refuse_workers("run")
+    _check_objects(callbacks, steps)
     given = make_recipe(
         recipe,
         data=data,
@@ -181,8 +185,9 @@ def run(
     machine = machine or Machine()
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
-    retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
+    with _shown(trials, on_progress) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
@@ -219,7 +224,8 @@ def resume(
     machine : Machine, optional
         Workers and folders; device, threads, stack and compile are those with which the run began.
     on_progress : Callable[[Progress], None], optional
-        Called after every round; default: in a notebook, a line under the cell.
+        Called after every round; default: progress is shown on the standard error stream, as bars in a terminal and
+        as a line now and then elsewhere, or under the cell of a notebook.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process.
     steps : Sequence[ReplyStep]
@@ -238,6 +244,7 @@ def resume(
     _refuse_workers("resume")
     if loss is not None:
         keep_loss(loss)
+    _check_objects(callbacks, steps)
     folder, machine = Path(folder), machine or Machine()
     experiment = open_run(folder, machine, None if model is None else architecture_of(model))
     if weights is not None and keep_weights(weights) != experiment.recipe.weights:
@@ -250,8 +257,9 @@ def resume(
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
-    retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
+    with _shown(trials, on_progress) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
@@ -275,12 +283,31 @@ def _refuse_workers(name: str) -> None:
         )
 
 
-def _only_after_rounds(on_progress: OnProgress | None) -> OnProgress:
-    """Return a function that leaves out reports within a round, so that there is one call for each round."""
-    on_progress = NotebookProgress() if on_progress is None and in_notebook() else on_progress
+@contextmanager
+def _shown(trials: Sequence[Trial], on_progress: OnProgress | None) -> Iterator[OnProgress]:
+    """Give what takes reports: a display, or the user's function, which is called once for each round."""
+    if on_progress is None:
+        with Display(Console(stderr=True), {trial.name: trial.rounds for trial in trials}) as display:
+            yield display
+        return
 
     def report(progress: Progress) -> None:
-        if on_progress is not None and not progress.activity:
+        if not progress.activity:
             on_progress(progress)
 
-    return report
+    yield report
+
+
+def _check_objects(callbacks: object, steps: object) -> None:
+    wrong = []
+    for name, given, base in (("callbacks", callbacks, Callback), ("steps", steps, ReplyStep)):
+        if not isinstance(given, Sequence):
+            wrong.append(f"{name} is a list, not {given!r:.80}.")
+            continue
+        for one in given:
+            if isinstance(one, type) and issubclass(one, base):
+                wrong.append(f"{name} holds the class {one.__name__}: give an object, {one.__name__}().")
+            elif not isinstance(one, base):
+                wrong.append(f"{name} holds {one!r:.80}, which is no fedkeep.{base.__name__}.")
+    if wrong:
+        raise ConfigError(" ".join(wrong))

@@ -186,8 +186,8 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
         for found in (differences(rows, reference, metric) if reference else [])
     }
     header = ["method", "finished", "learned", "seeds", "rounds", "rounds_planned", "window_first", "window_last"]
-    measured = listed(trials_of(rows))
-    header += [f"{metric.name}{part}" for metric in measured for part in ("", "_std", "_n", "_low", "_high")]
+    columns = listed(trials_of(rows))
+    header += [f"{metric.name}{part}" for metric in columns for part in ("", "_std", "_n", "_low", "_high")]
     if reference:
         parts = ("", "_low", "_high", "_n")
         header += ["reference", *(f"{metric.name}_difference{part}" for metric in headline_metrics for part in parts)]
@@ -200,7 +200,7 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
         ]
         line = [row.label, _yes(row.finished), _yes(row.learned), " ".join(map(str, row.seeds)), *rounds]
         line += map(str, row.trials[0].window_rounds)
-        for metric in measured:
+        for metric in columns:
             spread, interval = row.value(metric), row.interval(metric)
             line += [_number(spread.mean), _number(spread.std), str(spread.n), *_ends(interval)]
         if reference:
@@ -223,14 +223,14 @@ def _ends(interval: Interval) -> list[str]:
 def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
     header = ["method", "algorithm", "sequential", "seed", "finished", "rounds", "rounds_planned"]
-    measured = listed(trials_of(rows))
-    header += ["window_first", "window_last", *(metric.name for metric in measured)]
+    columns = listed(trials_of(rows))
+    header += ["window_first", "window_last", *(metric.name for metric in columns)]
     counts = ["evaluations", "lost_clients", "refused_replies", "rolled_back_rounds", "total_bytes"]
     lines: list[list[str]] = [[*header, *counts]]
     for trial in (trial for row in rows for trial in row.trials):
         line = [trial.label, trial.algorithm, _yes(trial.sequential), str(trial.seed), _yes(trial.finished)]
         line += map(str, (trial.rounds_done, trial.rounds_planned, *trial.window_rounds))
-        line += [_number(metric.of(trial)) for metric in measured]
+        line += [_number(metric.of(trial)) for metric in columns]
         line += [
             str(len(trial.evaluated)),
             str(len(trial.lost)),

@@ -120,7 +120,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class LoggedMetric(Metric):
-    """What a method recorded by `Server.log`, in the mean over the window; with tasks, over that of the last one."""
+    """What a method logged or a callback measured, in the mean over the window; with tasks, that of the last one."""
 
     windowed: bool = True
 
@@ -130,7 +130,9 @@ class LoggedMetric(Metric):
 
     def by_round(self, trial: TrialResult) -> dict[int, float]:
         window = trial.windows[-1] if trial.windows else ()
-        found = {row["round"]: (row.get("log") or {}).get(self.title) for row in trial.rounds}
+        found = {
+            row["round"]: {**(row.get("log") or {}), **row.get("measured", {})}.get(self.title) for row in trial.rounds
+        }
         return {n: float(value) for n, value in found.items() if n in window and isinstance(value, int | float)}
 
 
@@ -228,7 +230,7 @@ def add_metric(metric: Metric) -> None:
 def metric_of(metric: str | Metric) -> Metric:
     """Return a metric by name; raise `RunError` for a name that is none.
 
-    ``log.NAME`` is the number that a method recorded as NAME by `Server.log`, in the mean over the window.
+    ``log.NAME`` is the number that a method logged as NAME, or a callback measured, in the mean over the window.
     """
     if isinstance(metric, Metric):
         return metric
@@ -255,7 +257,13 @@ def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
         few = first if tasks else tuple(metric for metric in first if metric.covers_window)  # that a line has room
         first = tuple(dict.fromkeys((main, *few, *shown_in("scored"))))
     measured = (m for m in shown_in("if measured") if any(not isnan(m.of(trial)) for trial in listed))
-    return (*first, *shown_in("always"), *measured)
+    return (*first, *shown_in("always"), *measured, *of_callbacks(listed))
+
+
+def of_callbacks(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
+    """Return a metric for each name under which a callback measured a number."""
+    names = dict.fromkeys(name for trial in trials for row in trial.rounds for name in row.get("measured", ()))
+    return tuple(LoggedMetric(f"{LOGGED}{name}", name) for name in names)
 
 
 def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
@@ -281,5 +289,6 @@ def check_main(name: str) -> None:
 
 def listed(trials: Iterable[TrialResult]) -> list[Metric]:
     """Return the metrics of a CSV file of trials."""
-    scored = any(trial.info.get("metric") for trial in trials)
-    return [metric for metric in METRICS.values() if scored or metric.shown != "scored"]
+    every = list(trials)
+    scored = any(trial.info.get("metric") for trial in every)
+    return [*(metric for metric in METRICS.values() if scored or metric.shown != "scored"), *of_callbacks(every)]
