@@ -16,10 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedkeep.cli.arguments import DEVICE, MACHINE, add_arguments, numbers
+from fedkeep.cli.commands import DEVICE, MACHINE, add_arguments, numbers
 from fedkeep.cli.run import machine_of, run_unfinished
-from fedkeep.cli.show import plain_table
-from fedkeep.cli.text import Terminal, say, say_error
+from fedkeep.cli.text import Terminal, plain_table, say, say_error
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code

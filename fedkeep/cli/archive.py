@@ -1,4 +1,4 @@
-"""``fedkeep archive``: write the records of runs into a compressed file."""
+"""``fedkeep archive`` and ``fedkeep verify``: records in a compressed file, and files that are whole."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.reproduce import NOTE
 from fedkeep.reporting.archive import open_run, write_archive
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.verification import verify_run
 
 
 def archive(options: Namespace, console: Console) -> int:
@@ -39,3 +40,18 @@ def archive(options: Namespace, console: Console) -> int:
         read_run(run)  # raises an error for a damaged file: an archive holds nothing that was not checked
     say(console, f"wrote {write_archive(runs, target, further)}")
     return 0
+
+
+def verify(options: Namespace, console: Console) -> int:
+    """Check every file of some runs, and print a line for each trial.
+
+    Returns: The exit code: 1 if a file is damaged or foreign.
+    """
+    wrong = False
+    for run in options.runs:
+        say(console, run, "bold")
+        for found in verify_run(run):
+            is_wrong = found.status in ("damaged", "foreign")
+            say(console, f"  {found.name}: {found.status}: {'; '.join(found.details)}", "red" if is_wrong else "")
+            wrong |= is_wrong
+    return int(wrong)

@@ -6,13 +6,11 @@ import json
 import sys
 from argparse import Namespace
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fedkeep._utils.escaping import csv_text
-from fedkeep.cli.text import say
+from fedkeep.cli.text import plain_table, say
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.export.files import export_model, onnx_available
 from fedkeep.export.prediction import predict
@@ -34,7 +32,7 @@ def export(options: Namespace, console: Console) -> int:
     about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     say(console, f"the model is of {about['method']} with seed {about['seed']}; --seed takes another")
     if not onnx_available():
-        console.print("no model.onnx: it needs the extra export (onnx, onnxscript)", highlight=False)
+        console.print("no model.onnx: it needs the extra export (onnx, onnxscript)")
     say(console, f"how to use it: {folder / 'README.md'}")
     return 0
 
@@ -50,9 +48,7 @@ def predict_files(options: Namespace, console: Console) -> int:
         cells = ((*place, f"{each.probability:.4f}") for place, each in zip(places, found, strict=True))
         sys.stdout.write(csv_text([heads, *cells]))
         return 0
-    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
+    table = plain_table(*heads)
     for place, each in zip(places, found, strict=True):
         table.add_row(*map(escape, place), f"{each.probability:.1%}")
     console.print(table)

@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as ConsoleTable
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.signals import Terminated
 from fedkeep.cli.progress import Display, say_stopped
 from fedkeep.cli.run import machine_of
-from fedkeep.cli.text import say
+from fedkeep.cli.text import plain_table, say
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.estimate import NotEstimated, estimate
@@ -126,11 +124,11 @@ def _resume_command(options: Namespace) -> str:
 
 
 def _list(console: Console) -> int:
-    table = ConsoleTable("table", "what it is", "columns", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table("table", "what it is", "columns")
     for name, paper_table in plan.tables().items():
         table.add_row(name, escape(_title(paper_table)), escape(", ".join(paper_table.columns)))
     console.print(table)
-    console.print("Reproduce one: fedkeep reproduce sfedkd/table1 --seeds 0 --rounds 0.2", highlight=False)
+    console.print("Reproduce one: fedkeep reproduce sfedkd/table1 --seeds 0 --rounds 0.2")
     return 0
 
 
@@ -142,9 +140,7 @@ def _title(table: plan.TableRecipes) -> str:
 
 def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console) -> int:
     """List the trials that would be run, with an estimate of the time and memory that each takes on this machine."""
-    table = ConsoleTable(
-        "column", "method", "seeds", "rounds", "time a seed", "memory", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    table = plain_table("column", "method", "seeds", "rounds", "time a seed", "memory")
     total = 0.0
     unknown: list[str] = []
     for column in columns:
@@ -172,8 +168,7 @@ def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console)
     exception = ", without those that show a ?" if unknown else ""
     console.print(
         f"In all about {duration(total)} on one core of this machine, if nothing else runs{exception}. Teachers that "
-        "join in later rounds may add to it. Nothing was run.",
-        highlight=False,
+        "join in later rounds may add to it. Nothing was run."
     )
     for line in dict.fromkeys(unknown):
         say(console, line)
@@ -199,9 +194,9 @@ def _show(reproduction: Reproduction, console: Console) -> None:
     for column in reproduction.columns:
         words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
         heads = ["\n".join(textwrap.wrap(head.replace("minus the paper's", "minus paper"), 8)) for head in words]
-        table = ConsoleTable(*heads, title=column.run.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, table_column in enumerate(table.columns):
-            table_column.justify, table_column.overflow = ("right" if index else "left"), "fold"
+        table = plain_table(*heads, title=column.run.title)
+        for table_column in table.columns[1:]:
+            table_column.justify = "right"
         for row in column.lines:
             table.add_row(*map(escape, report.texts(column, row)))
         table.caption, table.caption_justify = escape(report.about(column)), "left"

@@ -49,8 +49,8 @@ def run(options: Namespace, console: Console) -> int:
     if options.trial:
         return _run_one(options, experiment, console)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
-    console.print(recipe.title, style="bold", highlight=False, markup=False)
-    console.print(_describe(recipe), highlight=False, markup=False)
+    console.print(recipe.title, style="bold", markup=False)
+    console.print(_describe(recipe), markup=False)
     say(console, f"run folder: {folder}")
     say(console, _data_of(experiment))
     return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
@@ -155,7 +155,7 @@ def _show(folder: Path, experiment: Experiment, console: Console, *, profile: bo
         if recipe.has_tasks:
             console.print(step_table(result))
     for line in warnings(result.trials, result.settings):
-        console.print(f"warning: {line}", style="yellow", highlight=False, markup=False)
+        console.print(f"warning: {line}", style="yellow", markup=False)
     say(console, _next_steps(folder, experiment, rows))
     return 0
 

@@ -7,14 +7,12 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fedkeep.cli.progress import progress_bars
 from fedkeep.cli.run import machine_of
-from fedkeep.cli.text import say
+from fedkeep.cli.text import plain_table, say
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.runtime import Progress
 from fedkeep.tuning.result import best_recipes, table_of
@@ -53,7 +51,7 @@ def run(options: Namespace, console: Console) -> int:
     except KeyboardInterrupt:
         console.print("\nstopped; finished rounds are saved. The same command with the same --out continues.")
         return 130
-    table = Table("", "method", tuning.metric.title, "seeds", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table("", "method", tuning.metric.title, "seeds")
     for verdict, label, value, seeds in table_of(tuning):
         table.add_row(verdict, escape(label), value, seeds, style="bold" if verdict else "")
     console.print(table)

@@ -16,7 +16,7 @@ import torch
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.cli.arguments import names
+from fedkeep.cli.commands import names
 from fedkeep.data import DataOptions
 from fedkeep.data.partition import DirichletPerClient, ExDir
 from fedkeep.errors import ConfigError
