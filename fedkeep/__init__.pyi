@@ -56,7 +56,7 @@ from fedkeep.interface import Training as Training
 from fedkeep.interface.algorithm import get_algorithm as get_algorithm
 from fedkeep.interface.training_settings import SGD as SGD, Adam as Adam, AdamW as AdamW
 from fedkeep.models.custom import custom as custom
-from fedkeep.reporting.early_stopping import EarlyStopping as EarlyStopping
+from fedkeep.reporting.metric import EarlyStopping as EarlyStopping
 from fedkeep.reporting.metric import Metric as Metric, add_metric as add_metric
 from fedkeep.results import read_run as read_run
 from fedkeep.rounds.reply_step import ReplyStep as ReplyStep

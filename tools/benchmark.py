@@ -26,11 +26,10 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.run import prepare_run
 from fedkeep.interface import algorithms, get_algorithm
-from fedkeep.reporting.differences import difference, show_difference
+from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import Metric, headline
-from fedkeep.reporting.outputs import write_all
 from fedkeep.reporting.run_folder import Run, method_of, read_run
-from fedkeep.reporting.summary import Row, summary, trials_of
+from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
 from fedkeep.reporting.table import print_table
 
 

@@ -12,8 +12,7 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.reproduce import NOTE
 from fedkeep.reporting.archive import open_run, write_archive
-from fedkeep.reporting.run_folder import read_run
-from fedkeep.reporting.verification import verify_run
+from fedkeep.reporting.run_folder import read_run, verify_run
 
 
 def archive(options: Namespace, console: Console) -> int:

@@ -28,8 +28,8 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.archive import open_run
-from fedkeep.reporting.comparison import Reproduction, read_reproduction
-from fedkeep.reporting.outputs import write_all
+from fedkeep.reporting.html import write_all
+from fedkeep.reporting.reproduction import Reproduction, read_reproduction
 
 
 def reproduce(options: Namespace, console: Console) -> int:

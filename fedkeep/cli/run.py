@@ -26,14 +26,12 @@ from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_comma
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import as_table, options_of
-from fedkeep.reporting.data_read import data_read
-from fedkeep.reporting.differences import leaders
+from fedkeep.reporting.html import REPORT, write_all
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import headline
-from fedkeep.reporting.outputs import REPORT, write_all
-from fedkeep.reporting.profile import profile_table, step_table
-from fedkeep.reporting.summary import Row, summary, trials_of
-from fedkeep.reporting.table import print_table
+from fedkeep.reporting.record import data_read
+from fedkeep.reporting.summary import Row, leaders, summary, trials_of
+from fedkeep.reporting.table import print_table, profile_table, step_table
 
 CLASSES_SHOWN = 12
 """Classes and clients that are listed on the console; the report has all."""

@@ -49,7 +49,7 @@ from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.reporting.outputs import is_reported, write_all
+from fedkeep.reporting.html import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking.tracker import check_log, check_packages

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
 from fedkeep.metrics import Interval
-from fedkeep.reporting.differences import EXPLANATION, differences, leaders, show_difference, show_interval
 from fedkeep.reporting.metric import METRICS, columns_for, headline
-from fedkeep.reporting.summary import Row, trials_of
+from fedkeep.reporting.summary import EXPLANATION, Row, differences, leaders, show_difference, show_interval, trials_of
 from fedkeep.reporting.table import NOTHING, full_caption, show_value
 
 INTERVALS = (

@@ -7,24 +7,29 @@ tables and smooth lines; it loads nothing, which the page's own policy (its ``Co
 from __future__ import annotations
 
 import shlex
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
-from fedkeep.reporting.data_read import data_read
-from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
+from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, shown_in
+from fedkeep.reporting.record import data_read
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
     class_names,
@@ -34,11 +39,25 @@ from fedkeep.reporting.report_charts import (
     partition_heatmap,
     teacher_heatmaps,
 )
-from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import (
+    EXPLANATION,
+    Row,
+    Spread,
+    deduplicate,
+    difference_or_reason,
+    leaders,
+    show_difference,
+    show_interval,
+    summary,
+    trials_of,
+)
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, initial_models, show, show_value
-from fedkeep.reporting.templates import page, script
 from fedkeep.reporting.trial import TrialResult
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 CLIENTS_SHOWN = 3  # of local training, the first of the cohort
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
@@ -442,3 +461,57 @@ def _received(trial: TrialResult, number: int) -> list[float] | None:
     travels = (trial.info.get("evaluation_models") or ["last"])[0] == "last"
     before = [values for round, values in zip(trial.evaluated, trial.class_history, strict=True) if round == number - 1]
     return (100 * before[0]).tolist() if before and travels else None
+
+
+def page(template: str, context: Mapping[str, Any]) -> str:
+    """Return a page as HTML text; what the context lacks and the template names is an error."""
+    return _environment().get_template(template).render(context)
+
+
+@cache
+def script() -> dict[str, str]:
+    """Return the script of the report, and its hash, by which a page allows this script and no other."""
+    text = files("fedkeep.reporting").joinpath("report.js").read_text(encoding="utf-8")
+    digest = b64encode(sha256(text.encode()).digest()).decode()
+    return {"text": text, "hash": f"sha256-{digest}"}
+
+
+@cache  # it keeps the templates compiled
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = files("fedkeep.reporting")
+    loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+REPORT = "report.html"
+
+
+def is_reported(folder: str | Path) -> bool:
+    """Tell whether `write_all` came to its end after the last trial of a run folder was finished."""
+    last = Path(folder) / REPORT  # of what it writes
+    results = [file.stat().st_mtime_ns for file in Path(folder).glob(f"{TRIALS}/*/result.json")]
+    return last.is_file() and last.stat().st_mtime_ns >= max(results, default=0)
+
+
+def write_all(path: str | Path, out: str | Path | None = None) -> Run:
+    """Write results.csv, table.md and report.html of a run, each whole or not at all, and return the run.
+
+    An unfinished run gets them too, with its unfinished trials marked; calling it again replaces them.
+
+    ``path``: A run folder, an archive of one, or a folder in an archive.
+    ``out``: The folder to write into: by default the run folder, and `default_out` of an archive.
+    """
+    run = read_run(path)
+    rows = summary(run)
+    folder = Path(out) if out is not None else default_out(run.path)
+    atomic_write(folder / "results.csv", trials_csv(rows))
+    atomic_write(folder / "table.md", markdown(rows))
+    write_report(run, folder / REPORT)
+    return run
+
+
+def default_out(path: Path) -> Path:
+    """Return where a run's report is written: into its folder, or, of an archive, into one of its own under runs/."""
+    return path if path.is_dir() else Path("runs") / f"report-{path.name.removesuffix(ARCHIVE_SUFFIX)}"

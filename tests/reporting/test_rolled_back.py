@@ -8,10 +8,9 @@ import pytest
 import tiny
 
 import fedkeep
-from fedkeep.reporting.comparison import ColumnResult
 from fedkeep.reporting.formats import markdown
 from fedkeep.reporting.html import _costs, _lost
-from fedkeep.reporting.reproduction import texts
+from fedkeep.reporting.reproduction import ColumnResult, texts
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import deduplicate, summary
 from fedkeep.reporting.table import caption
