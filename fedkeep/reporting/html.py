@@ -26,9 +26,9 @@ from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
-from fedkeep.reporting.formats import markdown, trials_csv
+from fedkeep.reporting.formats import markdown, result_table, trials_csv
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, shown_in
+from fedkeep.reporting.metric import METRICS, columns_for, headline, shown_in
 from fedkeep.reporting.record import data_read
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
@@ -48,11 +48,10 @@ from fedkeep.reporting.summary import (
     difference_or_reason,
     leaders,
     show_difference,
-    show_interval,
     summary,
     trials_of,
 )
-from fedkeep.reporting.table import NOTHING, caption, human_bytes, initial_models, show, show_value
+from fedkeep.reporting.table import NOTHING, TextTable, human_bytes, initial_models, show
 from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
@@ -94,19 +93,18 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
         "swatches": {label: _swatch(style, place) for place, (label, style) in enumerate(line_styles.items())},
-        "note": caption(rows),
         "window": window,
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
-        "chain": _columns([row for row in rows if any(trial.chain for trial in row.trials)], shown_in("sequences")),
-        "local": _columns(
-            [row for row in rows if any(trial.local_models for trial in row.trials)], shown_in("local models")
+        "chain": result_table([row for row in rows if any(t.chain for t in row.trials)], shown_in("sequences")),
+        "local": result_table(
+            [row for row in rows if any(t.local_models for t in row.trials)], shown_in("local models")
         ),
         "trained": local_training(rows),
         "differences": _differences(finished),
+        "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
         "charts": [line_chart(rows, line_styles, name, window) for name, curve in CURVES.items() if curve.heading],
         "legend": list(line_styles),
-        "intervals": next((kind for row in finished if (kind := _kind(row, rows))), ""),
         "class_heatmaps": class_heatmaps(rows),
         "teachers": teacher_heatmaps(rows),
         "confusions": confusion_heatmaps(rows),
@@ -221,51 +219,21 @@ def _swatch(style: LineStyle, place: int) -> dict[str, Any]:
     }
 
 
-def _results(rows: Sequence[Row]) -> dict[str, Any]:
+def _results(rows: Sequence[Row]) -> TextTable:
     beside = {"window_mean": [METRICS["window_std"]]}
-    return _columns(rows, [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))])
+    return result_table(rows, [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))])
 
 
-def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:
-    best = [leaders(rows, metric) for metric in columns]
-    headings = [metric.heading(trials_of(rows)) for metric in columns]
-    lines = [
-        {
-            "row": row,
-            "values": [
-                (show_value(row, m, rows), i in best[j], _interval(row, m, rows)) for j, m in enumerate(columns)
-            ],
-        }
-        for i, row in enumerate(rows)
-    ]
-    return {"columns": list(zip(columns, headings, strict=True)), "lines": lines}
-
-
-def _interval(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
-    """Return the interval of a mean by which methods are compared; empty for others."""
-    return show_interval(row.interval(metric)) if row.finished and metric in headline(trials_of(rows)) else ""
-
-
-def _kind(row: Row, rows: Sequence[Row]) -> str:
-    """Return what the interval of a row rests on; empty where there is none."""
-    interval = row.interval(headline(trials_of(rows))[0])
-    return "" if not interval.known else "blocks" if interval.blocks else "seeds"
-
-
-def _differences(rows: Sequence[Row]) -> dict[str, Any]:
+def _differences(rows: Sequence[Row]) -> TextTable:
     """Return the gains of each method on every other that comes before it, paired by seed, with their intervals."""
     metric = headline(trials_of(rows))[0]
     lines = []
     for place, row in enumerate(rows[1:], start=1):
-        gains: list[tuple[str, str]] = []
-        for reference in rows[:place]:
-            found = difference_or_reason(row, reference, metric)
-            each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
-            gains.append((show_difference(found), each if len(found.values) > 1 else ""))
-        lines.append({"label": row.label, "gains": gains})
-    references = [row.label for row in rows[:-1]]
-    of = metric.heading(trials_of(rows))
-    return {"references": references, "lines": lines, "of": of, "explanation": EXPLANATION}
+        found = [difference_or_reason(row, reference, metric) for reference in rows[:place]]
+        each = [", ".join(f"{100 * value:+.2f}" for value in gain.values) * (len(gain.values) > 1) for gain in found]
+        gains = [f"{show_difference(gain)}\n{values}" for gain, values in zip(found, each, strict=True)]
+        lines.append([row.label, *gains, *[""] * (len(rows) - 1 - place)])
+    return TextTable(["method", *(f"minus {row.label}" for row in rows[:-1])], lines, EXPLANATION)
 
 
 def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -297,32 +265,22 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 
 
-def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
-    costs = []
+def _costs(rows: Sequence[Row]) -> TextTable:
     played = {id(trial) for trial in deduplicate(rows)}
+    rows = [row for row in rows if any(id(trial) in played for trial in row.trials)]  # an average costs nothing
+    heads = ["method", "training, s", "teachers, s", "both per round, s", "evaluation, s"]
+    heads += ["down per client and round", "up per client and round", "all traffic"]
+    lines = []
     for row in rows:
-        trials = row.trials
-        if not any(id(trial) in played for trial in trials):
-            continue  # an average costs nothing
-
-        def seconds(part: str, trials: tuple[TrialResult, ...] = trials) -> str:
-            return show(Spread.of(trial.seconds(part) for trial in trials), "s")
-
-        rounds = Spread.of(trial.train_seconds / trial.rounds_done for trial in trials if trial.rounds_done)
-        costs.append(
-            {
-                "label": row.label,
-                "note": row.note,
-                "training": seconds("train"),
-                "teachers": seconds("teachers"),
-                "round": f"{rounds.mean:.2f}" if rounds.n else NOTHING,
-                "evaluate": seconds("evaluate"),
-                "down": human_bytes(row.value("down").mean),
-                "up": human_bytes(row.value("up").mean),
-                "total": human_bytes(Spread.of(trial.traffic for trial in trials).mean),
-            }
+        training, teachers, evaluation = (
+            show(Spread.of(trial.seconds(part) for trial in row.trials), "s")
+            for part in ("train", "teachers", "evaluate")
         )
-    return costs
+        a_round = Spread.of(trial.train_seconds / trial.rounds_done for trial in row.trials if trial.rounds_done)
+        traffic = (row.value("down"), row.value("up"), Spread.of(trial.traffic for trial in row.trials))
+        cells = [training, teachers, f"{a_round.mean:.2f}" if a_round.n else NOTHING, evaluation]
+        lines.append(["\n".join([row.label, row.note]), *cells, *(human_bytes(spread.mean) for spread in traffic)])
+    return TextTable(heads, lines, dim={i for i, row in enumerate(rows) if not row.finished})
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, table_of
 from fedkeep.reporting.archive import open_run
+from fedkeep.reporting.formats import csv_of
 from fedkeep.reporting.html import page
 from fedkeep.reporting.metric import Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
 from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
-from fedkeep.reporting.table import NOTHING, frozen, show
+from fedkeep.reporting.table import NOTHING, TextTable, frozen, show
 
 NOTES = "notes.md"
 """The file beside reproductions in which a person says something about them, under their names."""
@@ -59,6 +60,11 @@ def caption(reproduction: Reproduction) -> str:
     return (CAPTION + explained + AVERAGES * any(column.has_averages for column in reproduction.columns)).strip()
 
 
+def column_table(column: ColumnResult) -> TextTable:
+    """Return a column's table, with what is to be said of it as its note."""
+    return TextTable(heads(column), [texts(column, line) for line in column.lines], about(column))
+
+
 def texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return a line as it is shown, under `heads`."""
     row = line.row
@@ -84,12 +90,15 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     if reproduction.notes:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
-        titles = [escaping.markdown(head) for head in heads(column)]
-        parts += [f"{'#' * (level + 1)} {escaping.markdown(column.run.title)}", "", about(column), ""]
-        shown = [texts(column, line) for line in column.lines]
-        parts += ["| " + " | ".join(titles) + " |", "|:--|" + "--:|" * (len(titles) - 1)]
-        parts += [f"| {' | '.join([escaping.markdown(first), *others])} |" for first, *others in shown]
-        parts.append("")
+        table = column_table(column)
+        parts += [
+            f"{'#' * (level + 1)} {escaping.markdown(column.run.title)}",
+            "",
+            table.note,
+            "",
+            table.markdown(),
+            "",
+        ]
     return "\n".join([*parts, caption(reproduction), ""])
 
 
@@ -102,43 +111,32 @@ def as_csv(reproduction: Reproduction) -> str:
     """Return the reproduction as CSV, one line per method and column, in percent at full precision."""
     measured = [name for column in reproduction.columns for name in column.measured]
     names = list(dict.fromkeys(("window_mean", "last", "best", "forgetting", *measured)))
-    header = ["table", "column", "method", "finished", "seeds", "rounds", "window_first", "window_last"]
-    header += ["paper", "paper_std", "difference", "against", "gain", "gain_low", "gain_high", "gain_from"]
-    lines: list[list[str]] = [[*header, *(f"{name}{part}" for name in names for part in ("", "_std"))]]
+    lines = []
     for column in reproduction.columns:
-        for line in column.lines:
-            row = line.row
-            head = [reproduction.name, column.name, line.label if row is None else row.label]
-            head += ["" if row is None else "yes" if row.finished else "no"]
-            head += ["" if row is None else " ".join(map(str, row.seeds))]
-            head += ["" if row is None else str(min(trial.rounds_done for trial in row.trials))]
-            head += ["", ""] if row is None else map(str, row.trials[0].window_rounds)
-            paper = [math.nan, math.nan] if line.paper is None else [line.paper.mean, line.paper.std]
-            spreads = [row.value(name) if row else Spread.of(()) for name in names]
-            ours = [100 * value for s in spreads for value in (s.mean, s.std)]
-            to_paper = math.nan if line.difference is None else line.difference
-            gain = column.gain(line)
-            against = ["", "", "", "", ""]
-            if gain is not None:
-                ends = _numbers(100 * value for value in (gain.interval.mean, gain.interval.low, gain.interval.high))
-                against = [gain.reference, *ends, "blocks" if gain.interval.blocks else "seeds"]
-            lines.append([*head, *_numbers([*paper, to_paper]), *against, *_numbers(ours)])
-    return escaping.csv_text(lines)
-
-
-def _numbers(values: Iterable[float]) -> list[str]:
-    return ["" if math.isnan(value) else repr(value) for value in values]
+        for method in column.lines:
+            row, paper, gain = method.row, method.paper or Spread.of(()), column.gain(method)
+            first, last = ("", "") if row is None else row.trials[0].window_rounds
+            line: dict[str, Any] = {"table": reproduction.name, "column": column.name, "method": _label(method)}
+            line |= {"finished": "" if row is None else row.finished}
+            line |= {"seeds": "" if row is None else " ".join(map(str, row.seeds))}
+            line |= {"rounds": "" if row is None else min(trial.rounds_done for trial in row.trials)}
+            line |= {"window_first": first, "window_last": last, "paper": paper.mean, "paper_std": paper.std}
+            line |= {"difference": math.nan if method.difference is None else method.difference}
+            line |= {"against": gain.reference if gain else ""}
+            ends = [gain.interval.mean, gain.interval.low, gain.interval.high] if gain else [math.nan] * 3
+            line |= zip(("gain", "gain_low", "gain_high"), (100 * end for end in ends), strict=True)
+            line |= {"gain_from": "" if gain is None else "blocks" if gain.interval.blocks else "seeds"}
+            for name in names:
+                spread = row.value(name) if row else Spread.of(())
+                line |= {name: 100 * spread.mean, f"{name}_std": 100 * spread.std}
+            lines.append(line)
+    return csv_of(lines)
 
 
 def html(reproduction: Reproduction) -> str:
     """Return the reproduction as one self-contained HTML page."""
-    columns = [
-        {"column": c, "about": about(c), "heads": heads(c), "lines": [texts(c, line) for line in c.lines]}
-        for c in reproduction.columns
-    ]
-    return page(
-        "reproduction.html.jinja", {"table": reproduction, "columns": columns, "caption": caption(reproduction)}
-    )
+    tables = [(column.run.title, column_table(column)) for column in reproduction.columns]
+    return page("reproduction.html.jinja", {"table": reproduction, "tables": tables, "caption": caption(reproduction)})
 
 
 def write(reproduction: Reproduction, folder: Path) -> None:

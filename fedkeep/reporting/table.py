@@ -1,13 +1,15 @@
-"""The result table: how values are shown, what stands below it, and the table for a terminal."""
+"""Tables: how values are shown, what stands below, and those for a terminal."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from fedkeep._utils import escaping
 from fedkeep.reporting.metric import Metric, columns_for, rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, leaders, trials_of
@@ -18,6 +20,33 @@ if TYPE_CHECKING:
 
 
 NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table as text, before it is Markdown, LaTeX, HTML or a terminal's.
+
+    ``heads``: The titles of the columns; the first column is a label.
+    ``lines``: The cells; what stands behind a line break is said of the value before it.
+    ``note``: What the numbers are.
+    ``bold``: The cells, as (line, column), that lead their columns.
+    ``dim``: The lines that are not finished.
+    """
+
+    heads: list[str]
+    lines: list[list[str]]
+    note: str = ""
+    bold: set[tuple[int, int]] = field(default_factory=set)
+    dim: set[int] = field(default_factory=set)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, without the note."""
+        lines = [list(map(escaping.markdown, self.heads)), [":--", *["--:"] * (len(self.heads) - 1)]]
+        for i, (first, *cells) in enumerate(self.lines):
+            shown = (cell.replace("\n", " ") for cell in cells)
+            marked = (f"**{cell}**" if (i, j) in self.bold else cell for j, cell in enumerate(shown, start=1))
+            lines.append([escaping.markdown(first), *marked])
+        return "\n".join(f"| {' | '.join(line)} |" if i != 1 else f"|{'|'.join(line)}|" for i, line in enumerate(lines))
 
 
 def human_bytes(count: float) -> str:

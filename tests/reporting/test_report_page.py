@@ -305,7 +305,7 @@ def test_many_long_labels_get_a_legend_inside_the_figure(tmp_path: Path) -> None
     figure = curves(read_run(write_demo(tmp_path / "run", rounds=2, labels=labels)).trials, "accuracy")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(labels)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     box = legend.get_window_extent()
     assert box.x1 <= figure.bbox.x1
     assert box.y1 <= figure.axes[0].get_tightbbox().y0 + 1

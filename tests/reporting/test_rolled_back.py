@@ -50,7 +50,7 @@ def test_what_was_run_once_counts_once(rolled_back_run: Run) -> None:
     rows = summary(rolled_back_run)
     assert [trial.label for trial in deduplicate(rows)] == ["FedAvg", "FedSeq"]
     assert len(rows) == 4
-    assert [costs["label"] for costs in _costs(rows)] == ["FedAvg", "FedSeq"]
+    assert [line[0].split("\n")[0] for line in _costs(rows).lines] == ["FedAvg", "FedSeq"]
     output = _lost(rows)
     assert output["rolled_back"] == sum(len(set(row.trials[0].rolled_back)) for row in rows) / 2, (
         "not once for each average"
