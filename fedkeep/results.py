@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import RunError, did_you_mean
+from fedkeep.errors import RunError, did_you_mean, require_optional
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.export.trained_model import trained_model
 from fedkeep.models import Architecture

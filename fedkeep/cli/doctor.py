@@ -20,7 +20,7 @@ from fedkeep.cli.text import plain_table
 from fedkeep.data import known_datasets
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import DataError, install_command
-from fedkeep.experiment.provenance import describe_version
+from fedkeep.experiment.runtime import describe_version
 
 USES = {
     "data": "images, Parquet files and data sets of the Hugging Face Hub",

@@ -24,10 +24,9 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import CODE, keep_code, settings_of, used
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
-from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.runtime import Machine, recorded_machine, usable_cores
+from fedkeep.experiment.runtime import Machine, recorded_machine, revision, usable_cores, versions
 from fedkeep.models import Architecture
 from fedkeep.models.custom import describe_network
 

@@ -115,8 +115,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
 
 
 def aggregate(envelope: Envelope, config: NodeConfig) -> Envelope:
-    """Answer in one stage of secure aggregation; see `fedkeep.flower.secagg_site.answer_stage`."""
-    from fedkeep.flower.secagg_site import answer_stage  # which needs Flower's cryptography; nothing else here does
+    """Answer in one stage of secure aggregation; see `fedkeep.flower.secagg.answer_stage`."""
+    from fedkeep.flower.secagg import answer_stage  # which needs Flower's cryptography; nothing else here does
 
     return answer_stage(envelope, config)
 

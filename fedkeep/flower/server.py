@@ -42,8 +42,7 @@ from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
 from fedkeep.flower.config import RunConfig
-from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.executor import FlowerExecutor, ReplyLog
 from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, Transport

@@ -224,7 +224,7 @@ def _draw_label(axes: Axes, trials: Sequence[TrialResult], metric: CurveMetric, 
     if len(values) > 1:
         axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=style.colour, alpha=0.13, linewidth=0)
     if len(rounds):
-        one = {"marker": "o", "markersize": 3} if len(rounds) == 1 else {}
+        one: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) == 1 else {}
         axes.plot(rounds, values.mean(axis=0), linewidth=1.4, **line, **one)
     return len(axes.lines) > before
 

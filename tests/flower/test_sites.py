@@ -37,8 +37,7 @@ from fedkeep.experiment.build import check_device, load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
-from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.executor import FlowerExecutor, ReplyLog
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
