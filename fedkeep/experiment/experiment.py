@@ -92,10 +92,7 @@ class Experiment:
             check_generator(recipe, federation, data_dir)
         if missing := untrained_classes(federation):
             named = ", ".join(map(repr, missing[:5])) + ", ..." * (len(missing) > 5)
-            log.warning(
-                "No client has an example of %s, and the test set has. No method can learn it.",
-                named,
-            )
+            log.warning("No client has an example of %s, and the test set has. No method can learn it.", named)
         classes = federation.for_task(federation.num_tasks).cumulative_classes[-1]
         for method in recipe.methods:
             if idle := method.algorithm.idle_part(classes, federation.num_tasks):

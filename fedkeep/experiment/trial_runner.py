@@ -389,11 +389,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
         # If another process runs the trial, the parent notices if it does not finish.
-        with (
-            suppress(TrialBusy),
-            plain_torch(trial.experiment.machine.threads),
-            _disk_errors_explained(trial.folder),
-        ):
+        with suppress(TrialBusy), plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
             simulation, callbacks, identity = _prepare(trial, report, spare)
             run_trial(simulation, trial.folder, callbacks, identity=identity)
         return None, {}

@@ -103,13 +103,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     saved = _read_sites(sites_file, recipe.tasks.num_tasks)
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
     sites = SiteRegistry(
-        transport,
-        introduction,
-        config.wait,
-        recipe.tasks.num_tasks,
-        nodes,
-        config.max_examples,
-        sizes,
+        transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples, sizes
     )
     if saved is None:
         count = config.sites or recipe.partition.num_clients

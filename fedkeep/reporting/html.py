@@ -354,11 +354,7 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
     clients = [model["client"] for model in trials[0].local_models if model["round"] == number]
     counts = trials[0].partition.get("counts") or []
     shown = [
-        {
-            "client": client,
-            "examples": counts[int(client)] if counts else [],
-            "lines": _lines(trials, number, client),
-        }
+        {"client": client, "examples": counts[int(client)] if counts else [], "lines": _lines(trials, number, client)}
         for client in clients[:CLIENTS_SHOWN]
     ]
     names = list(map(str, trials[0].info.get("label_names") or range(trials[0].class_history.shape[1])))

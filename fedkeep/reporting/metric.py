@@ -288,12 +288,9 @@ class EarlyStopping(Callback):
         """Return what is to rise; NaN where it is not known, such as the loss of a model that diverged."""
         if self.metric is None:
             return math.nan if loss is None else -loss
-        algorithm, seed = state.algorithm, state.settings.seed
-        info = describe_data(state.federation) | {"rounds": state.rounds}
-        stream = state.federation.stream
+        algorithm, stream = state.algorithm, state.federation.stream
         tasks = [task.num_classes - task.num_old_classes for task in stream.tasks] if stream else []
-        trial = TrialResult(
-            algorithm.name(), algorithm.name(), {}, seed, algorithm.sequential, self.rounds, self.timings, {},
-            info | {"tasks": tasks}, finished=False,
-        )  # fmt: skip
+        info = describe_data(state.federation) | {"rounds": state.rounds, "tasks": tasks}
+        info |= {"algorithm": algorithm.name(), "seed": state.settings.seed, "sequential": algorithm.sequential}
+        trial = TrialResult(algorithm.name(), self.rounds, self.timings, {}, info, finished=False)
         return self.metric.better * self.metric.of(trial)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,32 @@ class LostClient:
 
 
 @dataclass(frozen=True)
+class Window:
+    """The rounds at the end over which tables average.
+
+    ``share``: As `fedkeep.metrics.window_rounds` takes it.
+    ``turn``: The rounds in a whole turn of the methods that are compared; 1 where none takes turns.
+    ``memory``: The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other
+        models.
+    """
+
+    share: float = 0.5
+    turn: int = 1
+    memory: float = 0.0
+
+
+@dataclass(frozen=True)
 class Record:
     """One method with one seed: what was configured, and one record per finished round.
 
     Accuracies and forgetting are fractions; a value that was never measured is NaN.
 
     ``label``: The name of the method in tables.
-    ``algorithm``: The name under which the method is registered.
-    ``seed``: The trial's seed.
-    ``sequential``: Whether the clients of a round trained one after another.
     ``rounds``, ``timings``: One entry a round, as in rounds.jsonl and timings.jsonl.
     ``partition``: As in partition.json.
     ``info``: As in trial.json.
     ``finished``: Whether the trial came to its end.
     ``path``: The trial's folder, or its place in an archive.
-    ``window``: The rounds at the end over which tables average, as `fedkeep.metrics.window_rounds` takes it.
-    ``turn``: The rounds in a whole turn of the methods that this one is compared with; 1 where none takes turns.
-    ``memory``: The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other
-        models.
     ``ledger``: One entry for each round in which something left with noise, as in privacy.jsonl, which no resume cuts
         back; empty of other trials, and of old records.
     ``confusions``: As in confusion.json, a row for each true class; empty of other models than the first, and of old
@@ -52,21 +60,36 @@ class Record:
     """
 
     label: str
-    algorithm: str
-    options: Mapping[str, Any]
-    seed: int
-    sequential: bool
     rounds: list[dict[str, Any]]
     timings: list[dict[str, Any]]
     partition: Mapping[str, Any]
     info: Mapping[str, Any]
     finished: bool
     path: Path | None = None
-    window: float = 0.5
-    turn: int = 1
-    memory: float = 0.0
+    window: Window = field(default_factory=Window)
     confusions: tuple[tuple[int, ...], ...] = ()
     ledger: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def algorithm(self) -> str:
+        """Return the name under which the method is registered."""
+        return str(self.info["algorithm"])
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Return the method's options."""
+        return self.info.get("options") or {}
+
+    @property
+    def seed(self) -> int:
+        """Return the trial's seed."""
+        return int(self.info["seed"])
+
+    @property
+    def sequential(self) -> bool:
+        """Return whether the clients of a round trained one after another."""
+        # Kept archives have a schedule instead.
+        return bool(self.info.get("sequential", self.info.get("schedule") == "sequential"))
 
     @property
     def rounds_done(self) -> int:
@@ -94,7 +117,7 @@ class Record:
     @property
     def window_rounds(self) -> tuple[int, int]:
         """Return the first and the last round over which tables average; with tasks, of each task."""
-        return metrics.window_rounds(max(self.task_rounds, 1), self.window, self.turn)
+        return metrics.window_rounds(max(self.task_rounds, 1), self.window.share, self.window.turn)
 
     @cached_property
     def windows(self) -> list[range]:

@@ -20,15 +20,10 @@ from fedkeep._utils.digests import is_sealed, read_json, read_toml
 from fedkeep._utils.identity import ForeignFile
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
-from fedkeep.experiment.paths import (
-    ARCHIVE_SUFFIX,
-    TRIAL_FILE,
-    TRIALS,
-    find_checkpoint_damage,
-    find_damage,
-)
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, find_checkpoint_damage, find_damage
 from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
+from fedkeep.reporting.record import Window
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.evaluation_models import EvaluationModel
 from fedkeep.rounds.run_settings import RunSettings
@@ -174,7 +169,7 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     )  # old recipes name none
     decay = section.get("ema_decay") if isinstance(section, Mapping) else None
     decay = float(decay) if isinstance(decay, int | float) and 0 <= decay < 1 else RunSettings().ema_decay
-    return [replace(trial, window=window, turn=max(turns, default=1), memory=1 / (1 - decay)) for trial in trials]
+    return [replace(trial, window=Window(window, max(turns, default=1), 1 / (1 - decay))) for trial in trials]
 
 
 def method_of(label: str) -> str:
@@ -204,10 +199,6 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
         )
     return TrialResult(
         label=str(info["label"]),
-        algorithm=str(info["algorithm"]),
-        options=info.get("options") or {},
-        seed=int(info["seed"]),
-        sequential=bool(info.get("sequential", info.get("schedule") == "sequential")),  # schedule: in kept archives
         rounds=rounds,
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
         ledger=_read_lines(folder / LEDGER),
@@ -244,7 +235,7 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
             label=trial.label + AVERAGE_SUFFIX[name],
             rounds=rounds,
             confusions=trial.confusions if name == first else (),
-            memory=trial.memory if name == "moving" else _memory_of(trial),
+            window=trial.window if name == "moving" else replace(trial.window, memory=_memory_of(trial)),
         )
 
 

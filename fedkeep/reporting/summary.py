@@ -124,8 +124,8 @@ def within_one_seed(values: Mapping[int, float], *trials: TrialResult) -> metric
     """
     rounds = list(values)
     spacing = float(np.median(np.diff(rounds))) if len(rounds) > 1 else 1.0
-    turn = max(max(round(trial.turn / spacing) for trial in trials), 1)
-    memory = max(trial.memory for trial in trials)
+    turn = max(max(round(trial.window.turn / spacing) for trial in trials), 1)
+    memory = max(trial.window.memory for trial in trials)
     return metrics.block_interval(list(values.values()), turn=turn, shortest=max(math.ceil(3 * memory / spacing), 2))
 
 
@@ -140,11 +140,11 @@ def summary(runs: Run | Iterable[Run]) -> list[Row]:
     """
     runs = [runs] if isinstance(runs, Run) else list(runs)
     # Windows are of whole turns where one method takes turns, in whichever run it is.
-    turn = max((trial.turn for run in runs for trial in run.trials), default=1)
+    turn = max((trial.window.turn for run in runs for trial in run.trials), default=1)
     by_label: dict[str, list[tuple[Run, TrialResult]]] = {}
     for run in runs:
         for trial in run.trials:
-            in_turns = trial if trial.turn == turn else replace(trial, turn=turn)
+            in_turns = replace(trial, window=replace(trial.window, turn=turn))
             by_label.setdefault(trial.label, []).append((run, in_turns))
     rows: list[Row] = []
     for label, members in by_label.items():
