@@ -7,16 +7,13 @@ import sys
 import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.signals import Terminated
-from fedkeep.cli.progress import Display, say_stopped
-from fedkeep.cli.run import machine_of
+from fedkeep.cli.run import machine_of, run_with_progress
 from fedkeep.cli.text import plain_table, say
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
@@ -24,8 +21,8 @@ from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.run import machine_arguments
 from fedkeep.experiment.runtime import Machine
-from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.html import write_all
@@ -60,7 +57,7 @@ def reproduce(options: Namespace, console: Console) -> int:
     prepared = [plan.prepare(column, machine, ["fedkeep", *sys.argv[1:]]) for column in requested]
     pairs = zip(requested, prepared, strict=True)
     trials = [trial for pair in pairs for trial in plan.requested_trials(*pair, machine)]
-    return _run_trials(trials, options, table, folder, machine, console)
+    return _run_trials(trials, options, folder, machine, console)
 
 
 def _resume(options: Namespace, table: plan.TableRecipes, folder: Path, machine: Machine, console: Console) -> int:
@@ -74,34 +71,16 @@ def _resume(options: Namespace, table: plan.TableRecipes, folder: Path, machine:
         raise ConfigError(f"there is nothing of {table.name} in {folder} to resume. Leave out --resume to begin.")
     if options.dry_run:
         return _dry_run(columns, machine, console)
-    return _run_trials(
-        [trial for c in columns for trial in plan.unfinished_trials(c, machine)],
-        options,
-        table,
-        folder,
-        machine,
-        console,
-    )
+    trials = [trial for column in columns for trial in plan.unfinished_trials(column, machine)]
+    return _run_trials(trials, options, folder, machine, console)
 
 
-def _run_trials(
-    trials: Sequence[Trial],
-    options: Namespace,
-    table: plan.TableRecipes,
-    folder: Path,
-    machine: Machine,
-    console: Console,
-) -> int:
+def _run_trials(trials: Sequence[Trial], options: Namespace, folder: Path, machine: Machine, console: Console) -> int:
     retry = _resume_command(options)
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     say(console, f"{count} to run, into {folder}")
-    if trials:
-        display = None if options.quiet else Display(console, {trial.name: trial.rounds for trial in trials})
-        try:
-            with display or nullcontext():
-                run_trials(trials, retry=retry, on_progress=display)
-        except (KeyboardInterrupt, Terminated) as stop:
-            return say_stopped(stop, retry, console)
+    if trials and (stop := run_with_progress(trials, console, retry, retry, quiet=options.quiet)):
+        return stop
     columns = plan.existing_columns(folder, allow_code=machine.allow_code)
     for column in columns:
         write_all(column.folder)
@@ -116,11 +95,7 @@ def _run_trials(
 def _resume_command(options: Namespace) -> str:
     words = ["fedkeep", "reproduce", options.table, "--resume", "--out", options.out]
     words += ["--rounds", f"{options.rounds:g}"] if options.rounds != 1 else []
-    words += ["--data-dir", options.data_dir] if options.data_dir else []
-    words += ["--allow-code"] if options.allow_code else []
-    words += [word for file in options.use for word in ("--use", file)]
-    words += ["--workers", str(options.workers)] if options.workers else []
-    return shlex.join(words)
+    return shlex.join(words + machine_arguments(machine_of(options), options.use))
 
 
 def _list(console: Console) -> int:

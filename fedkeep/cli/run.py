@@ -104,7 +104,7 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     experiment = open_run(folder, experiment.machine)
     trial = experiment.all_trials(folder)[options.trial - 1]
     again = shlex.join(["fedkeep", *sys.argv[1:]])
-    if not trial.is_finished and (stop := _run_with_progress([trial], console, again, again, quiet=options.quiet)):
+    if not trial.is_finished and (stop := run_with_progress([trial], console, again, again, quiet=options.quiet)):
         return stop
     gather = resume_command(
         folder, replace(experiment.machine, workers=0, executor="processes", address=None), "gather"
@@ -113,7 +113,7 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     return 0
 
 
-def _run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
+def run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
     """Run trials and show their progress; the exit code is 0, or that of a signal that stopped them."""
     display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
@@ -131,7 +131,7 @@ def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, qu
     Returns: The exit code: 0, or that of a signal that stopped them.
     """
     again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
-    return _run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
+    return run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
 
 
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:

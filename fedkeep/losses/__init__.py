@@ -26,7 +26,7 @@ from fedkeep.losses.weight_rules import (
     PerTeacher,
     WeightRule,
 )
-from fedkeep.losses.wrappers import ClassSubset, ConcatForward, Rotated
+from fedkeep.losses.wrappers import ClassSubset, Rotated
 
 __all__ = [
     "TSD",
@@ -36,7 +36,6 @@ __all__ = [
     "CachedDistillation",
     "ClassSubset",
     "CompensatedCrossEntropy",
-    "ConcatForward",
     "CrossEntropy",
     "Data",
     "Distillation",

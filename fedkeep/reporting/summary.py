@@ -403,27 +403,26 @@ def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:
     return {first} if all(gain.separated and metric.better * gain.mean > 0 for gain in gains) else set()
 
 
-def show_difference(found: Difference, *, percent: bool = True) -> str:
+def show_difference(found: Difference) -> str:
     """Return a difference with its interval in few characters, and whether it separates the two methods.
 
     Such as ``"+1.94 [+0.51, +3.37]"``, ``"-0.20 [-1.70, +1.30], not separated"`` or, within one seed,
     ``"+0.40 [+0.10, +0.70]*"``.
     """
-    interval, scale = found.interval, 100 if percent else 1
+    interval = found.interval
     if found.reason:
         return found.reason
     if math.isnan(interval.mean):
         return "–"
-    text = f"{scale * interval.mean:+.2f}"
+    text = f"{100 * interval.mean:+.2f}"
     if not interval.known:
         return f"{text}, no interval"
-    text += f" [{scale * interval.low:+.2f}, {scale * interval.high:+.2f}]" + "*" * interval.blocks
+    text += f" [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]" + "*" * interval.blocks
     return text if interval.separated else f"{text}, not separated"
 
 
-def show_interval(interval: metrics.Interval, *, percent: bool = True) -> str:
+def show_interval(interval: metrics.Interval) -> str:
     """Return an interval in few characters, such as ``"[83.10, 85.20]"``, with * within one seed; empty without one."""
-    scale = 100 if percent else 1
     if not interval.known:
         return ""
-    return f"[{scale * interval.low:.2f}, {scale * interval.high:.2f}]" + "*" * interval.blocks
+    return f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]" + "*" * interval.blocks

@@ -61,7 +61,7 @@ def human_bytes(count: float) -> str:
     return f"{value:.{digits}f} {units[0]}"
 
 
-def show(spread: Spread, unit: str, *, signed: bool = False) -> str:
+def show(spread: Spread, unit: str) -> str:
     """Return a value with its standard deviation over seeds, if there is one, in few characters.
 
     Fractions (unit ``"%"``) are shown in percent, without the sign; a spread of bytes is left out, since what a client
@@ -72,7 +72,7 @@ def show(spread: Spread, unit: str, *, signed: bool = False) -> str:
     if unit == "bytes":
         return human_bytes(spread.mean)
     scale, digits = (100, 2) if unit == "%" else (1, 1)
-    text = f"{scale * spread.mean:{'+' if signed else ''},.{digits}f}"
+    text = f"{scale * spread.mean:,.{digits}f}"
     return (
         text
         if math.isnan(spread.std) or spread.mean == spread.std == 0
