@@ -121,7 +121,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation = build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
-    simulation.take_steps(steps_of(filter(None, config.use.split(","))))
+    simulation.take_steps(steps_of(_own_code(config)))
     if recipe.weights and simulation.context.runner.frozen:
         raise ConfigError(
             f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "

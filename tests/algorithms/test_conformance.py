@@ -21,7 +21,6 @@ VARIANTS: dict[str, Algorithm[Any, Any]] = {name: tiny.configured(cls) for name,
 VARIANTS["sfedkd-random"] = METHODS["sfedkd"](teachers=2, selection="random")  # type: ignore[call-arg]
 VARIANTS["fedadkd-true-single_term-zero_logit"] = METHODS["fedadkd"](tckd="single_term", nckd_mask="zero_logit")  # type: ignore[call-arg]
 VARIANTS["fedcurv-batch"] = METHODS["fedcurv"](fisher="batch")  # type: ignore[call-arg]
-VARIANTS["cwc-mas"] = METHODS["cwc"](importance="mas")  # type: ignore[call-arg]
 VARIANTS["cwc-si"] = METHODS["cwc"](importance="si")  # type: ignore[call-arg]
 
 VARIANTS["fedicarl-memory"] = METHODS["fedicarl"](max_exemplars=9)  # type: ignore[call-arg]
