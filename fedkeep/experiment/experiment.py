@@ -14,11 +14,8 @@ from fedkeep.experiment.belonging import check_recipe, check_trial, identity_of
 from fedkeep.experiment.build import (
     build_federation,
     build_simulation,
-    check_augmentation,
-    check_cohort,
     check_device,
-    check_generator,
-    check_inputs,
+    check_federation,
     check_network,
     untrained_classes,
 )
@@ -86,10 +83,7 @@ class Experiment:
         check_packages(recipe.log)
         for seed in reversed(recipe.seeds):  # the first seed, with which the run begins, is then still cached
             federation = self.federation(seed)
-            check_cohort(recipe, federation)
-            check_inputs(recipe, federation)
-            check_augmentation(recipe, federation)
-            check_generator(recipe, federation, data_dir)
+            check_federation(recipe, federation, data_dir)
         if missing := untrained_classes(federation):
             named = ", ".join(map(repr, missing[:5])) + ", ..." * (len(missing) > 5)
             log.warning("No client has an example of %s, and the test set has. No method can learn it.", named)
