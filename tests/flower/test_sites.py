@@ -104,7 +104,7 @@ def test_a_server_has_another_device_than_its_sites(
     assert records(alone("scaffold")) == records(tmp_path / "sites")
 
 
-@pytest.mark.parametrize("letter", ["a", "\u0431", "\u9662"])  # of one, two and three bytes
+@pytest.mark.parametrize("letter", ["\u9662"])  # of three bytes
 def test_a_site_may_have_a_long_name_in_any_script(letter: str, recipe: str, tmp_path: Path) -> None:
     sites = node_configs(tmp_path / "states")
     names = letter * 100, letter * 99 + "0"
