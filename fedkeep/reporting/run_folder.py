@@ -347,7 +347,7 @@ def _runs_of_archive(path: Path) -> list[Path]:
     return [path / name.partition("/")[0] for name in sorted(names) if name.partition("/")[2] == "run.json"]
 
 
-Status = Literal["finished", "unfinished", "no digests", "damaged", "foreign"]
+Status = Literal["finished", "unfinished", "damaged", "foreign"]
 
 
 @dataclass(frozen=True)
@@ -355,8 +355,7 @@ class Verification:
     """What was found of one trial, or of the run's own files.
 
     ``name``: The trial's folder; ``run`` for the run's own files.
-    ``status``: What the trial is. Older versions wrote no digests; such files were read, and could be. Foreign files
-        are whole, and belong to another run or trial.
+    ``status``: What the trial is. Foreign files are whole, and belong to another run or trial.
     ``details``: What was checked, or a sentence for each damaged or foreign file.
     """
 
@@ -374,27 +373,24 @@ def verify_run(path: str | Path) -> list[Verification]:
     root = open_run(Path(path))
     if not (root / "run.json").is_file():
         read_run(path)  # says what is there instead
-    sealed = is_sealed(read_bytes(root / "run.json"))
     found: list[str] = []
     for name, read in (("run.json", read_json), ("recipe.toml", read_toml)):
         try:
-            if sealed or (root / name).is_file():
-                read(root / name, required=sealed)
+            read(root / name)
         except RunError as error:
             found.append(str(error))
-    status: Status = "damaged" if found else "finished" if sealed else "no digests"
+    found = found or find_code_damage(root)
+    status: Status = "damaged" if found else "finished"
     folders = trial_folders(root)
-    if sealed and not found and (damage := find_code_damage(root)):
-        status, found = "damaged", damage
-    elif sealed and not found:
+    if not found:
         try:
             check_recipe(root)
             check_inputs(filter(None, map(_inputs, folders)))
         except ForeignFile as error:
             status, found = "foreign", [str(error)]
-    whole = sealed and status == "finished"
+    whole = status == "finished"
     run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
-    trials = [(folder, _verify_trial(folder, sealed, isinstance(root, Path))) for folder in folders]
+    trials = [(folder, _verify_trial(folder, isinstance(root, Path))) for folder in folders]
     return [run, *(_verify_belonging(root, trial, folder) if whole else trial for folder, trial in trials)]
 
 
@@ -418,15 +414,13 @@ def _verify_belonging(root: Traversable, found: Verification, trial: Traversable
     return found if is_told or found.status == "damaged" else replace(found, details=(*found.details, UNKNOWN))
 
 
-def _verify_trial(trial: Traversable, sealed: bool, models: bool) -> Verification:
+def _verify_trial(trial: Traversable, models: bool) -> Verification:
     """Check a trial; an archive holds no models and checkpoints."""
     if (trial / MANIFEST).is_file():
         found = find_damage(trial, only_records=not models)
         return Verification(
             trial.name, "damaged" if found else "finished", tuple(found or ["all files of its manifest"])
         )
-    if not sealed:
-        return Verification(trial.name, "no digests", ("written by a version without digests",))
     names = manifests(trial / "checkpoint")
     found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
     try:
