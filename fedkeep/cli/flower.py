@@ -68,8 +68,7 @@ def clock(options: Namespace, console: Console) -> int:
 APP = '''\
 """The Flower app of this project: FedKeep's client and server. Import your own methods here, from files beside it."""
 
-from fedkeep.flower.client_app import app as client
-from fedkeep.flower.server_app import app as server
+from fedkeep.flower.apps import client, server
 
 __all__ = ["client", "server"]
 '''

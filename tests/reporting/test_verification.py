@@ -103,9 +103,7 @@ def test_verify_tells_each_trial(runs: Path, tmp_path: Path, capsys: pytest.Capt
     assert "model.safetensors is damaged: expected" in told
 
 
-def test_archives_are_verified(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_archives_are_verified(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_archive({"": runs / "whole"}, tmp_path / "run.zip")
     assert main(["verify", str(path)]) == 0
     with zipfile.ZipFile(path) as archive:
