@@ -346,14 +346,14 @@ _command(
 )
 _command(
     "verify",
-    "archive.verify",
+    "export.verify",
     "check the files of a run against their digests. These are the SHA-256 that were recorded as the files were "
     "written: records, descriptions, models, checkpoints. The exit code is 1 if a file is damaged.",
     _RUNS,
 )
 _command(
     "archive",
-    "archive.archive",
+    "export.archive",
     "write the records of a run, or of a reproduction, into a compressed file. Models and checkpoints stay out. "
     "fedkeep compare and fedkeep report read it like the run folder. A reproduction becomes one "
     "archive with a folder for each column, which fedkeep reproduce --page reads.",

@@ -23,8 +23,7 @@ from fedkeep.data.dedup import without_images
 from fedkeep.data.holdout import validated
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
-from fedkeep.experiment.model_config import client_architectures, resolve_pretrained
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
 from fedkeep.generation.diffusion._libraries import check_installed
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig

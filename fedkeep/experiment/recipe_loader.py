@@ -13,7 +13,6 @@ from fedkeep._utils.files import is_file
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import get_scheme
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
-from fedkeep.experiment.model_config import read_client_models, read_model
 from fedkeep.experiment.overrides import (
     INITIAL_MODEL,
     add_grids,
@@ -22,7 +21,16 @@ from fedkeep.experiment.overrides import (
     join_labels,
     merge_tables,
 )
-from fedkeep.experiment.recipe import OPTIONS, SECTIONS, Method, Recipe, default_label, rows_named
+from fedkeep.experiment.recipe import (
+    OPTIONS,
+    SECTIONS,
+    Method,
+    Recipe,
+    default_label,
+    read_client_models,
+    read_model,
+    rows_named,
+)
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.models import Architecture
 from fedkeep.options import build

@@ -24,9 +24,8 @@ from fedkeep.experiment.build import (
     split_clients,
     without_generator_images,
 )
-from fedkeep.experiment.model_config import select_client
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe import Recipe, select_client
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
