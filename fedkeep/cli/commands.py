@@ -256,7 +256,7 @@ _command(
 )
 _command(
     "tune",
-    "tune.run",
+    "run.tune",
     "try values of options on held-out training examples, and write the best recipe. The seeds are not those that are "
     "reported, and the test examples are never used. With the same --out it goes on.",
     arg("recipe", RECIPE),

@@ -21,6 +21,7 @@ from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe_loader import paper_tables
 from fedkeep.experiment.run import machine_arguments
 from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting import reproduction as report
@@ -100,17 +101,12 @@ def _resume_command(options: Namespace) -> str:
 
 def _list(console: Console) -> int:
     table = plain_table("table", "what it is", "columns")
-    for name, paper_table in plan.tables().items():
-        table.add_row(name, escape(_title(paper_table)), escape(", ".join(paper_table.columns)))
+    for name, paper_table in paper_tables().items():
+        columns = ", ".join(column.rpartition("/")[2] for column in paper_table.columns)
+        table.add_row(name, escape(paper_table.table), escape(columns))
     console.print(table)
     console.print("Reproduce one: fedkeep reproduce sfedkd/table1 --seeds 0 --rounds 0.2")
     return 0
-
-
-def _title(table: plan.TableRecipes) -> str:
-    from fedkeep.experiment.recipe_loader import load_recipe
-
-    return str(load_recipe(next(iter(table.columns.values()))).paper.get("table", ""))
 
 
 def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console) -> int:

@@ -1,4 +1,4 @@
-"""``fedkeep run`` and ``fedkeep resume``: run a recipe, or continue a run."""
+"""``fedkeep run``, ``resume``, ``gather`` and ``tune``: run recipes, and choose options on held-out examples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from fedkeep._utils.signals import Terminated
-from fedkeep.cli.progress import Display, say_stopped
-from fedkeep.cli.text import say
+from fedkeep.cli.progress import Display, progress_bars, say_stopped
+from fedkeep.cli.text import plain_table, say
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
@@ -23,7 +24,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
-from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.runtime import Machine, Progress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import as_table, options_of
 from fedkeep.reporting.findings import is_undecided
@@ -32,6 +33,8 @@ from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.record import data_read
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table, profile_table, step_table
+from fedkeep.tuning.result import best_recipes, table_of
+from fedkeep.tuning.tune import tune as choose
 
 CLASSES_SHOWN = 12
 """Classes and clients that are listed on the console; the report has all."""
@@ -81,6 +84,51 @@ def gather(options: Namespace, console: Console) -> int:
             f"{resume_command(folder, experiment.machine)}"
         )
     return _show(folder, experiment, console)
+
+
+def tune(options: Namespace, console: Console) -> int:
+    """Run all points of a grid, and show the best."""
+    machine = machine_of(options)
+    import_user_code(machine.use)
+    bars = progress_bars(console, console.is_terminal and not options.quiet)
+    tasks = {}
+
+    def show(report: Progress) -> None:
+        if report.trial not in tasks:
+            tasks[report.trial] = bars.add_task(report.trial, total=report.rounds, note="")
+        bars.update(tasks[report.trial], completed=report.done, note=report.activity)
+
+    try:
+        with bars:
+            tuning = choose(
+                options.recipe,
+                options.grid,
+                methods=options.methods,
+                seeds=options.seeds,
+                rounds=options.rounds,
+                validation=options.validation,
+                settings=options.settings,
+                metric=options.metric,
+                search=options.search,
+                reported_seeds=options.reported_seeds,
+                out=options.out,
+                machine=machine,
+                on_progress=show,
+            )
+    except KeyboardInterrupt:
+        console.print("\nstopped; finished rounds are saved. The same command with the same --out continues.")
+        return 130
+    table = plain_table("", "method", tuning.metric.title, "seeds")
+    for verdict, label, value, seeds in table_of(tuning):
+        table.add_row(verdict, escape(label), value, seeds, style="bold" if verdict else "")
+    console.print(table)
+    say(console, f"folder: {tuning.path}")
+    for name in best_recipes(tuning):
+        own = "".join(f" --use {shlex.quote(file)}" for file in options.use)
+        command = f"fedkeep run {shlex.quote(str(Path(tuning.path) / name))}{own}"
+        say(console, f"now with the reported seeds, on the test examples: {command}")
+    sys.stdout.flush()
+    return 0
 
 
 def _rounds_done(trial: Trial) -> str:

@@ -20,7 +20,7 @@ from fedkeep.data import CatalogEntry, known_datasets
 from fedkeep.data.catalog import CATALOG
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, read_title, recipe_names
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import describe_type, options_of
@@ -112,7 +112,7 @@ def recipes(options: Namespace, console: Console) -> int:
 
 def _recipe_list(tables: Mapping[str, PaperTable], console: Console) -> None:
     """Show one entry for each recipe outside a table, and one for each table, with the names of its columns."""
-    entries = {name: Text(load_recipe(name).title) for name in recipe_names() if name.rpartition("/")[0] not in tables}
+    entries = {name: Text(read_title(name)) for name in recipe_names() if name.rpartition("/")[0] not in tables}
     for name, table in tables.items():
         columns = ", ".join(column.rpartition("/")[2] for column in table.columns)
         entries[name] = Text(table.title).append(f": {columns}", "dim")
@@ -138,7 +138,7 @@ def _paper_table(table: PaperTable, console: Console) -> None:
         console.print(Text(f"\n{table.notes}"))
     columns = plain_table("recipe", "what it runs")
     for name in table.columns:
-        columns.add_row(name, escape(load_recipe(name).title.removeprefix(f"{table.table}: ")))
+        columns.add_row(name, escape(read_title(name).removeprefix(f"{table.table}: ")))
     console.print(columns)
 
 

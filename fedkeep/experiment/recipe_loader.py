@@ -172,6 +172,12 @@ def read_paper_section(name: str) -> Mapping[str, Any]:
     return _section(_read(name, ())[0], "paper", f"recipe {name!r}")
 
 
+def read_title(name: str) -> str:
+    """Read the title of a recipe, without building the rest."""
+    table = _read(name, ())[0]
+    return _title(str(table.get("title", name)), table.get("data", {}).get("validation", 0.0))
+
+
 def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     """Return a recipe's table, merged with the recipes that it extends, and its name in error messages."""
     path = Path(name)
