@@ -10,6 +10,7 @@ import shlex
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
@@ -199,7 +200,10 @@ def _swatch(style: LineStyle, place: int) -> dict[str, Any]:
 
 def _results(rows: Sequence[Row]) -> TextTable:
     beside = {"window_mean": [METRICS["window_std"]]}
-    return result_table(rows, [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))])
+    columns = [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))]
+    table = result_table(rows, columns)
+    units = ["", "", *(", %" if metric.unit == "%" else "" for metric in columns)]
+    return replace(table, heads=[head + unit for head, unit in zip(table.heads, units, strict=True)])
 
 
 def _differences(rows: Sequence[Row]) -> TextTable:
