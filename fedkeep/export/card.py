@@ -217,6 +217,7 @@ def _training(model: TrainedModel) -> dict[str, str]:
     training = ", ".join(f"{name} {value}" for name, value in as_table(recipe.training).items())
     rows = {
         "method": trial.label + (f" ({options})" if options else ""),
+        "model": model.choice,
         "paper": str(trial.info.get("paper", "")),
         "data": str(trial.info.get("dataset", recipe.data)),
         "partition": f"{recipe.partition.name} ({partition}), {trial.info.get('num_clients')} clients",

@@ -23,8 +23,10 @@ from fedkeep.export.card import model_card
 from fedkeep.export.trained_model import TrainedModel, trained_model
 from fedkeep.models.predictor import exported
 from fedkeep.options import as_table
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run, method_of, read_run
 from fedkeep.rounds.evaluation_models import EvaluationModel
+
+log = logging.getLogger(__name__)
 
 WEIGHTS, PROGRAM, ONNX, CONFIG, CARD = "model.safetensors", "model.pt2", "model.onnx", "config.json", "README.md"
 """The files of an exported model."""
@@ -62,7 +64,7 @@ def export_model(
         The trial's seed; default: the first.
     evaluation_model : {"last", "round", "moving"}, optional
         Which model of the trial; default: the moving average if the run kept it, otherwise the mean of the round, or
-        the only one (``run.evaluation_models``).
+        the only one (``run.evaluation_models``). Where there are several, the log says how each scores.
     onnx : bool, optional
         Whether to write ``model.onnx``; default: if the packages for it are installed.
     allow_code : bool
@@ -91,6 +93,13 @@ def export_model(
         allow_code=allow_code,
         model=given if network is None else architecture_of(network),
     )
+    if evaluation_model is None and len(model.kept) > 1:
+        log.warning(
+            "%s: exported is %s. An average is taken, since it changes least from round to round, unless "
+            "evaluation_model (--last, --round, --average) says otherwise: test examples must not choose.",
+            method_of(model.trial.label),
+            model.choice,
+        )
     with_onnx = onnx_available() if onnx is None else onnx
     if with_onnx and not onnx_available():
         raise ConfigError("ONNX needs packages that are not installed. Install the extra export: onnx, onnxscript.")
@@ -127,6 +136,8 @@ def _config(model: TrainedModel) -> dict[str, Any]:
         "method": model.trial.label,
         "algorithm": model.trial.algorithm,
         "seed": model.trial.seed,
+        "evaluation_model": model.which,
+        "accuracies": model.kept,
         "network": model_to_table(model.recipe.model),
         "first_classes": model.first_classes,
         "rows_per_class": model.predictor.rows_per_class,
@@ -167,12 +178,12 @@ def _onnx(program: torch.export.ExportedProgram) -> bytes:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep PyTorch's remarks about packages that are not needed here out of the output."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
+    of_torch = logging.getLogger("torch.onnx")
+    level = of_torch.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        log.setLevel(logging.ERROR)
+        of_torch.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            log.setLevel(level)
+            of_torch.setLevel(level)
