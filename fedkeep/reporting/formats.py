@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
-from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline
+from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, of_callbacks
 from fedkeep.reporting.summary import EXPLANATION, Row, differences, leaders, show_difference, show_interval, trials_of
 from fedkeep.reporting.table import NOTHING, TextTable, full_caption, show_value
 
@@ -155,14 +155,15 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
         for metric in compared
         for found in (differences(rows, reference, metric) if reference else [])
     }
-    lines = []
+    columns, lines = [*METRICS.values(), *of_callbacks(trials_of(rows))], list[dict[str, Any]]()
     for row in rows:
         first, last = row.trials[0].window_rounds
         line: dict[str, Any] = {"method": row.label, "finished": row.finished, "learned": row.learned}
         line |= {"seeds": " ".join(map(str, row.seeds)), "rounds": _range(trial.rounds_done for trial in row.trials)}
         line |= {"rounds_planned": _range(trial.rounds_planned for trial in row.trials)}
         line |= {"window_first": first, "window_last": last}
-        for name, metric in METRICS.items():
+        for metric in columns:
+            name = metric.name
             spread, interval = row.value(metric), row.interval(metric)
             line |= {name: spread.mean, f"{name}_std": spread.std, f"{name}_n": spread.n}
             line |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
@@ -181,13 +182,13 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
 
 def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
-    lines = []
+    columns, lines = [*METRICS.values(), *of_callbacks(trials_of(rows))], list[dict[str, Any]]()
     for trial in trials_of(rows):
         first, last = trial.window_rounds
         line: dict[str, Any] = {"method": trial.label, "algorithm": trial.algorithm, "sequential": trial.sequential}
         line |= {"seed": trial.seed, "finished": trial.finished, "rounds": trial.rounds_done}
         line |= {"rounds_planned": trial.rounds_planned, "window_first": first, "window_last": last}
-        line |= {name: metric.of(trial) for name, metric in METRICS.items()}
+        line |= {metric.name: metric.of(trial) for metric in columns}
         line |= {"evaluations": len(trial.evaluated), "lost_clients": len(trial.lost)}
         line |= {"refused_replies": len(trial.refused), "rolled_back_rounds": len(trial.rolled_back)}
         lines.append(line | {"total_bytes": trial.traffic})

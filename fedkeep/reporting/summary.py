@@ -16,7 +16,7 @@ from fedkeep.errors import RunError, did_you_mean
 from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.interface import algorithms
 from fedkeep.options import as_table, options_of
-from fedkeep.reporting.metric import Metric, metric_of
+from fedkeep.reporting.metric import LoggedMetric, Metric, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.training.pooled import PooledTraining
@@ -354,6 +354,8 @@ def _mismatch(trial: TrialResult, other: TrialResult, metric: Metric) -> str:
     same = ours.get("hash") and ours.get("hash") == theirs.get("hash")  # whatever versions call its settings
     if not same and any(ours.get(key) != theirs.get(key) for key in ("scheme", "settings")):
         return "other partition"
+    if isinstance(metric, LoggedMetric) and (without := [one for one in (trial, other) if not metric.by_round(one)]):
+        return f"{' and '.join(one.label for one in without)} recorded no {metric.title} in the window"
     if metric.covers_window and trial.window_rounds != other.window_rounds:
         return "windows differ"
     # The best of more evaluations is higher, and what is lost since then is more.
