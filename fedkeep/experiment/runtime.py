@@ -110,7 +110,9 @@ class Machine(Options):
         None, "HOST:PORT of the Ray cluster (default: auto, the one that this machine belongs to)"
     )
     allow_code: bool = option(False, "let a recipe import its model as package.module:function")
-    use: tuple[str, ...] = option((), "import methods, metrics, partitions and reply steps of your own from a .py file")
+    use: tuple[str, ...] = option(
+        (), "import methods, metrics, partitions, reply steps and callbacks of your own from a .py file"
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.data_dir, Path):

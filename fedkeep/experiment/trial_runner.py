@@ -38,7 +38,7 @@ from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, usefu
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE
-from fedkeep.experiment.plugins import import_user_code, steps_of
+from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
@@ -68,8 +68,8 @@ def run_trials(
     *,
     retry: str,
     on_progress: OnProgress | None = None,
-    callbacks: Sequence[Callback] = (),
-    steps: Sequence[ReplyStep] = (),
+    callbacks: Sequence[Callback] | None = None,
+    steps: Sequence[ReplyStep] | None = None,
 ) -> None:
     """Run trials, each from its last checkpoint, and return when all are finished.
 
@@ -77,7 +77,8 @@ def run_trials(
     ``retry``: The command that continues after a failure, for error messages.
     ``on_progress``: Called after every round, and every few seconds within a long one.
     ``callbacks``: Called around the rounds of every trial, in this process: with callbacks, workers share only cohorts.
-    ``steps``: Reply steps of the user; each trial has copies of its own, in this process.
+    ``steps``: Reply steps of the user; each trial has copies of its own, in this process. None, as for callbacks: one
+        of each class that ``--use`` brought.
     """
     if not trials:
         return
@@ -91,7 +92,7 @@ def run_trials(
     report = on_progress or (lambda progress: None)
     if processes > 1 and not callbacks and not steps:
         spare = workers // (processes if machine.executor == "ray" else len(trials))
-        _run_in_workers(trials, processes, spare, report, retry)
+        _run_in_workers(trials, processes, spare, report, retry, from_use=steps is None)
         for trial in trials:
             if not trial.is_finished:
                 raise TrialBusy(
@@ -104,7 +105,8 @@ def run_trials(
         with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
                 simulation, trial_callbacks, identity = _prepare(trial, report, workers, steps)
-                run_trial(simulation, trial.folder, trial_callbacks, own=callbacks, identity=identity)
+                own = instances_of(Callback, trial.experiment.machine.use) if callbacks is None else callbacks
+                run_trial(simulation, trial.folder, trial_callbacks, own=own, identity=identity)
             except CallbackFailed as failure:  # which ends this trial, and not the others
                 failure.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.{again}")
                 failures.append(failure)
@@ -131,7 +133,7 @@ def _disk_errors_explained(folder: Path, again: str = "") -> Iterator[None]:
 
 
 def _prepare(
-    trial: Trial, report: OnProgress, spare: int, steps: Sequence[ReplyStep] = ()
+    trial: Trial, report: OnProgress, spare: int, steps: Sequence[ReplyStep] | None
 ) -> tuple[Simulation, list[Callback], Identity]:
     """Return a trial's simulation, its callbacks, and to what its files belong.
 
@@ -140,7 +142,8 @@ def _prepare(
     experiment = trial.experiment
     with progress.subscribe(partial(_report_preparation, trial, report)):  # drawing a partition may take long
         simulation = experiment.simulation(trial.method, trial.seed)
-    simulation.take_steps([*steps_of(experiment.machine.use), *copy.deepcopy(steps)])
+    used = instances_of(ReplyStep, experiment.machine.use) if steps is None else copy.deepcopy(steps)
+    simulation.take_steps(used)
     algorithm, machine, cohort = trial.method.algorithm, experiment.machine, experiment.recipe.run.cohort_size
     if machine.executor == "ray":
         count = min(spare, most_workers(algorithm, cohort))
@@ -344,10 +347,12 @@ class ProgressReport(Callback):
 # Worker processes
 
 
-def _run_in_workers(trials: Sequence[Trial], count: int, spare: int, report: OnProgress, retry: str) -> None:
+def _run_in_workers(
+    trials: Sequence[Trial], count: int, spare: int, report: OnProgress, retry: str, *, from_use: bool
+) -> None:
     """Run trials in worker processes, each of which may start ``spare`` processes for its cohorts."""
     machine = trials[0].experiment.machine
-    workers = start_workers(count, worker_main, machine, spare)
+    workers = start_workers(count, worker_main, machine, spare, from_use)
     waiting, running, last = list(trials), dict[Worker, Trial](), dict[Worker, Trial]()
     try:
         while waiting or running:
@@ -377,10 +382,11 @@ def _next_trial(waiting: Sequence[Trial], last: Trial | None) -> Trial:
     return (same_data or waiting)[0]
 
 
-def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
+def worker_main(connection: Connection, machine: Machine, spare: int, from_use: bool = False) -> None:
     """Run trials, or client steps of a trial, as the parent process requests: the main function of every worker.
 
     ``spare``: The number of processes that may share a trial's cohorts.
+    ``from_use``: Whether a trial has the reply steps and callbacks of ``--use``.
     """
     torch.set_num_threads(machine.threads)
     import_user_code(machine.use)
@@ -404,8 +410,9 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
             plain_torch(trial.experiment.machine.threads),
             _disk_errors_explained(trial.folder),
         ):
-            simulation, callbacks, identity = _prepare(trial, report, spare)
-            run_trial(simulation, trial.folder, callbacks, identity=identity)
+            simulation, callbacks, identity = _prepare(trial, report, spare, None if from_use else ())
+            own = instances_of(Callback, machine.use) if from_use else ()
+            run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)
         return None, {}
 
     def join(content: Any, tensors: Any) -> Message:

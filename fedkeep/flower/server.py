@@ -35,7 +35,7 @@ from fedkeep.experiment.description import describe_trial, initial_model_evaluat
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
-from fedkeep.experiment.plugins import import_user_code, steps_of
+from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
@@ -51,9 +51,10 @@ from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.outputs import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
+from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking.tracker import check_log, check_packages
-from fedkeep.trials.callbacks import OnRoundEnd
+from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.checkpoint import load_manifest, manifests
 from fedkeep.trials.trial import TrialBusy, run_trial
 
@@ -128,7 +129,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation = build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
-    simulation.take_steps(steps_of(filter(None, config.use.split(","))))
+    simulation.take_steps(instances_of(ReplyStep, _own_code(config)))
     if recipe.weights and simulation.context.runner.frozen:
         raise ConfigError(
             f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "
@@ -168,7 +169,16 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
     try:
         # A checkpoint after every round.
-        run_trial(simulation, folder, callbacks, identity=identity, checkpoint_share=math.inf, may_repeat=may_repeat)
+        own = instances_of(Callback, _own_code(config))
+        run_trial(
+            simulation,
+            folder,
+            callbacks,
+            own=own,
+            identity=identity,
+            checkpoint_share=math.inf,
+            may_repeat=may_repeat,
+        )
     except Exception:
         reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
         raise

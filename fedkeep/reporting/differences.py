@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedkeep import metrics
 from fedkeep.errors import RunError, did_you_mean
-from fedkeep.reporting.metric import Metric, metric_of
+from fedkeep.reporting.metric import LoggedMetric, Metric, metric_of
 from fedkeep.reporting.summary import Row, within_one_seed
 from fedkeep.reporting.trial import TrialResult
 
@@ -74,6 +74,8 @@ def _mismatch(trial: TrialResult, other: TrialResult, metric: Metric) -> str:
     same = ours.get("hash") and ours.get("hash") == theirs.get("hash")  # whatever versions call its settings
     if not same and any(ours.get(key) != theirs.get(key) for key in ("scheme", "settings")):
         return "other partition"
+    if isinstance(metric, LoggedMetric) and (without := [one for one in (trial, other) if not metric.by_round(one)]):
+        return f"{' and '.join(one.label for one in without)} recorded no {metric.title} in the window"
     if metric.covers_window and trial.window_rounds != other.window_rounds:
         return "windows differ"
     # The best of more evaluations is higher, and what is lost since then is more.

@@ -10,7 +10,7 @@ from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
 from fedkeep.metrics import Interval
 from fedkeep.reporting.differences import EXPLANATION, differences, leaders, show_difference, show_interval
-from fedkeep.reporting.metric import METRICS, columns_for, headline
+from fedkeep.reporting.metric import METRICS, columns_for, headline, of_callbacks
 from fedkeep.reporting.summary import Row, trials_of
 from fedkeep.reporting.table import NOTHING, full_caption, show_value
 
@@ -186,7 +186,8 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
         for found in (differences(rows, reference, metric) if reference else [])
     }
     header = ["method", "finished", "learned", "seeds", "rounds", "rounds_planned", "window_first", "window_last"]
-    header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n", "_low", "_high")]
+    columns = [*METRICS.values(), *of_callbacks(trials_of(rows))]
+    header += [f"{metric.name}{part}" for metric in columns for part in ("", "_std", "_n", "_low", "_high")]
     if reference:
         parts = ("", "_low", "_high", "_n")
         header += ["reference", *(f"{metric.name}_difference{part}" for metric in headline_metrics for part in parts)]
@@ -199,7 +200,7 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
         ]
         line = [row.label, _yes(row.finished), _yes(row.learned), " ".join(map(str, row.seeds)), *rounds]
         line += map(str, row.trials[0].window_rounds)
-        for metric in METRICS.values():
+        for metric in columns:
             spread, interval = row.value(metric), row.interval(metric)
             line += [_number(spread.mean), _number(spread.std), str(spread.n), *_ends(interval)]
         if reference:
@@ -222,13 +223,14 @@ def _ends(interval: Interval) -> list[str]:
 def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
     header = ["method", "algorithm", "sequential", "seed", "finished", "rounds", "rounds_planned"]
-    header += ["window_first", "window_last", *METRICS]
+    columns = [*METRICS.values(), *of_callbacks(trials_of(rows))]
+    header += ["window_first", "window_last", *(metric.name for metric in columns)]
     counts = ["evaluations", "lost_clients", "refused_replies", "rolled_back_rounds", "total_bytes"]
     lines: list[list[str]] = [[*header, *counts]]
     for trial in (trial for row in rows for trial in row.trials):
         line = [trial.label, trial.algorithm, _yes(trial.sequential), str(trial.seed), _yes(trial.finished)]
         line += map(str, (trial.rounds_done, trial.rounds_planned, *trial.window_rounds))
-        line += [_number(metric.of(trial)) for metric in METRICS.values()]
+        line += [_number(metric.of(trial)) for metric in columns]
         line += [
             str(len(trial.evaluated)),
             str(len(trial.lost)),

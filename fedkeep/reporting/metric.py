@@ -107,7 +107,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class LoggedMetric(Metric):
-    """What a method recorded by `Server.log`, in the mean over the window; with tasks, over that of the last one."""
+    """What a method logged or a callback measured, in the mean over the window; with tasks, that of the last one."""
 
     windowed: bool = True
 
@@ -117,7 +117,9 @@ class LoggedMetric(Metric):
 
     def by_round(self, trial: TrialResult) -> dict[int, float]:
         window = trial.windows[-1] if trial.windows else ()
-        found = {row["round"]: (row.get("log") or {}).get(self.title) for row in trial.rounds}
+        found = {
+            row["round"]: {**(row.get("log") or {}), **row.get("measured", {})}.get(self.title) for row in trial.rounds
+        }
         return {n: float(value) for n, value in found.items() if n in window and isinstance(value, int | float)}
 
 
@@ -205,7 +207,7 @@ def add_metric(metric: Metric) -> None:
 def metric_of(metric: str | Metric) -> Metric:
     """Return a metric by name; raise `RunError` for a name that is none.
 
-    ``log.NAME`` is the number that a method recorded as NAME by `Server.log`, in the mean over the window.
+    ``log.NAME`` is the number that a method logged as NAME, or a callback measured, in the mean over the window.
     """
     if isinstance(metric, Metric):
         return metric
@@ -228,7 +230,13 @@ def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
     listed = list(trials)
     first = shown_in("with tasks" if any(trial.task_sizes for trial in listed) else "without tasks")
     measured = (m for m in shown_in("if measured") if any(not isnan(m.of(trial)) for trial in listed))
-    return (*first, *shown_in("always"), *measured)
+    return (*first, *shown_in("always"), *measured, *of_callbacks(listed))
+
+
+def of_callbacks(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
+    """Return a metric for each name under which a callback measured a number."""
+    names = dict.fromkeys(name for trial in trials for row in trial.rounds for name in row.get("measured", ()))
+    return tuple(LoggedMetric(f"{LOGGED}{name}", name) for name in names)
 
 
 def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
