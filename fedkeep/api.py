@@ -28,7 +28,7 @@ from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.models.custom import Custom, Factory
-from fedkeep.reporting.outputs import write_all
+from fedkeep.reporting.html import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.training.pooled import PooledTraining

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.assemble import Normalisation
 from fedkeep.data.ham10000 import split_by_lesion
 from fedkeep.data.readers import RawSplits, parquet_files
 from fedkeep.data.schema import Schema
-from fedkeep.errors import DataError, MissingExtra, in_one_line
+from fedkeep.errors import DataError, MissingExtra, in_one_line, require_optional
 
 
 @dataclass(frozen=True)

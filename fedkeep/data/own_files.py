@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.readers import (
     TEST_NAMES,
     LeftOut,
@@ -23,7 +22,7 @@ from fedkeep.data.readers import (
 )
 from fedkeep.data.schema import CLIENT
 from fedkeep.data.text_files import DelimitedText, line_of, read_text_table
-from fedkeep.errors import DataError, in_one_line
+from fedkeep.errors import DataError, in_one_line, require_optional
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
 _ByClass: TypeAlias = Mapping[str, Sequence[Path]]

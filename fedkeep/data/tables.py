@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.problems import Problems, Where, at
 from fedkeep.data.readers import MISSING_TEXTS, read_column, to_nfc
 from fedkeep.data.schema import Schema
 from fedkeep.data.tokens import pad, tokenise
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, require_optional
 
 MOSTLY_NUMBERS = 0.9
 """The share of numbers from which on a column of text is taken for one of numbers with something wrong in it."""

@@ -10,9 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.readers import to_nfc
-from fedkeep.errors import DataError, in_one_line
+from fedkeep.errors import DataError, in_one_line, require_optional
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SEPARATORS = ",;\t|"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,30 +20,32 @@ from fedkeep._utils.digests import read_json, write_json
 from fedkeep._utils.identity import Identity
 from fedkeep._utils.signals import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.executors import ipc
-from fedkeep.executors.process_executor import step_handlers
+from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
 from fedkeep.executors.workers import (
     DONE,
     PROGRESS,
     REFUSED,
     Message,
     Worker,
+    kill_workers,
     run_worker,
     start_workers,
     stop_workers,
     wait_for_any,
 )
 from fedkeep.experiment.belonging import check_code
-from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import import_user_code, instances_of
-from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
-from fedkeep.experiment.runtime import Machine, OnProgress, Progress, usable_cores
+from fedkeep.experiment.runtime import Machine, OnProgress, Progress, describe_version, usable_cores
+from fedkeep.interface import Algorithm
+from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.metrics import is_at_chance
 from fedkeep.options import as_table
 from fedkeep.rounds.messages import FaultKind
@@ -425,3 +428,88 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
 
     handlers = {TRIAL: run, JOIN: join}
     run_worker(connection, handlers)
+
+
+log = logging.getLogger(__name__)
+MIN_SECONDS_LEFT = 20.0
+"""Seconds of remaining work from which worker processes pay off, since starting them takes some seconds."""
+
+
+def most_workers(algorithm: Algorithm[Any, Any], cohort: int) -> int:
+    """Return how many workers a method can keep busy.
+
+    A sequential method trains one client at a time. A second process then only runs the steps that prepare the next
+    clients, and methods such as FedSeq have no such steps.
+
+    Returns: The number of workers; 0 if values without a type annotation would have to be sent.
+    """
+    steps = client_steps(type(algorithm)).values()
+    if not all(map(is_annotated, steps)):
+        return 0
+    if not algorithm.sequential:
+        return cohort
+    return 2 if any(annotations_of(step)["return"] is type(None) for step in steps) else 1
+
+
+def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> int:
+    """Return how many worker processes of this machine a method can use.
+
+    It is 0 in place of 1: a single worker gains nothing over this process.
+
+    ``cohort``: The number of clients in a round.
+    """
+    count = min(spare, most_workers(algorithm, cohort))
+    return count if count > 1 else 0
+
+
+class CohortWorkers(Callback):
+    """Starts workers after a round, and uses them once all are ready. Results do not depend on whether or when.
+
+    ``count``: The number of workers; fewer than two: none are started.
+    ``request``: Kind and content of the request that prepares a worker for the trial's client steps.
+    ``min_seconds_left``: Seconds of remaining work from which they are started; default: `MIN_SECONDS_LEFT`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[], list[Worker]],
+        request: tuple[str, Any],
+        min_seconds_left: float | None = None,
+    ) -> None:
+        self.count = count
+        self.start = start
+        self.request = request
+        self.min_seconds_left = MIN_SECONDS_LEFT if min_seconds_left is None else min_seconds_left
+        self.workers: list[Worker] = []
+        self.starting: list[Worker] = []
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        if self.starting:
+            self._use_workers(state)
+            return
+        left = (state.rounds - state.finished) * (result.timings["train"] + result.timings["teachers"])
+        if not self.workers and self.count > 1 and left > self.min_seconds_left:
+            self.workers = self.start()
+            self.starting = list(self.workers)
+            for worker in self.workers:
+                worker.send(*self.request)
+
+    def on_trial_end(self, state: SimulationState) -> None:
+        kill_workers(self.workers)
+
+    def _use_workers(self, state: SimulationState) -> None:
+        """Switch to the workers if all are ready; continue without them if one could not start."""
+        try:
+            for worker in [worker for worker in self.starting if worker.connection.poll()]:
+                kind, content, _ = worker.receive()
+                if kind != DONE:
+                    raise RunError(content)
+                self.starting.remove(worker)
+        except RunError as error:
+            self.count, self.starting = 0, []
+            kill_workers(self.workers)
+            log.warning("A worker process could not start, and the run continues without workers: %s", error)
+            return
+        if not self.starting:
+            state.executor = ProcessExecutor(self.workers, state)

@@ -18,8 +18,8 @@ from fedkeep.data.decode import decode
 from fedkeep.data.inputs import SUFFIXES, read_rows
 from fedkeep.data.readers import IMAGE_SUFFIXES, is_hidden
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, in_one_line
-from fedkeep.experiment.model_config import read_model
 from fedkeep.experiment.python_recipe import architecture_of
+from fedkeep.experiment.recipe import read_model
 from fedkeep.export.trained_model import Resizing
 from fedkeep.models import Architecture
 from fedkeep.models.predictor import Predictor, build_predictor

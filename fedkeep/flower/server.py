@@ -42,14 +42,13 @@ from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
 from fedkeep.flower.config import RunConfig
-from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.executor import FlowerExecutor, ReplyLog
 from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.reporting.outputs import is_reported, write_all
+from fedkeep.reporting.html import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
@@ -105,13 +104,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     saved = _read_sites(sites_file, recipe.tasks.num_tasks)
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
     sites = SiteRegistry(
-        transport,
-        introduction,
-        config.wait,
-        recipe.tasks.num_tasks,
-        nodes,
-        config.max_examples,
-        sizes,
+        transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples, sizes
     )
     if saved is None:
         count = config.sites or recipe.partition.num_clients

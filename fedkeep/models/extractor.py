@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedkeep._utils import seeds
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, require_optional
 from fedkeep.models.weights import parameter_count, tensor_hash
 
 READING, CARD, CHECKPOINT = "preprocessor_config.json", "pretraining.json", "checkpoint.safetensors"

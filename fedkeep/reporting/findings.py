@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from fedkeep.reporting.differences import Difference, difference
 from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
-from fedkeep.reporting.summary import Row, trials_of
+from fedkeep.reporting.summary import Difference, Row, difference, trials_of
 
 TELLING = 0.2
 """Loss of a class from which it is told."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isnan, nan
 from operator import attrgetter
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.experiment.description import describe_data
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.trials.callbacks import Callback, Outcome
 
 LOGGED = "log."
 """What the name of a metric begins with that a method recorded itself."""
@@ -244,3 +248,57 @@ def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
     tasks = any(trial.task_sizes for trial in trials)
     names = ("window_incremental", "forgetting_chaudhry") if tasks else ("window_mean", "window_forgetting")
     return METRICS[names[0]], METRICS[names[1]]
+
+
+class EarlyStopping(Callback):
+    """Ends a trial when a metric has not become better for some evaluations; a resumed trial counts them anew.
+
+    Parameters
+    ----------
+    patience : int
+        Number of evaluations in a row without a better value.
+    metric : str, optional
+        The name of a metric that is no mean over a window, such as ``"last"``, ``"balanced"`` or one of your own.
+        Default: the test loss.
+
+    Raises
+    ------
+    RunError
+        If there is no such metric.
+    ConfigError
+        If the metric is known at the end only, or neither higher nor lower values of it are better.
+    """
+
+    def __init__(self, patience: int = 10, metric: str | None = None) -> None:
+        self.patience = patience
+        self.metric = None if metric is None else metric_of(metric)
+        if self.metric and (self.metric.covers_window or not self.metric.better):
+            raise ConfigError(
+                f"early stopping needs a metric that is known after every evaluation and ranks methods, which {metric} "
+                "is not. Name another, such as last or balanced, or leave it out to take the test loss."
+            )
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        self.best, self.waited = -math.inf, 0
+        self.rounds: list[dict[str, Any]] = []
+        self.timings: list[dict[str, Any]] = []
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> Outcome:
+        self.rounds.append(result.record)
+        self.timings.append({"round": result.record.get("round"), **result.timings})
+        if "test_loss" in result.record:
+            value = self._value(state, result.record["test_loss"])
+            self.waited = 0 if value > self.best else self.waited + 1
+            self.best = value if value > self.best else self.best
+        return self.waited >= self.patience, {}
+
+    def _value(self, state: SimulationState, loss: float | None) -> float:
+        """Return what is to rise; NaN where it is not known, such as the loss of a model that diverged."""
+        if self.metric is None:
+            return math.nan if loss is None else -loss
+        algorithm, stream = state.algorithm, state.federation.stream
+        tasks = [task.num_classes - task.num_old_classes for task in stream.tasks] if stream else []
+        info = describe_data(state.federation) | {"rounds": state.rounds, "tasks": tasks}
+        info |= {"algorithm": algorithm.name(), "seed": state.settings.seed, "sequential": algorithm.sequential}
+        trial = TrialResult(algorithm.name(), self.rounds, self.timings, {}, info, finished=False)
+        return self.metric.better * self.metric.of(trial)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedkeep._utils.libraries import require_optional
+from fedkeep.errors import require_optional
 from fedkeep.tracking.logged_trial import FOLDER, LoggedTrial, MetricWriter
 
 Earlier = Sequence[Mapping[str, float]]

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, require_optional
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from fedkeep.errors import RunError
 from fedkeep.generation.diffusion.image_cache import ImageCache, PrototypeCache
-from fedkeep.generation.diffusion.prototypes import (
-    AverageRule,
-    PrototypeSearch,
-    average_prototypes,
-    check_held,
-)
+from fedkeep.generation.diffusion.prototypes import AverageRule, PrototypeSearch, average_prototypes, check_held
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.options import Options, option
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import MissingExtra
+from fedkeep.errors import MissingExtra, require_optional
 
 _WHAT, _EXTRA = "A diffusion generator", "diffusion"
 
