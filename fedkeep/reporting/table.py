@@ -1,4 +1,4 @@
-"""Tables: how values are shown, what stands below, and those for a terminal."""
+"""Tables: how values are shown, what stands below, and those for a terminal, of results and of where time went."""
 
 from __future__ import annotations
 
