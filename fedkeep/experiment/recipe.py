@@ -1,4 +1,4 @@
-"""A recipe: everything that determines an experiment, as a value."""
+"""A recipe: everything that determines an experiment, as a value; with the networks of server and clients."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 It is whole without a script. The one that it holds, `report.js`, lets a reader point at values, hide methods, sort
 tables and smooth lines; it loads nothing, which the page's own policy (its ``Content-Security-Policy``) also forbids.
+`write_all` writes it beside the results as CSV and Markdown.
 """
 
 from __future__ import annotations

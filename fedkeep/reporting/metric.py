@@ -1,4 +1,7 @@
-"""What a trial is measured by: the one list of metrics in which tables, comparisons and tuning look names up."""
+"""What a trial is measured by: the one list of metrics in which tables, comparisons and tuning look names up.
+
+`EarlyStopping` is the callback that ends a trial when a metric no longer gets better.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One row per method: the trials of one or several runs, grouped by label and settings, summed up over seeds."""
+"""One row per method: the trials of one or several runs, grouped by label and settings, summed up over seeds.
+
+Rows are compared seed by seed: what a method gains on another, and whether the two are separated.
+"""
 
 from __future__ import annotations
 

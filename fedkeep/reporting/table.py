@@ -1,4 +1,4 @@
-"""Tables: how values are shown, what stands below, and those for a terminal."""
+"""Tables: how values are shown, what stands below, and those for a terminal, of results and of where time went."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _notes(row: Row) -> list[str]:
 
 
 def print_table(rows: Sequence[Row], width: int = 80) -> Table:
-    """Return the table for a terminal, under what it says, to be given to a `rich.console.Console`.
+    """Return the table for a terminal, under the first of what it says, to be given to a `rich.console.Console`.
 
     ``width``: The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are
         left out, which the report has.
@@ -201,7 +201,7 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    first = escape("".join(findings(rows)[:1]))
+    first = escape(" ".join(findings(rows)[:2]))
     table = Table(title=first or None, title_justify="left", title_style="bold")
     table.caption, table.caption_justify = escape(full_caption(rows)), "left"
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
