@@ -126,7 +126,7 @@ class Helped:
     """SFedKD with a second process, as a run has it: this process trains nothing."""
 
     def __init__(self, recipe: Recipe, federation: Federation, folder: Path, data_dir: str | None) -> None:
-        experiment = Experiment(recipe, Machine(data_dir=data_dir, compile="off"))
+        experiment = Experiment(recipe, Machine(data_dir=data_dir))
         run = create_run_folder(recipe, folder / "run", experiment.machine)
         self.engine = engine(recipe, "sfedkd", federation)
         trials = experiment.trials(run)

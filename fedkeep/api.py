@@ -222,7 +222,7 @@ def resume(
     loss : Callable or nn.Module, optional
         The loss, if it was given in Python and cannot be imported.
     machine : Machine, optional
-        Workers and folders; device, threads, stack and compile are those with which the run began.
+        Workers and folders; device, threads and stack are those with which the run began.
     on_progress : Callable[[Progress], None], optional
         Called after every round; default: progress is shown on the standard error stream, as bars in a terminal and
         as a line now and then elsewhere, or under the cell of a notebook.

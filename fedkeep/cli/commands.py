@@ -129,7 +129,7 @@ def grid(example: str) -> Argument:
 QUIET = switch("--quiet", "show no progress")
 PROFILE = switch("--profile", "show at the end how the time was spent")
 DATA, USE, CODE = declared(Machine, "data_dir"), declared(Machine, "use"), declared(Machine, "allow_code", "use")
-DEVICE = declared(Machine, "device", "threads", "stack", "compile")
+DEVICE = declared(Machine, "device", "threads", "stack")
 MACHINE = [
     *declared(Machine, "workers", "executor", "address", "data_dir", "allow_code", "use", group="machine", workers=0),
     QUIET,

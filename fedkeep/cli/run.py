@@ -232,7 +232,7 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 def machine_of(options: Namespace) -> Machine:
     """Return the machine that the command line describes.
 
-    Returns: The machine. ``fedkeep resume`` later replaces its device, threads, stack and compile by the recorded ones.
+    Returns: The machine. ``fedkeep resume`` later replaces its device, threads and stack by the recorded ones.
     """
     return Machine(**{name: value for name, value in vars(options).items() if name in options_of(Machine)})
 

@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedkeep._utils.digests import DamagedFile, Digest, check_file, digest_of, read_json
+from fedkeep._utils.digests import DamagedFile, Digest, check_file, digest_of
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.torch_state import set_plain_torch
 from fedkeep.data.cache import cache_folder
@@ -43,7 +43,6 @@ from fedkeep.executors.workers import DONE, FAILED, Handler, Message, carry_out
 from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import build_simulation, clients_and_server_data, split_clients
 from fedkeep.experiment.experiment import Trial
-from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.runtime import Machine
@@ -198,7 +197,6 @@ class RayActor:
         simulation = build_simulation(
             recipe, method, content["seed"], federation, machine.device, machine.data_dir, initial or None
         )
-        simulation.compile_steps(content["compiled_steps"])
         self.handlers |= step_handlers(simulation)
         return None, {}
 
@@ -395,7 +393,6 @@ class RayExecutor(WorkerExecutor[RayWorker]):
             "code": dict(self._trial.identity.code),
             "method": self._trial.method.label,
             "seed": self._trial.seed,
-            "compiled_steps": int(read_json(self._trial.folder / TRIAL_FILE)["compiled_steps"]),
             _DATA: {"bytes": digest.bytes, "sha256": digest.sha256},
         }
 

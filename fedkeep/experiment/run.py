@@ -66,7 +66,7 @@ def create_run_folder(
     """Create a run folder for a recipe that was checked before.
 
     ``out``: The folder; default: a new one under ``runs/``.
-    ``machine``: The machine, of which device, threads, stack and compile are recorded.
+    ``machine``: The machine, of which device, threads and stack are recorded.
     ``network``: What is recorded of a user's network (see `Experiment.describe_network`).
     ``data_path``: Where the user's own examples lie, so that the run can be continued from another working directory.
     ``weights_path``: Where the weights lie from which it begins.
@@ -86,7 +86,6 @@ def create_run_folder(
         "device": machine.device,
         "threads": machine.threads,
         "stack": machine.stack,
-        "compile": machine.compile,
         "title": recipe.title,
         "recipe": recipe.name,
         "git": revision(),
@@ -135,7 +134,7 @@ def _content(folder: Path) -> list[Path]:
 def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:
     """Return the experiment of a run folder, to continue it.
 
-    ``machine``: The machine. Its device, threads, stack and compile are replaced by those with which the run began,
+    ``machine``: The machine. Its device, threads and stack are replaced by those with which the run began,
         since results depend on them.
     ``model``: The user's network, if it was given in Python and cannot be imported.
     """

@@ -52,7 +52,7 @@ OnProgress = Callable[[Progress], None]
 class Machine(Options):
     """Where and how a recipe is run.
 
-    On the same device no option changes a result, except for rounding if ``stack`` is not 1 or ``compile`` not "off".
+    On the same device no option changes a result, except for rounding if ``stack`` is not 1.
 
     Attributes
     ----------
@@ -65,11 +65,6 @@ class Machine(Options):
         the quickest number in a measurement before the first round, which can differ between days and between numbers
         of workers (runs of fewer than a thousand local trainings are not measured, and do not stack). Like the device,
         it stays the same when a run is resumed.
-    compile : {"auto", "on", "off"}
-        Whether `torch.compile` compiles the steps of local training, which changes rounding. It takes a C++ compiler
-        and 20 to 80 seconds for each form of loss, once on a machine. ``auto``: where a measurement before the
-        first round finds it quicker, in long runs of small networks. Like ``stack``, it stays the same when a run is
-        resumed.
     workers : int
         Processes that share the trials and, if there are fewer trials than processes, their cohorts; 0: one per core.
         On a Ray cluster: the workers of all trials together; 0: one for each CPU, or for each GPU if the device is one.
@@ -100,11 +95,6 @@ class Machine(Options):
         "the quickest in a measurement before round 1; a resumed trial keeps its own",
         low=0,
     )
-    compile: Literal["auto", "on", "off"] = option(
-        "auto",
-        "compile the steps of local training with torch.compile; off: reproducible bit for bit; auto: where a "
-        "measurement before round 1 finds it quicker, in runs of ten minutes and more; a resumed trial keeps its own",
-    )
     workers: int = option(1, "processes that share the trials; 0: one for each core", low=0)
     data_dir: str | None = option(None, "folder of local data sets (default: $FEDKEEP_DATA)")
     executor: Literal["processes", "ray"] = option(
@@ -134,7 +124,7 @@ def usable_cores() -> int:
 
 
 def recorded_machine(folder: Path, machine: Machine) -> Machine:
-    """Return a machine with the device, threads, stack and compile that a run folder records; results depend on them.
+    """Return a machine with the device, threads and stack that a run folder records; results depend on them.
 
     ``machine``: The machine, which gives all other options.
     """
@@ -145,7 +135,6 @@ def recorded_machine(folder: Path, machine: Machine) -> Machine:
             device=str(info["device"]),
             threads=int(info["threads"]),
             stack=int(info.get("stack", 1)),  # older runs were not stacked
-            compile=info.get("compile", "off"),  # older runs were not compiled
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error

@@ -53,9 +53,8 @@ from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking.logged_trial import LoggedTrial
 from fedkeep.tracking.tracker import Tracker
-from fedkeep.training.compiled_training import steps_in_graph
 from fedkeep.training.evaluation import count_confusions
-from fedkeep.trials.autotune import choose_compiled_steps, choose_stack_size
+from fedkeep.trials.autotune import choose_stack_size
 from fedkeep.trials.callbacks import Callback
 from fedkeep.trials.checkpoint import manifests
 from fedkeep.trials.simulation import Simulation
@@ -230,7 +229,7 @@ def begun_description(folder: Path) -> dict[str, Any]:
 class TrialDescription(Callback):
     """Writes ``trial.json`` and ``partition.json`` before the first round, and sets how clients are trained.
 
-    ``description``: The trial's description, without ``stack`` and ``compiled_steps``.
+    ``description``: The trial's description, without ``stack``.
     ``workers``: The number of processes that will share its cohorts.
     """
 
@@ -242,14 +241,8 @@ class TrialDescription(Callback):
     def on_trial_begin(self, state: SimulationState) -> None:
         folder = self.trial.folder
         state.settings.stack = self._stack_size(state)
-        steps = self._compiled_steps(state)
-        if steps:
-            state.settings.stack = 1
-        state.compile_steps(steps)
         initial = initial_model_evaluated(self.description, state, begun_description(folder))
-        write_description(
-            folder, {**self.description, **initial, "stack": state.settings.stack, "compiled_steps": steps}
-        )
+        write_description(folder, {**self.description, **initial, "stack": state.settings.stack})
         partition = self.trial.experiment.describe_partition(self.trial.seed)
         write_json(folder / "partition.json", partition)
 
@@ -261,19 +254,6 @@ class TrialDescription(Callback):
             if state.algorithm.sequential:
                 return 1  # clients train one after another, and stacks would keep workers from preparing the next ones
             return self.trial.experiment.machine.stack or choose_stack_size(state, self.workers)
-
-    def _compiled_steps(self, state: SimulationState) -> int:
-        """Return how many steps are compiled as one graph; 0 if steps are not compiled."""
-        if begun := begun_description(self.trial.folder):
-            return int(begun.get("compiled_steps", 0))
-        machine = self.trial.experiment.machine
-        if machine.compile == "off" or (machine.compile == "auto" and machine.stack > 1):
-            return 0
-        if machine.compile == "on":
-            federation = state.federation
-            sizes = [federation.num_examples(client) for client in federation.clients]
-            return steps_in_graph(sizes, state.settings.training.batch_size)
-        return choose_compiled_steps(state, self.workers)
 
 
 class ConfusionMatrix(Callback):
@@ -422,7 +402,6 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
         trial = open_trial(*content)
         set_plain_torch()  # the user's code was imported
         simulation = trial.experiment.simulation(trial.method, trial.seed)
-        simulation.compile_steps(int(read_json(trial.folder / TRIAL_FILE).get("compiled_steps", 0)))
         handlers.update(step_handlers(simulation))
         return None, {}
 

@@ -68,7 +68,7 @@ class FedADKDVariant(Loss):
 
     ``teacher``: The frozen model.
     ``w_target``: [], the factor on the target part. It is a tensor since clients differ in it, and losses that differ
-        only in tensors are trained as one stack and compiled as one graph.
+        only in tensors are trained as one stack.
     ``w_nontarget``: The factor on the non-target part.
     ``target``: Reading of the target part.
     ``mask``: How the target is kept out of the non-target part.

@@ -23,7 +23,6 @@ from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.evaluation_models import EvaluationModel, distinct_models
 from fedkeep.rounds.executor import Executor, SerialExecutor
 from fedkeep.rounds.run_settings import RunSettings
-from fedkeep.training.compiled_training import TorchCompiler
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
 from fedkeep.training.model_check import ModelCheck
@@ -209,14 +208,6 @@ class SimulationState:
     def rounds(self) -> int:
         """Number of rounds of the run, over all tasks."""
         return self.settings.run.rounds * self.federation.num_tasks
-
-    def compile_steps(self, num_steps: int) -> None:
-        """Let `torch.compile` compile the steps of local training.
-
-        ``num_steps``: Number of steps in a graph (see `fedkeep.training.compiled_training`); 0: steps are not compiled.
-        """
-        for context in self.contexts:
-            context.compiler = TorchCompiler(context.runner, self.settings.training, num_steps) if num_steps else None
 
     def set_task(self, task: int) -> None:
         """Go to a task: its data, and networks with rows for its classes. No model changes."""

@@ -18,7 +18,6 @@ from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Training
 from fedkeep.interface.privacy import Privacy
-from fedkeep.training.local_training import StepCompiler
 from fedkeep.training.model_runner import ModelRunner
 
 LoadGenerator = Callable[[int], Generator]
@@ -78,7 +77,6 @@ class ClientContext:
     ``privacy``: What of a client is noised before it leaves.
     ``noise_secret``: What a real site, or a real server, keeps to itself, so that its noise is its own; None: noise
         comes from the run's seed, which everybody knows.
-    ``compiler``: Compiles the steps of local training; None: they are taken one by one.
     """
 
     runner: ModelRunner
@@ -94,7 +92,6 @@ class ClientContext:
     timer: Timer = field(default_factory=Timer)
     privacy: Privacy = field(default_factory=Privacy)
     noise_secret: bytes | None = None
-    compiler: StepCompiler | None = None
 
     def fresh_noise(self, purpose: str, *, task: int, round: int, client: str, use: int) -> NoiseStream:
         """Return noise for what is told once.

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -205,17 +205,6 @@ class TrainJob:
             yield from map(list, zip(first, *others, strict=False))
 
 
-class StepCompiler(Protocol):
-    """Makes steppers that compile their steps; implemented in `fedkeep.training.compiled_training`."""
-
-    def stepper(self, job: TrainJob, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> SGDStepper:
-        """Return what takes the steps of a local training.
-
-        ``weights``: The trained weights by name.
-        ``forward``: Runs the network with these weights.
-        """
-
-
 class SGDStepper:
     """Takes steps of SGD, or of the optimizer that the settings name.
 
@@ -296,9 +285,6 @@ class SGDStepper:
                 maximize=False,
             )
 
-    def finish(self) -> None:
-        """Take the steps that were put off; none here."""
-
 
 def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Let an optimizer of PyTorch take a step; a parameter that the loss did not use keeps its value."""
@@ -325,29 +311,25 @@ def clip_gradients(gradients: list[Tensor], limit: float) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, factor))
 
 
-def fit(runner: ModelRunner, job: TrainJob, training: Training, compiler: StepCompiler | None = None) -> Fit:
-    """Carry out one local training.
-
-    ``compiler``: Compiles steps; by default they are taken one by one in PyTorch.
-    """
+def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
+    """Carry out one local training."""
     merge_last = runner.has_batch_norm
     if job.num_examples == 0 or (merge_last and job.num_examples == 1):
         # Nothing to learn from: batch norm cannot learn from one example.
         return Fit(job.model, job.num_examples, 0, 0.0)
-    stepper, trained_weights = _prepare(runner, job, training, compiler)
+    stepper, trained_weights = _prepare(runner, job, training)
     steps, most = 0, job.most_steps(training.batch_size)
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
             stepper.step(job.loss, batches, job.step_callback)
             steps += 1
             progress.report("step", steps, most, inside=True)
-        stepper.finish()
     runner.classifier_input = None  # it keeps the autograd graph of the last step alive
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
 def _prepare(
-    runner: ModelRunner, job: TrainJob, training: Training, compiler: StepCompiler | None
+    runner: ModelRunner, job: TrainJob, training: Training
 ) -> tuple[SGDStepper, Callable[[], dict[str, Tensor]]]:
     """Return a stepper, and a function that returns the trained weights."""
     network = runner.train_network.train()
@@ -356,8 +338,6 @@ def _prepare(
     else:
         load_weights(network, job.model)
         weights, forward, trained_weights = dict(network.named_parameters()), network, partial(state_dict_copy, network)
-    if compiler is not None:
-        return compiler.stepper(job, weights, forward), trained_weights
     return SGDStepper(runner, weights, forward, training, training.lr_in_round(job.round)), trained_weights
 
 

@@ -119,7 +119,7 @@ class LocalParty(Party[Any]):
         if self.train is not None:
             return self.train(job)
         with self.context.training_time():
-            return fit(self.context.runner, job, self.context.training, self.context.compiler)
+            return fit(self.context.runner, job, self.context.training)
 
     def _fit_privately(self, job: TrainJob) -> Fit:
         if found := next((term for term in iter_instances(job.loss, Loss) if term.compares_examples), None):

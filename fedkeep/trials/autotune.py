@@ -1,4 +1,4 @@
-"""Choose how clients are trained, by measuring before the first round: as one stacked model, with compiled steps."""
+"""Choose how clients are trained, by measuring before the first round: one by one, or as one stacked model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from math import ceil, inf
 
 from fedkeep.losses import CrossEntropy
 from fedkeep.rounds.state import SimulationState
-from fedkeep.training.compiled_training import steps_in_graph
 from fedkeep.training.local_training import TrainJob, fit
 from fedkeep.training.party import LocalClient
 
@@ -17,8 +16,6 @@ FEW = 4  # clients for which training one after another is measured
 WORTH = 1.2  # required speed-up of stacks: they change rounding, and this measurement is a rough one
 LONG = 1000  # smallest number of trainings in a run for which measuring pays off
 QUICK = 1.0  # seconds; what takes less is measured twice
-LONG_SECONDS = 600.0  # smallest expected training time for which compiling pays off: it takes a minute or two
-LONG_STEP = 0.008  # seconds; steps that take longer spend their time in layers that are compiled already
 
 
 Measure = Callable[[SimulationState, list[str]], float]
@@ -30,7 +27,7 @@ def measure_alone(state: SimulationState, clients: list[str]) -> float:
 
     def train(jobs: list[TrainJob]) -> None:
         for job in jobs:
-            fit(state.context.runner, job, state.settings.training, state.context.compiler)
+            fit(state.context.runner, job, state.settings.training)
 
     return _timed(state, clients, train) / len(clients)
 
@@ -85,39 +82,6 @@ def choose_stack_size(
         if seconds * ceil(groups / workers) < best:
             best, chosen = seconds * ceil(groups / workers), size
     return chosen
-
-
-def choose_compiled_steps(
-    state: SimulationState, workers: int = 1, *, alone: Measure = measure_alone, together: Measure = measure_together
-) -> int:
-    """Choose whether steps are compiled (see `fedkeep.training.compiled_training`).
-
-    Steps are compiled where local training is expected to take ten minutes or more, a step takes less than 8 ms, and a
-    measurement with cross-entropy finds compiled steps 1.2 times as fast as the best without them. That measurement
-    compiles once. As with stacks, the choice must be saved with the run.
-
-    ``state``: The simulation, before its first round. Its ``stack`` is chosen already.
-    ``workers``: Number of processes that will share the cohort.
-    Returns: The number of steps in a graph; 0 if compiling gains little.
-    """
-    federation, training = state.federation, state.settings.training
-    if state.own_contexts or training.optimizer != "sgd" or state.settings.privacy.noise_multiplier:
-        return 0
-    if state.rounds * state.settings.run.cohort_size < LONG:
-        return 0
-    sizes = [federation.num_examples(client) for client in federation.clients]
-    num_steps = steps_in_graph(sizes, training.batch_size)
-    cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)[: max(FEW, state.settings.stack)]
-    one = alone(state, cohort[:FEW])
-    steps_of_one = ceil(federation.num_examples(cohort[0]) / training.batch_size)
-    trainings = state.rounds * state.settings.run.cohort_size * training.epochs
-    if one * trainings / max(workers, 1) < LONG_SECONDS or one / max(steps_of_one, 1) > LONG_STEP:
-        return 0
-    best = min(one, together(state, cohort) / len(cohort)) if state.settings.stack > 1 else one
-    state.compile_steps(num_steps)
-    alone(state, cohort[:1])  # compiles
-    compiled = alone(state, cohort[:FEW])
-    return num_steps if compiled * WORTH < best else 0
 
 
 def _timed(state: SimulationState, clients: list[str], train: Callable[[list[TrainJob]], object]) -> float:

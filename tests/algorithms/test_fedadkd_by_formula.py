@@ -292,7 +292,7 @@ def test_the_defaults_are_those_that_were_chosen_on_held_out_images() -> None:
 
 @pytest.mark.parametrize("reading", TARGETS)
 def test_clients_of_unequal_balance_can_be_trained_as_one_stack(reading: Any) -> None:
-    """Losses are stacked, and share a compiled graph, if only tensors set them apart."""
+    """Losses are stacked if only tensors set them apart."""
     method, model = FedADKD(tckd=reading), tiny.simulation(FedAvg()).server.model
     one, other = (tree_signature(method.distillation(model, weight)) for weight in (3.0, 3.03))
     assert one == other

@@ -22,8 +22,8 @@ def machine(*words: str) -> Machine:
 
 def test_a_machines_arguments_are_its_options() -> None:
     assert machine() == Machine(workers=0)
-    words = "--threads 2 --stack 3 --compile off --data-dir x --allow-code --use a.py --use b.py"
-    given = Machine(threads=2, stack=3, compile="off", workers=0, data_dir="x", allow_code=True, use=("a.py", "b.py"))
+    words = "--threads 2 --stack 3 --data-dir x --allow-code --use a.py --use b.py"
+    given = Machine(threads=2, stack=3, workers=0, data_dir="x", allow_code=True, use=("a.py", "b.py"))
     assert machine(*words.split()) == given
     assert machine() == Machine(workers=0), "what one command line was given is not in the next"
 

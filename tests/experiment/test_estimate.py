@@ -26,8 +26,8 @@ from fedkeep.training.model_runner import ModelRunner
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = party.fit
 
-    def counting(runner: ModelRunner, job: TrainJob, training: Training, compiler: Any = None) -> Fit:
-        found = fit(runner, job, training, compiler)
+    def counting(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
+        found = fit(runner, job, training)
         trained.append(found.num_examples * job.epochs)
         return found
 

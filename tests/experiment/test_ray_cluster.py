@@ -16,14 +16,12 @@ import tiny
 import torch
 
 import fedkeep
-from fedkeep._utils.digests import write_json
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.executors.ipc import pack, unpack
 from fedkeep.executors.process_executor import RequestGroup
 from fedkeep.executors.workers import DONE, FAILED, REFUSED
 from fedkeep.experiment import ray_cluster
-from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.ray_cluster import (
     MISSING,
@@ -278,7 +276,6 @@ def test_nodes_get_the_folder_of_local_data(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDKEEP_DATA", "sets")
     (tmp_path / "sets").mkdir()
-    write_json(tmp_path / TRIAL_FILE, {"compiled_steps": 0})
     monkeypatch.setattr(RayExecutor, "_data", lambda self: b"data")
     executor = object.__new__(RayExecutor)
     recipe = SimpleNamespace(to_toml=str)
