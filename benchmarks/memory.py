@@ -52,12 +52,14 @@ def network(layers: int) -> nn.Module:
 
 def build(method: str, cohort: int, layers: int) -> Simulation:
     """Return a federation of as many clients as the cohort has, each with one batch; and warm PyTorch up."""
-    settings: dict[str, Any] = {"rounds": 2, "callbacks": [], "training": Training(epochs=1, batch_size=2, lr=0.01)}
+    settings: dict[str, Any] = {"rounds": 2, "training": Training(epochs=1, batch_size=2, lr=0.01)}
     simulation(METHODS[method](), federation=federation((2,) * 4), cohort_size=4, **settings).run_round()
     settings |= {"federation": federation((2,) * cohort), "factory": partial(network, layers)}
     if method.endswith(AVERAGED):
         settings["evaluation_models"] = ("last", "round", "moving")
-    return simulation(METHODS[method](), cohort_size=cohort, **settings)
+    made = simulation(METHODS[method](), cohort_size=cohort, **settings)
+    made.callbacks = []
+    return made
 
 
 def work(connection: Connection, method: str, cohort: int, layers: int) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedkeep.interface import Fit
+from fedkeep.interface.cohort import Aggregation as Aggregation
+from fedkeep.interface.cohort import Replies
 from fedkeep.models import Weights
 from fedkeep.models.fedweit_layers import active_units, broadcast_units
-from fedkeep.models.weights import add, mean, scale, subtract
-
-Aggregation = Literal["num_examples", "uniform"]
-"""How clients are weighted in a mean: by their numbers of examples, or all alike that have trained."""
+from fedkeep.models.weights import RunningMean, add, mean, scale, subtract
 
 
 def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
@@ -24,6 +22,8 @@ def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
 
     ``replies``: By client, at least one.
     """
+    if isinstance(replies, Replies):
+        return replies.mean("num_examples")
     examples = [float(reply.num_examples) for reply in replies.values()]
     return mean([reply.model for reply in replies.values()], examples if any(examples) else None)
 
@@ -35,10 +35,51 @@ def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
     ``how``: Whether clients are weighted by their numbers of examples, or all alike that have taken a step. If nobody
         has, as it seems with secure aggregation, all count alike.
     """
+    if isinstance(replies, Replies):
+        return replies.mean(how)
     if how == "num_examples":
         return weighted_mean(replies)
     trained = [reply.model for reply in replies.values() if reply.num_steps]
     return mean(trained or [reply.model for reply in replies.values()])
+
+
+class GroupMean:
+    """The mean of `aggregate`, of models or of groups' means, which come one after another; none of them is kept.
+
+    ``weight``: The sum of the weights so far.
+    ``count``: How many models were added.
+    """
+
+    def __init__(self, how: Aggregation) -> None:
+        self.how = how
+        self.weight = 0.0
+        self.count = 0
+        self._weighted, self._equal = RunningMean(), RunningMean()  # the second as long as nobody has a weight
+
+    def weight_of(self, fit: Fit) -> float:
+        """Return the weight of a client."""
+        if self.how == "num_examples" and fit.num_examples < 0:
+            raise ValueError(f"Weights of a mean must not be negative, unlike {fit.num_examples}.")
+        return float(fit.num_examples if self.how == "num_examples" else fit.num_steps > 0)
+
+    def add(self, fit: Fit) -> None:
+        """Add a client's model."""
+        self.add_group(fit.model, self.weight_of(fit), 1)
+
+    def add_group(self, mean: Weights, weight: float, count: int) -> None:
+        """Add the mean of a group; with a weight of 0 it is that of so many models that count alike."""
+        if weight or self.how == "num_examples":
+            self._weighted.add(mean, weight)
+        if not weight and not self.weight:
+            self._equal.add(mean, count)
+        self.weight += weight
+        self.count += count
+
+    def value(self) -> dict[str, Tensor]:
+        """Return the mean so far."""
+        if not self.count:
+            raise ValueError("There is no model to average: give at least one.")
+        return (self._weighted if self.weight else self._equal).value()
 
 
 def ema(average: Weights, new: Weights, decay: float) -> Weights:

@@ -126,14 +126,14 @@ class Federation:
 
     def num_examples(self, client: str) -> int:
         """Return the number of a client's training rows; errors as in `data`."""
-        return len(self.partition[self._index(client)])
+        return self.partition.size(self._index(client))
 
     def total_examples(self, client: str) -> int:
         """Return a client's number of training rows in this and all earlier tasks; errors as in `data`."""
         if self.stream is None:
             return self.num_examples(client)
         index = self._index(client)
-        return sum(len(task.partition[index]) for task in self.stream.tasks[: self.task])
+        return sum(task.partition.size(index) for task in self.stream.tasks[: self.task])
 
     def to(self, device: torch.device | str) -> Federation:
         """Return the federation with its data set on a device; the partition's index stays where it is."""

@@ -22,6 +22,7 @@ from fedkeep.executors.workers import DONE, REFUSED, Handler, Message, Worker, k
 from fedkeep.interface.codec import from_structure, to_structure
 from fedkeep.interface.pytree import tree_tensors
 from fedkeep.rounds.executor import Executor, Future
+from fedkeep.rounds.group_sum import GroupSum, GroupTrainer, decode_sum, encode_sum, sum_type
 from fedkeep.rounds.messages import StepRequest, StepResult, decode_request, encode_request, results_type
 from fedkeep.rounds.state import SimulationState
 
@@ -31,9 +32,11 @@ STEPS = "steps"
 
 @dataclass(eq=False)
 class RequestGroup:
-    """Requests that one worker carries out together, and their results."""
+    """Requests that one worker carries out together, and their results, or their sum with a ``trainer``."""
 
     requests: Sequence[StepRequest]
+    trainer: GroupTrainer | None = None
+    sum: GroupSum | None = None
     results: list[StepResult] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -78,13 +81,15 @@ class WorkerExecutor(Executor, Generic[W]):
         self._count = 0  # number of names so far
 
     def submit(self, *requests: StepRequest) -> list[Future]:
-        round = requests[0].task, requests[0].round
+        return self._submit(RequestGroup(requests))
+
+    def _submit(self, group: RequestGroup) -> list[Future]:
+        round = group.requests[0].task, group.requests[0].round
         if round != self._round:
             self._round, self._names = round, {}
-        group = RequestGroup(requests)
         self._backlog.append(group)
         self._dispatch()
-        return [(group, number) for number in range(len(requests))]
+        return [(group, number) for number in range(len(group.requests))]
 
     def as_completed(self, futures: Sequence[Future]) -> Iterator[int]:
         positions: dict[RequestGroup, list[int]] = {}
@@ -93,12 +98,26 @@ class WorkerExecutor(Executor, Generic[W]):
         del futures  # they hold the results, which need not stay in memory
         self._put_first(positions)
         while positions:
-            finished = [group for group in positions if group.results or group.error is not None]
+            finished = [group for group in positions if group.results or group.sum or group.error is not None]
             while finished:
                 yield from positions.pop(finished.pop(0))
             if positions:
                 self._dispatch()
                 self._receive()
+
+    def sum_up(self, groups: Sequence[Sequence[StepRequest]], trainer: GroupTrainer) -> Iterator[tuple[int, GroupSum]]:
+        futures: list[Future] = []
+        for requests in groups:
+            (future, *_) = self._submit(RequestGroup(requests, trainer))
+            futures.append(future)
+        for position in self.as_completed(futures):
+            group: RequestGroup = futures[position][0]
+            if group.error is not None:
+                raise group.error
+            assert group.sum is not None
+            found, group.sum = group.sum, None
+            yield position, found
+            del found
 
     def wait(self, future: Future) -> StepResult:
         group: RequestGroup = future[0]
@@ -153,7 +172,8 @@ class WorkerExecutor(Executor, Generic[W]):
                 known = self.known[worker].intersection(self._names.values())
                 self.known[worker] = known | (fresh.keys() - states)
                 try:
-                    worker.send(STEPS, [encoded, sorted(self.known[worker])], fresh)
+                    summed = [group.trainer.how, group.trainer.stacked] if group.trainer else None
+                    worker.send(STEPS, [encoded, sorted(self.known[worker]), summed], fresh)
                 except RunError as death:
                     raise RunError(f"{death} {group}") from None
 
@@ -169,7 +189,11 @@ class WorkerExecutor(Executor, Generic[W]):
         if kind != DONE:
             group.error = RunError(content if kind == REFUSED else f"{group} The worker's error:\n{content}")
             return
-        hint = results_type([request.step for request in group.requests], self.state.client_states.type)
+        state_type, trainer = self.state.client_states.type, group.trainer
+        if trainer is None:
+            hint = results_type([request.step for request in group.requests], state_type)
+        else:
+            hint = tuple.__class_getitem__((sum_type(trainer.steps, state_type), float, float))
         moved = {name: tensor.to(self.state.settings.device) for name, tensor in tensors.items()}
         try:
             results, train, teachers = from_structure(content, moved, hint)
@@ -177,7 +201,10 @@ class WorkerExecutor(Executor, Generic[W]):
             group.error = RunError(f"a worker's reply is not what its step says that it returns: {error} {group}")
             return
         self.state.context.timer.add(train, teachers)
-        group.results = [StepResult(*result) for result in results]
+        if trainer is None:
+            group.results = [StepResult(*result) for result in results]
+        else:
+            group.sum = decode_sum(results, group.requests, trainer.steps)
 
     def _encode(self, requests: Sequence[StepRequest], known: set[str]) -> tuple[list[Any], dict[str, Tensor]]:
         """Return encoded requests, and those of their tensors that a worker does not have yet."""
@@ -198,6 +225,8 @@ class WorkerExecutor(Executor, Generic[W]):
 
 class ProcessExecutor(WorkerExecutor[Worker]):
     """Carries out steps in worker processes of this machine."""
+
+    sums = True
 
     def _kill_workers(self) -> None:
         kill_workers(self.workers)
@@ -220,10 +249,11 @@ class StepHandler:
 
     def __init__(self, state: SimulationState) -> None:
         self.state = state
+        self.steps = [step for step in state.steps if step.applies(state)]
         self._known: dict[str, Tensor] = {}  # tensors that may be meant again
 
     def __call__(self, content: Any, tensors: dict[str, Tensor]) -> Message:
-        state, (encoded, known) = self.state, content
+        state, (encoded, known, summed) = self.state, content
         state.set_task(encoded[0]["task"])
         received = self._known | {name: tensor.to(state.settings.device) for name, tensor in tensors.items()}
         self._known = {name: received[name] for name in known}
@@ -234,6 +264,9 @@ class StepHandler:
         del received
         timer = state.context.timer
         timer.reset()
+        if summed is not None:
+            found = encode_sum(GroupTrainer(state, self.steps, *summed)(requests), self.steps)
+            return to_structure((found, timer.train, timer.teachers))
         results = [state.serial.wait(future) for future in state.serial.submit(*requests)]
         contents = tuple((result.reply, result.state, result.uses) for result in results)
         return to_structure((contents, timer.train, timer.teachers))

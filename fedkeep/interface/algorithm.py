@@ -192,6 +192,9 @@ class Algorithm(Options, ABC, Generic[S, C]):
         the plain mean if the method has an option ``aggregation`` with the value ``"uniform"``; `Fit.loss` and
         `Fit.num_steps` are 0. Secure aggregation refuses a method with False. Sequences, and methods whose clients send
         more than a `Fit`, are refused anyway.
+
+        If True, models whose mean is asked for before anybody looks at the replies are added up where they are trained;
+        whoever looks at one later lets its client train once more.
         """
         return True
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from fedkeep.interface.party import Client
+from fedkeep.models import Weights
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+Aggregation = Literal["num_examples", "uniform"]
+"""How clients are weighted in a mean: by their numbers of examples, or all alike that have trained."""
 
 Step = Callable[Concatenate[Client[Any], P], R]
 """A bound client step of a method, such as ``self.train``: takes the client, then what the server sends."""
@@ -48,6 +52,14 @@ def each(values: Mapping[str, T]) -> T:
         cohort.ask(self.train, each({"3": model_a, "7": model_b}))
     """
     return cast(T, Each(values))
+
+
+class Replies(Mapping[str, R]):
+    """Replies of a cohort, by client; if only their mean is asked for, models are added up where they are trained."""
+
+    @abstractmethod
+    def mean(self, how: Aggregation) -> Weights:
+        """Return the mean of the replies' models, added up in groups that follow from the cohort alone."""
 
 
 class RemoteClient(ABC):

@@ -77,6 +77,21 @@ def _visit(value: Any, path: Path, per_example: bool, nodes: list[tuple[Path, An
             _visit(item, (path, value, key), per_example or key in fields, nodes)
 
 
+def tree_nodes(tree: Any) -> list[tuple[Any, bool]]:
+    """Return all nodes of a tree as `tree_iter` does, without paths: each node, and whether it is a leaf."""
+    nodes: list[tuple[Any, bool]] = []
+    _collect(tree, nodes)
+    return nodes
+
+
+def _collect(value: Any, nodes: list[tuple[Any, bool]]) -> None:
+    below = children(value)
+    nodes.append((value, below is None))
+    if below is not None:
+        for _, item in below:
+            _collect(item, nodes)
+
+
 def keystr(path: Path) -> str:
     """Return a path as text.
 
@@ -136,6 +151,14 @@ def tree_leaves_with_path(tree: Any) -> list[tuple[Path, Any]]:
     return leaves
 
 
+def tree_leaves(tree: Any) -> list[Any]:
+    """Return all leaves of a value, in order."""
+    leaves = [value for value, is_leaf in tree_nodes(tree) if is_leaf]
+    if not all(isinstance(leaf, _LEAVES) for leaf in leaves):
+        tree_leaves_with_path(tree)  # raises the error that says where
+    return leaves
+
+
 def num_bytes(tree: Any) -> int:
     """Return the size of a message without framing: tensors as they are, 8 bytes a number, text in UTF-8.
 
@@ -143,7 +166,7 @@ def num_bytes(tree: Any) -> int:
     Returns: Size in bytes.
     """
     total, tensors = 0, {}
-    for _, leaf in tree_leaves_with_path(tree):
+    for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
             tensors[id(leaf)] = leaf.nbytes
         elif leaf is not None:
@@ -154,7 +177,7 @@ def num_bytes(tree: Any) -> int:
 
 def iter_instances(tree: Any, cls: type[Any]) -> Iterator[Any]:
     """Yield all nodes of a class, parents before their children."""
-    return (value for _, value, is_leaf, _ in tree_iter(tree) if not is_leaf and isinstance(value, cls))
+    return (value for value, is_leaf in tree_nodes(tree) if not is_leaf and isinstance(value, cls))
 
 
 def find_nonfinite(tree: Any) -> str | None:
@@ -162,14 +185,17 @@ def find_nonfinite(tree: Any) -> str | None:
 
     Returns: The path of the first tensor or number that is not finite; None if there is none.
     """
-    found = [(path, leaf) for path, leaf in tree_leaves_with_path(tree) if isinstance(leaf, float) or _is_inexact(leaf)]
-    # A sum is finite only if all its terms are, and checking all sums at once is faster than checking each tensor.
-    sums = [leaf.sum().abs().float() for _, leaf in found if isinstance(leaf, Tensor)]
-    numbers = [leaf for _, leaf in found if isinstance(leaf, float)]
-    stacked = torch.stack([one.to(sums[0].device) for one in sums]) if sums else torch.zeros(1)
+    leaves = tree_leaves(tree)
+    # A norm is finite only if all its terms are, and checking all norms at once is faster than checking each tensor.
+    tensors = [leaf.detach() for leaf in leaves if _is_inexact(leaf)]
+    norms = [norm.float() for norm in torch._foreach_norm(tensors)] if tensors else []
+    stacked = torch.stack([one.to(norms[0].device) for one in norms]) if norms else torch.zeros(1)
+    numbers = (leaf for leaf in leaves if isinstance(leaf, float))
     if all(map(math.isfinite, numbers)) and bool(torch.isfinite(stacked).all()):
         return None
-    for path, leaf in found:  # a sum of finite numbers may overflow
+    for path, leaf in tree_leaves_with_path(tree):  # a norm of finite numbers may overflow
+        if not isinstance(leaf, float) and not _is_inexact(leaf):
+            continue
         if not (math.isfinite(leaf) if isinstance(leaf, float) else bool(torch.isfinite(leaf).all())):
             return keystr(path) or "the value"
     return None

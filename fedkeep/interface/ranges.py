@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from fedkeep.interface.pytree import tree_iter
+from fedkeep.interface.pytree import tree_nodes
 
 LARGEST_SHOWN = 1e300
 """Larger numbers are not shown: an integer may be of any length, and formatting one beyond floats fails."""
@@ -42,10 +42,10 @@ def find_out_of_range(reply: Any) -> str | None:
 
     Returns: The field, the number and the range; None if all numbers are inside.
     """
-    for _, node, is_leaf, _ in tree_iter(reply):
+    for node, is_leaf in tree_nodes(reply):
         kind: Any = type(node)
         for name, allowed in () if is_leaf else _ranges(kind).items():
-            for _, leaf, _, _ in tree_iter(getattr(node, name)):
+            for leaf, _ in tree_nodes(getattr(node, name)):
                 worst = _outside(leaf, allowed)
                 if worst is not None:
                     return f"{name} {in_short(worst)}, which must be {allowed.low:g} to {allowed.high:g}"

@@ -33,6 +33,9 @@ class PrivacyAccount(ReplyStep):
     def reason_against(self, state: SimulationState) -> str:
         return reason_against_privacy(state.algorithm, state.settings.privacy, state.settings.defense)
 
+    def bears_sums(self, state: SimulationState) -> bool:
+        return not _spends(state)
+
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.spent, self.ever, self.in_means, self.means, self._told = {}, {}, {}, 0, {}
 
@@ -71,7 +74,7 @@ class PrivacyAccount(ReplyStep):
 
     def abandon(self, round: Round) -> None:
         """Count what clients spend that were asked already, although nobody uses their replies."""
-        if any(as_table(round.state.settings.privacy)[option] for option in SPENDING):
+        if _spends(round.state):
             noted = set(self._told)
             for reply in round.unused_replies():
                 before = round.uses.get(reply.client, {})
@@ -100,6 +103,12 @@ class PrivacyAccount(ReplyStep):
         told = _digest(json.dumps([sorted(self._told.items()), server_told]).encode())
         line = {name: record[name] for name in ("task", "round", "privacy")} | {"told": told}
         return line | ({"ever": self.ever} if self.ever else {})
+
+
+def _spends(state: SimulationState) -> bool:
+    """Tell whether anything leaves with noise."""
+    options = as_table(state.settings.privacy)
+    return any(options[option] for option in SPENDING)
 
 
 def _digest(content: bytes) -> str:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step
-from fedkeep.interface.cohort import Each
+from fedkeep.interface.cohort import Aggregation, Each, Replies
+from fedkeep.models import Weights
+from fedkeep.rounds.group_sum import groups_of, mean_of_groups
 from fedkeep.rounds.messages import StepRequest
 from fedkeep.rounds.round import RoundState, Step
+
+log = logging.getLogger(__name__)
 
 
 class RoundClient(RemoteClient):
@@ -33,6 +41,79 @@ class RoundClient(RemoteClient):
         return reply
 
 
+class RoundReplies(Replies[Any]):
+    """Replies of a cohort, which are carried out when somebody looks inside, or asks for their mean.
+
+    ``clients``: Ids of those that were asked, in order.
+    ``values_by_client``: The replies; None before they are carried out.
+    """
+
+    def __init__(self, round: RoundState, clients: Sequence[str]) -> None:
+        self._round = round
+        self._clients = clients
+        queued = [client for client in clients if client not in round.lost]
+        self._groups = groups_of(queued, round.state.federation, round.state.settings.stack)
+        self.values_by_client: dict[str, Any] | None = None
+        self._means: dict[Aggregation, Weights] = {}
+        self._jobs: Sequence[Sequence[StepRequest]] = ()  # what was trained for a mean
+        self._models: dict[str, Weights] | None = None
+
+    def look(self) -> dict[str, Any]:
+        """Return the replies; they are carried out if they were not yet."""
+        if self.values_by_client is None:
+            self._round.queue.not_looked_at = None
+            self.values_by_client = self._round.combine(self._round.collect(self._clients))
+        return self.values_by_client
+
+    def mean(self, how: Aggregation) -> Weights:
+        if self.values_by_client is None:
+            self._round.queue.not_looked_at = None
+            found = self._round.sum_up(self._clients, self._groups, how)
+            if found is not None:
+                self._means[how], fits, self._jobs = found
+                self.values_by_client = {client: replace(fit, model=_AddedUp(self, client)) for client, fit in fits}
+        if how not in self._means:
+            self._means[how] = mean_of_groups(self._groups, self.look(), how)
+        return self._means[how]
+
+    def train_again(self) -> dict[str, Weights]:
+        """Return the models that were added up where they were trained: the same bits, trained once more."""
+        if self._models is None:
+            log.warning(
+                "Clients train twice: %s looks at single models after it took their mean. Look before, or let "
+                "only_averages say False.",
+                self._round.state.algorithm.name(),
+            )
+            self._models = self._round.train_again(self._jobs)
+        return self._models
+
+    def __getitem__(self, client: str) -> Any:
+        return self.look()[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.look())
+
+    def __len__(self) -> int:
+        return len(self.look())
+
+
+class _AddedUp(Mapping[str, Tensor]):
+    """A client's model that was added to the others' where it was trained; it is trained again if somebody looks."""
+
+    def __init__(self, replies: RoundReplies, client: str) -> None:
+        self._replies = replies
+        self._client = client
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._replies.train_again()[self._client][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._replies.train_again()[self._client])
+
+    def __len__(self) -> int:
+        return len(self._replies.train_again()[self._client])
+
+
 class RoundCohort(Cohort):
     """Clients of a round, as a method sees them.
 
@@ -51,7 +132,12 @@ class RoundCohort(Cohort):
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         clients = self.round.queue_up(_step_requests(step, self.round, self.clients, args, kwargs))
-        return self.round.combine(self.round.collect(clients))
+        replies = RoundReplies(self.round, clients)
+        if self.round.may_sum(step, clients):
+            self.round.queue.not_looked_at = replies.look
+        else:
+            replies.values_by_client = self.round.combine(self.round.collect(clients))
+        return replies
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
         self.round.start(_step_requests(step, self.round, self.clients, args, kwargs))

@@ -31,9 +31,11 @@ class Executor(ABC):
     """Takes requests for client steps and returns their results.
 
     ``prefetch``: Number of requests that the executor can work on before anyone waits for them.
+    ``sums``: Whether it can add models up where they are trained.
     """
 
     prefetch: int = 0
+    sums: bool = False
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
         """Prepare for a round, before any client is asked.
@@ -86,6 +88,14 @@ class Executor(ABC):
     def cancel_all(self) -> None:
         """Discard all requests, and return when none is running any more."""
 
+    def sum_up(self, groups: Sequence[Sequence[StepRequest]], trainer: Any) -> Iterator[tuple[int, Any]]:
+        """Add up the models of groups of clients where they are trained; asked only of executors with `sums`.
+
+        ``trainer``: A `fedkeep.rounds.group_sum.GroupTrainer`, which does so in this process.
+        Yields: The position of a group and its `GroupSum`, in any order.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def stop(self) -> None:
         """Discard all requests at once, after an error; an executor that cannot go on puts another in its place."""
@@ -110,6 +120,8 @@ class SerialExecutor(Executor):
     ``new_state``: Makes the state of a client that has none yet.
     ``own_contexts``: Contexts of the clients whose architecture differs from the server's, by client id.
     """
+
+    sums = True
 
     def __init__(
         self,
@@ -150,6 +162,10 @@ class SerialExecutor(Executor):
             group.results = [StepResult(reply, client.state, request.uses)]
         result: StepResult = group.results[future[1]]
         return result
+
+    def sum_up(self, groups: Sequence[Sequence[StepRequest]], trainer: Any) -> Iterator[tuple[int, Any]]:
+        for number, requests in enumerate(groups):
+            yield number, trainer(requests)
 
     def _client(self, request: StepRequest, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
         own_context = self.own_contexts.get(request.client)

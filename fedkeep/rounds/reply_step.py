@@ -160,6 +160,8 @@ class ReplyStep:
     """
 
     kept: Any = None
+    note_type: Any = None
+    """Type of what `check` leaves in `Reply.notes`; None if it leaves nothing."""
 
     @property
     def name(self) -> str:
@@ -181,8 +183,16 @@ class ReplyStep:
     def begin_round(self, state: SimulationState, number: int) -> None:
         """Prepare for a round, before its cohort is drawn."""
 
+    def bears_sums(self, state: SimulationState) -> bool:
+        """Tell whether the step looks at models in `check` alone, so that they may be added up in worker processes."""
+        return False
+
+    def check(self, state: SimulationState, reply: Reply) -> None:
+        """Check one reply alone, where it is made or where it arrives. To lose its client, raise `Fault`."""
+
     def receive(self, round: Round, reply: Reply) -> None:
         """Check or change one reply alone, in the order of arrival. To lose its client, raise `Fault`."""
+        self.check(round.state, reply)
 
     def arrived(self, round: Round, reply: Reply) -> None:
         """Note a reply, in the order of the clients; ``reply.fault`` says what `receive` found."""

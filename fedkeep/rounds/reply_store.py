@@ -9,12 +9,17 @@ from torch import Tensor
 
 from fedkeep.interface.pytree import num_bytes, replace_nodes
 from fedkeep.models import Weights
-from fedkeep.models.weights_file import StoredWeights, WeightsFile
+from fedkeep.models.weights_file import StoredWeights, WeightsFile, form_of
 
 T = TypeVar("T")
 
 IN_MEMORY = 64 * 2**20
 """Bytes of the replies to one question that stay in memory. Results do not depend on it."""
+
+
+def fit_into_memory(count: int, model: Weights) -> bool:
+    """Tell whether so many replies with models of this form stay in memory."""
+    return count * sum(tensor.nbytes for tensor in form_of(model).values()) <= IN_MEMORY
 
 
 def is_weights(node: Any) -> bool:

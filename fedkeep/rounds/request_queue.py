@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from math import ceil
 
 from fedkeep._utils import progress
 from fedkeep.rounds.executor import Future
+from fedkeep.rounds.group_sum import GroupSum, GroupTrainer, groups_of, in_stack_order
 from fedkeep.rounds.messages import Fault, StepRequest, StepResult
 from fedkeep.rounds.state import SimulationState
 
@@ -19,6 +19,7 @@ class RequestQueue:
     ``waiting``: Requests that have not been submitted yet, by client.
     ``under_way``: Requests that have been submitted, by client.
     ``step_seconds``: Seconds of waiting for each client step, by name.
+    ``not_looked_at``: Carries out what a cohort was asked, if nobody has looked at its replies yet.
     """
 
     def __init__(self, state: SimulationState, ready: Callable[[StepRequest], StepRequest | Fault]) -> None:
@@ -27,12 +28,18 @@ class RequestQueue:
         self.waiting: dict[str, list[StepRequest]] = {}
         self.under_way: dict[str, tuple[StepRequest, Future | Fault]] = {}
         self.step_seconds: dict[str, float] = {}
+        self.not_looked_at: Callable[[], object] | None = None
         self._began = 0.0
         self._replies: dict[str, int] = {}  # how often each step was waited for, by name
 
     def add(self, request: StepRequest) -> None:
         """Let a request wait."""
         self.waiting.setdefault(request.client, []).append(request)
+
+    def look(self) -> None:
+        """Carry out what a cohort was asked before, if nobody has looked at its replies."""
+        if self.not_looked_at is not None:
+            self.not_looked_at()
 
     def is_busy(self, client: str) -> bool:
         """Tell whether a client has requests that are not done."""
@@ -49,16 +56,21 @@ class RequestQueue:
                 self._launch(client)
 
     def launch_together(self, clients: Sequence[str]) -> None:
-        """Submit the next request of some clients, in groups of about the same size; the largest clients come first.
-
-        The groups depend only on the cohort, not on the workers, since stacking changes rounding.
-        """
+        """Submit the next request of some clients, alone or in stacks; the largest clients come first."""
         ready = [client for client in clients if self.waiting.get(client) and client not in self.under_way]
-        if len(ready) > 1:
-            ready.sort(key=self.state.federation.num_examples, reverse=True)
-        groups = ceil(len(ready) / self.state.settings.stack)
-        for number in range(groups):
-            self._launch(*ready[len(ready) * number // groups : len(ready) * (number + 1) // groups])
+        federation, stack = self.state.federation, self.state.settings.stack
+        if stack > 1:
+            groups = [in_stack_order(group, federation) for group in groups_of(ready, federation, stack)]
+        else:
+            groups = [[client] for client in (in_stack_order(ready, federation) if len(ready) > 1 else ready)]
+        for group in groups:
+            self._launch(*group)
+
+    def take_next(self, clients: Sequence[str]) -> dict[str, StepRequest] | None:
+        """Take the requests of clients out of the queue, in order; None if some have none, or another before it."""
+        if any(len(self.waiting.get(client, ())) != 1 or client in self.under_way for client in clients):
+            return None
+        return {client: self.waiting.pop(client)[0] for client in clients}
 
     def _launch(self, *clients: str) -> None:
         """Submit the next request of some clients as one group."""
@@ -91,6 +103,21 @@ class RequestQueue:
             progress.report(step, done, expected if expected is not None and done < expected else None)
             self._began = time.perf_counter()
             yield self.under_way.pop(next(arriving))
+
+    def summing(
+        self, jobs: Sequence[Sequence[StepRequest]], trainer: GroupTrainer, expected: int
+    ) -> Iterator[tuple[int, GroupSum]]:
+        """Yield the sum of each group of requests when it arrives; progress is reported as in `arriving`."""
+        done, began = 0, time.perf_counter()
+        for number, found in self.state.executor.sum_up(jobs, trainer):
+            step = jobs[number][0].step.__name__
+            done += len(jobs[number])
+            progress.report(step, done, expected if done <= expected else None)
+            now = time.perf_counter()
+            self.step_seconds[step] = self.step_seconds.get(step, 0.0) + now - began
+            yield number, found
+            del found
+            began = time.perf_counter()
 
     def count_seconds(self, request: StepRequest) -> None:
         """Count the seconds of waiting for a request, when its result is there."""

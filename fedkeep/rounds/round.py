@@ -18,15 +18,19 @@ import torch
 
 from fedkeep._utils import seeds
 from fedkeep._utils.type_hints import annotations_of
+from fedkeep.aggregation.mean import GroupMean
 from fedkeep.errors import in_one_line
-from fedkeep.interface import Fit
+from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.cohort import Aggregation
 from fedkeep.interface.pytree import copy_containers, num_bytes
+from fedkeep.models import Weights
 from fedkeep.models.weights import RunningMean
+from fedkeep.rounds.group_sum import GroupSum, GroupTrainer, in_stack_order
 from fedkeep.rounds.messages import Fault, StepRequest, StepResult, no_reply
 from fedkeep.rounds.reply_step import Costs, Reply, ReplyStep, set_aside
-from fedkeep.rounds.reply_store import ReplyStore
+from fedkeep.rounds.reply_store import ReplyStore, fit_into_memory
 from fedkeep.rounds.request_queue import RequestQueue
 from fedkeep.rounds.state import SimulationState
 
@@ -127,12 +131,14 @@ class RoundState:
 
     def start(self, requests: Sequence[StepRequest]) -> None:
         """Queue requests without waiting: each is carried out before its client's next one, whenever that is."""
+        self.queue.look()
         with self.timed():
             self._queue(requests)
             self.queue.prefetch()
 
     def queue_up(self, requests: Sequence[StepRequest]) -> list[str]:
         """Queue requests for which `collect` is called next, and return their clients."""
+        self.queue.look()
         with self.timed():
             self._queue(requests)
         return [request.client for request in requests]
@@ -152,12 +158,14 @@ class RoundState:
 
     def finish(self) -> None:
         """Carry out all waiting requests, so that every step that was asked for is done by the end of the round."""
+        self.queue.look()
         self.collect(list(self.queue.waiting), one_by_one=True)
 
     def abandon(self) -> None:
         """Drop all requests that are waiting or running."""
         with self.timed():
             self.queue.waiting.clear()
+            self.queue.not_looked_at = None
             for step in self.steps:
                 step.abandon(self)
             self.queue.clear()
@@ -316,17 +324,88 @@ class RoundState:
         self.answered.add(client)
         return True
 
+    def may_sum(self, step: Step, clients: Sequence[str]) -> bool:
+        """Tell whether models are added up where they are trained: in workers, or here if memory cannot hold all."""
+        state, method = self.state, self.state.algorithm
+        return (
+            state.executor.sums
+            and bool(state.executor.prefetch or not fit_into_memory(len(clients), state.server.model))
+            and len(clients) > 1
+            and method.only_averages
+            and annotations_of(unwrap_step(step)).get("return") is Fit
+            and type(method).validate_reply is Algorithm.validate_reply  # which may need the server
+            and not (state.averages_local_models or state.own_contexts or state.settings.through_codec)
+            and all(each.bears_sums(state) for each in self.steps)
+        )
+
+    def sum_up(
+        self, clients: Sequence[str], groups: Sequence[Sequence[str]], how: Aggregation
+    ) -> tuple[Weights, list[tuple[str, Fit]], list[list[StepRequest]]] | None:
+        """Carry out the waiting requests of clients, and add their models up where they are trained.
+
+        Returns: The mean, each client's `Fit` without its model, and what was carried out; None if the replies
+            themselves are needed, as where a step that compares them refuses one: then all requests wait again.
+        """
+        state, found, arrived = self.state, dict[str, Reply](), dict[int, GroupSum]()
+        requests = self.queue.take_next([client for group in groups for client in group])
+        if requests is None:
+            return None
+        ready = [[self._ready(requests[client]) for client in group] for group in groups]
+        for client, one in zip(requests, (one for group in ready for one in group), strict=True):
+            if isinstance(one, Fault):
+                found[client] = Reply(requests[client], fault=one)
+        jobs = [job for group in ready if (job := [one for one in group if not isinstance(one, Fault)])]
+        again = [[replace(one, uses=dict(one.uses)) for one in job] for job in jobs]  # a step counts its uses in it
+        mean, merged = GroupMean(how), 0
+        trainer = GroupTrainer(state, self.steps, how, stacked=state.settings.stack > 1)
+        with self.timed():
+            for number, group_sum in self.queue.summing(jobs, trainer, len(self.cohort)):
+                arrived[number] = group_sum
+                del group_sum
+                while merged in arrived:
+                    done = arrived.pop(merged)
+                    merged += 1
+                    found |= {reply.client: reply for reply in done.replies}
+                    if done.count:
+                        mean.add_group(done.mean, done.weight, done.count)
+                    del done
+        replies = [found[client] for client in clients if client in found]
+        models = [reply for reply in replies if reply.fault is None]
+        if any(True for step in self.steps for _ in step.screen(self, models)):
+            for request in requests.values():
+                self.queue.add(request)
+            return None
+        for reply in replies:
+            self._accept(reply)
+        self._take(models)
+        return mean.value(), [(reply.client, reply.value) for reply in models], again
+
+    def train_again(self, jobs: Sequence[Sequence[StepRequest]]) -> dict[str, Weights]:
+        """Return the models of trainings that `sum_up` carried out; nothing of the round changes."""
+        state, store, futures = self.state, ReplyStore(self.state.weights_file), list[tuple[str, Any]]()
+        with self.timed():
+            groups = jobs if state.settings.stack > 1 else [[request] for job in jobs for request in job]
+            for group in groups:
+                by_client = {request.client: request for request in group}
+                ordered = in_stack_order(list(by_client), state.federation)
+                futures += zip(ordered, state.executor.submit(*map(by_client.__getitem__, ordered)), strict=True)
+            results = ((client, state.executor.wait(future)) for client, future in futures)
+            return {c: store.keep(found.reply.model) for c, found in results if not isinstance(found, Fault)}
+
     def _screen(self, models: Sequence[Reply]) -> None:
         """Let steps compare models that were asked for together, and keep those that all of them accept."""
         for step in self.steps:
             for reply, fault in step.screen(self, [one for one in models if one.client not in self.lost]):
                 if reply.client not in self.lost:
                     self.refuse(reply, fault)
+        self._take([reply for reply in models if reply.client not in self.lost])
+
+    def _take(self, models: Sequence[Reply]) -> None:
+        """Keep what the round needs of models that all steps accept."""
         for reply in models:
-            if reply.client not in self.lost:
-                for step in self.steps:
-                    step.accepted(self, reply)
-                self._add_fit(reply.client, reply.value)
+            for step in self.steps:
+                step.accepted(self, reply)
+            self._add_fit(reply.client, reply.value)
 
     def _add_fit(self, client: str, fit: Fit) -> None:
         """Keep what the record and the mean of the round need of a training."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
@@ -113,7 +113,10 @@ class SimulationState:
     ``weights_file``: Where models of a round lie for which memory has no room.
     ``averages``: The ``round`` model of the last round that was not rolled back, and the moving average of these
         models, empty before the first (see `EvaluationModel`).
+    ``steps``: The reply steps (see `fedkeep.rounds.reply_step`).
     """
+
+    steps: Sequence[Any] = ()
 
     def __init__(
         self,

@@ -30,6 +30,9 @@ class Collapse(ReplyStep):
     def __init__(self) -> None:
         self.kept = Accuracies()
 
+    def bears_sums(self, state: SimulationState) -> bool:
+        return True
+
     def begin_round(self, state: SimulationState, number: int) -> None:
         if begins_task(state, number):
             self.kept = Accuracies()

@@ -12,7 +12,7 @@ from fedkeep.interface.ranges import find_out_of_range
 from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models.weights import find_mismatch
 from fedkeep.rounds.messages import FaultKind, StepRequest, refused
-from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
+from fedkeep.rounds.reply_step import Reply, ReplyStep
 from fedkeep.rounds.state import SimulationState
 from fedkeep.training.model_runner import ModelRunner
 
@@ -20,10 +20,13 @@ from fedkeep.training.model_runner import ModelRunner
 class Plausible(ReplyStep):
     """Refuses replies that cannot be used, or cannot be true; the method may refuse more."""
 
-    def receive(self, round: Round, reply: Reply) -> None:
+    def bears_sums(self, state: SimulationState) -> bool:
+        return True
+
+    def check(self, state: SimulationState, reply: Reply) -> None:
         try:
             where = find_nonfinite(reply.value)
-            fault = f"a {where} that is not finite" if where else find_fault(round.state, reply.request, reply.value)
+            fault = f"a {where} that is not finite" if where else find_fault(state, reply.request, reply.value)
         except Exception as error:  # a malformed reply must not stop the run
             raise refused(f"what cannot be checked ({type(error).__name__}: {error})") from error
         if fault:

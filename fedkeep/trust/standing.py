@@ -45,6 +45,9 @@ class Standing(ReplyStep):
     def __init__(self) -> None:
         self.kept = Refusals()
 
+    def bears_sums(self, state: SimulationState) -> bool:
+        return True
+
     def set_aside(self, state: SimulationState) -> dict[str, str]:
         found = {}
         for client in {**self.kept.times, **self.kept.backoffs}:

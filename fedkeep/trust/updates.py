@@ -6,6 +6,7 @@ An update is compared with those of the cohort if it was asked together, otherwi
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -27,6 +28,8 @@ FREE_NORM = 3.0
 """How many norms of the model an update may always have, however little the others moved."""
 LEAST_SIMILARITY, USUAL_SIMILARITY = 0.08, 0.6
 """Cosine similarity below which a model has nothing of the sent one, if the others' median is above the second."""
+LEAST_NORM = 1e-8
+"""Smaller norms count as this one in a similarity."""
 MIN_ELEMENTS = 256
 """Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
 FINGERPRINT_VALUES = 64
@@ -55,25 +58,53 @@ class UsualUpdates:
     models: dict[str, KnownModels] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class UpdateSummary:
+    """How far a client's training moved the model that it was sent, without the models themselves.
+
+    ``parameter_change``, ``buffer_change``: Norms of the difference between the model that was returned and the one
+        that was sent.
+    ``similarity``: The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without
+        such tensors.
+    ``sent_fingerprint``, ``returned_fingerprint``: Hashes of a few values of the two models, by which they are
+        recognised.
+    """
+
+    parameter_change: float
+    buffer_change: float
+    parameter_norm: float
+    buffer_norm: float
+    similarity: float
+    sent_fingerprint: str
+    returned_fingerprint: str
+
+
 class Updates(ReplyStep):
     """Refuses updates that are too large, repeated, or unlike those of the others."""
 
     kept: UsualUpdates
+    note_type = UpdateSummary
 
     def __init__(self) -> None:
         self.kept = UsualUpdates()
         self.accepted_updates: dict[str, list[UpdateSummary]] = {}
+        self._last_sent: SentModel | None = None
 
     def applies(self, state: SimulationState) -> bool:
         return state.settings.defense.check_replies or state.settings.defense.loss_check != "off"
 
+    def bears_sums(self, state: SimulationState) -> bool:
+        return True
+
     def begin_round(self, state: SimulationState, number: int) -> None:
         self.accepted_updates = {}
 
-    def receive(self, round: Round, reply: Reply) -> None:
+    def check(self, state: SimulationState, reply: Reply) -> None:
         if reply.sent is not None:
-            parameters = round.state.context_of(reply.client).runner.parameters
-            reply.notes[UPDATE_NOTE] = measure_update(reply.sent, reply.value, parameters)
+            parameters = state.context_of(reply.client).runner.parameters
+            if self._last_sent is None or not self._last_sent.describes(reply.sent, parameters):
+                self._last_sent = SentModel(reply.sent, parameters)
+            reply.notes[UPDATE_NOTE] = measure_update(self._last_sent, reply.sent, reply.value)
 
     def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
         defense, updates = round.state.settings.defense, dict[str, UpdateSummary]()
@@ -130,52 +161,60 @@ def summary_of(reply: Reply) -> UpdateSummary | None:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class UpdateSummary:
-    """How far a client's training moved the model that it was sent, without the models themselves.
+class SentModel:
+    """What is measured of a model that was sent; a cohort is often sent the same one."""
 
-    ``parameter_change``, ``buffer_change``: Norms of the difference between the model that was returned and the one
-        that was sent.
-    ``similarity``: The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without
-        such tensors.
-    ``sent_fingerprint``, ``returned_fingerprint``: Hashes of a few values of the two models, by which they are
-        recognised.
-    """
+    def __init__(self, sent: Weights, parameters: Sequence[str]) -> None:
+        self._seen = [weakref.ref(tensor) for tensor in sent.values()]
+        self._parameters = parameters
+        self.trained = [name for name in parameters if sent[name].is_floating_point()]
+        trained = set(self.trained)
+        self.buffers = [n for n, tensor in sent.items() if tensor.is_floating_point() and n not in trained]
+        self.norm, self.buffer_norm = (joint_norm([sent[n] for n in names]) for names in (self.trained, self.buffers))
+        self.large = [n for n in self.trained if sent[n].dim() > 1 and sent[n].numel() >= MIN_ELEMENTS]
+        self.large_norms = _norms(sent, self.large)
+        self.fingerprint = fingerprint(sent)
 
-    parameter_change: float
-    buffer_change: float
-    parameter_norm: float
-    buffer_norm: float
-    similarity: float
-    sent_fingerprint: str
-    returned_fingerprint: str
+    def describes(self, sent: Weights, parameters: Sequence[str]) -> bool:
+        """Tell whether these are the tensors that were measured."""
+        same = len(sent) == len(self._seen) and self._parameters == parameters
+        return same and all(seen() is tensor for seen, tensor in zip(self._seen, sent.values(), strict=True))
 
 
-def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> UpdateSummary:
-    """Measure how far a client's training moved a model."""
-    trained = [name for name in parameters if sent[name].is_floating_point()]
-    buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
-    before, before_buffers = (joint_norm([sent[name] for name in names]) for names in (trained, buffers))
-    moved, moved_buffers = (distance(reply.model, sent, names) for names in (trained, buffers))
-    similarity = _least_similarity(sent, reply.model, trained)
+def measure_update(measured: SentModel, sent: Weights, reply: Fit) -> UpdateSummary:
+    """Measure how far a client's training moved the model that it was sent."""
+    moved, moved_buffers = (distance(reply.model, sent, names) for names in (measured.trained, measured.buffers))
+    similarity = _least_similarity(measured, sent, reply.model)
     return UpdateSummary(
-        moved, moved_buffers, before, before_buffers, similarity, fingerprint(sent), fingerprint(reply.model)
+        moved,
+        moved_buffers,
+        measured.norm,
+        measured.buffer_norm,
+        similarity,
+        measured.fingerprint,
+        fingerprint(reply.model),
     )
 
 
 @torch.no_grad()
-def _least_similarity(sent: Weights, returned: Weights, names: Sequence[str]) -> float:
+def _least_similarity(measured: SentModel, sent: Weights, returned: Weights) -> float:
     """Return the least cosine similarity of two tensors of weights of the same name; 1 without such tensors."""
-    pairs = [(sent[n], returned[n]) for n in names if sent[n].dim() > 1 and sent[n].numel() >= MIN_ELEMENTS]
-    similarities = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]
-    return float(torch.stack(similarities).min()) if similarities else 1.0
+    least, names = 1.0, measured.large
+    for name, before, after in zip(names, measured.large_norms, _norms(returned, names), strict=True):
+        product = torch.dot(sent[name].reshape(-1), returned[name].reshape(-1)).item()
+        least = min(least, product / (max(before, LEAST_NORM) * max(after, LEAST_NORM)))
+    return least
+
+
+def _norms(model: Weights, names: Sequence[str]) -> list[float]:
+    return torch.stack(torch._foreach_norm([model[name] for name in names])).tolist() if names else []
 
 
 def fingerprint(model: Weights) -> str:
     """Return a short hash of values from every tensor: equal for equal models, and hardly ever for two trainings."""
     values = [tensor.detach().reshape(-1) for _, tensor in sorted(model.items()) if tensor.is_floating_point()]
-    sampled = [one[:: max(1, one.numel() // FINGERPRINT_VALUES)][:FINGERPRINT_VALUES].double() for one in values]
-    joined = torch.cat(sampled).cpu() if sampled else torch.zeros(0)
+    sampled = [one[:: max(1, one.numel() // FINGERPRINT_VALUES)][:FINGERPRINT_VALUES] for one in values]
+    joined = torch.cat(sampled).double().cpu() if sampled else torch.zeros(0)
     return hashlib.blake2b(joined.numpy().tobytes(), digest_size=8).hexdigest()
 
 

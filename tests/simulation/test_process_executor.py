@@ -361,6 +361,8 @@ def test_replies_do_not_wait_in_memory_for_a_slow_client(monkeypatch: pytest.Mon
     others_heard = threading.Event()
 
     class Waits(FedAvg):
+        only_averages = False  # so that replies come one by one
+
         @on_client
         def train(self, client: Client, model: Weights) -> Fit:
             assert len(client.data["label"]) < max(tiny.SIZES) or others_heard.wait(20)

@@ -60,6 +60,10 @@ class Partition:
         """Return the partition without clients and rows, for a party that does not know what others hold."""
         return cls("nothing", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 
+    def size(self, client: int) -> int:
+        """Return the number of rows of one client."""
+        return int(self.offsets[client + 1]) - int(self.offsets[client])
+
     @property
     def sizes(self) -> Tensor:
         """Number of rows of each client, int64 ``[clients]``."""
