@@ -292,7 +292,7 @@ def test_what_is_asked_for_must_be_there(run: Path, options: dict[str, object], 
 
 def test_models_that_do_not_predict_alone_are_refused(tmp_path: Path) -> None:
     recipe = load_recipe(
-        tiny.write_recipe(tmp_path), settings=["tasks.num_tasks=2", "run.rounds=1"], methods=["fedicarl"]
+        tiny.write_recipe(tmp_path), settings=["tasks.num_tasks=2", "run.rounds=1"], methods=["fedweit"]
     )
     run = fedkeep.run(recipe, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="beside the model"):
