@@ -5,32 +5,29 @@ Tasks of one class each, clients that hold nothing of a task, and a class of whi
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedkeep.data import TaskStream
 from fedkeep.testing import federation as tiny
-from fedkeep.testing.failures import expect_same_files
-from fedkeep.testing.interception import BackwardExecutor, Stopped, stop_after
 from fedkeep.testing.runs import (
     AnyAlgorithm,
-    condition,
-    expect,
+    BackwardExecutor,
+    Stopped,
     expect_close_run,
     expect_data_error,
     expect_equal,
     expect_json,
+    expect_same_files,
     expect_same_run,
     expect_settled,
+    stop_after,
     undisturbed,
 )
-from fedkeep.trials.callbacks import OnRoundEnd
 from fedkeep.trials.trial import run_trial
 
 STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
@@ -86,48 +83,15 @@ def check_tasks_class_without_examples(algorithm: AnyAlgorithm) -> None:
 
 
 def check_tasks_resume(algorithm: AnyAlgorithm) -> None:
-    """Check that a trial that is stopped or killed around a task's beginning resumes to the same bytes."""
+    """Check that a trial that is stopped around a task's beginning resumes to the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        whole, stopped, killed = (Path(folder) / name for name in ("whole", "stopped", "killed"))
-
-        def copy(state: Any, result: Any) -> None:
-            if result.record["round"] == STOPS[-1]:
-                shutil.copytree(whole, killed)
-
-        simulation = tiny.simulation_with_tasks(algorithm, training=tiny.SHORT)
-        run_trial(simulation, whole, [OnRoundEnd(copy)], checkpoint_share=1e-12)
+        whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
+        run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), whole)
         for at in STOPS:
             with suppress(Stopped):
                 run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), stopped, [stop_after(at)])
-        for cut, why in ((stopped, f"stopped after rounds {STOPS}"), (killed, f"killed in round {STOPS[-1]}")):
-            run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), cut)
-            expect_same_files(algorithm, cut, whole, f"when {why} of three tasks and resumed")
-
-
-def check_tasks_exception(algorithm: AnyAlgorithm) -> None:
-    """Check that an exception in a task's first round leaves the last round of the task before."""
-    whole = undisturbed(algorithm, tiny.simulation_with_tasks)
-    simulation = tiny.simulation_with_tasks(algorithm)
-    records = tiny.run_rounds(simulation, 2)
-    before = condition(simulation)
-    last = [(number, client, step) for number, client, step in whole.calls if number == 3][-1]
-
-    def fail(number: int, client: str, step: str) -> None:
-        if (number, client, step) == last:
-            raise ZeroDivisionError("on purpose")
-
-    simulation.settings.fault_injector = fail
-    has_failed = False
-    try:
-        simulation.run_round()
-    except ZeroDivisionError:
-        has_failed = True
-    simulation.settings.fault_injector = None
-    expect(has_failed, algorithm, "the third round should ask for the same steps in every run")
-    same = condition(simulation) == before and simulation.federation.task == 1
-    expect(same, algorithm, "an exception as a task begins should leave everything as after the last round")
-    records += tiny.run_rounds(simulation)
-    expect_equal(records, whole.records, algorithm, "a run should go on after an exception as if there was none")
+        run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), stopped)
+        expect_same_files(algorithm, stopped, whole, f"when stopped after rounds {STOPS} of three tasks and resumed")
 
 
 def _without_examples(stream: TaskStream, task: int) -> TaskStream:
