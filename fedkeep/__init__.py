@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from fedkeep.results import read_run
     from fedkeep.rounds.reply_step import ReplyStep
     from fedkeep.trials.callbacks import Callback
-    from fedkeep.tuning.tune import tune
+    from fedkeep.tuning import tune
 
 _MODULES = {
     "Method": "fedkeep.experiment.recipe",
@@ -143,7 +143,7 @@ _MODULES = {
     "recipe_names": "fedkeep.experiment.recipe_loader",
     "resume": "fedkeep.api",
     "run": "fedkeep.api",
-    "tune": "fedkeep.tuning.tune",
+    "tune": "fedkeep.tuning",
 }
 """By public name, the module that defines it."""
 

@@ -17,8 +17,7 @@ from fedkeep.cli.run import machine_of
 from fedkeep.cli.text import say
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.runtime import Progress
-from fedkeep.tuning.result import best_recipes, table_of
-from fedkeep.tuning.tune import tune
+from fedkeep.tuning import best_recipes, table_of, tune
 
 
 def run(options: Namespace, console: Console) -> int:
