@@ -28,8 +28,7 @@ from fedkeep.experiment.model_config import (
     resolve_pretrained,
 )
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.generation.diffusion._libraries import check_installed
-from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.diffusion.generator import Generator, check_installed
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures

@@ -11,9 +11,14 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.generation.diffusion._libraries import diffusers, transformers
-from fedkeep.generation.diffusion.generator import Generator, Regime, hash_weights
-from fedkeep.generation.diffusion.schedules import NoiseSchedule
+from fedkeep.generation.diffusion.generator import (
+    Generator,
+    NoiseSchedule,
+    Regime,
+    diffusers,
+    hash_weights,
+    transformers,
+)
 
 CHECKPOINT = "CompVis/ldm-text2im-large-256"
 """The public checkpoint of the paper: about 1.4 G parameters, 6 GB."""
