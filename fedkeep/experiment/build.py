@@ -19,8 +19,7 @@ from fedkeep.data.catalog import data_folder
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
-from fedkeep.data.dedup import without_images
-from fedkeep.data.holdout import validated
+from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.model_config import (

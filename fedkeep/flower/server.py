@@ -52,7 +52,7 @@ from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.outputs import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
 from fedkeep.rounds.state import RoundResult, SimulationState
-from fedkeep.tracking.tracker import check_log, check_packages
+from fedkeep.tracking import check_log, check_packages
 from fedkeep.trials.callbacks import OnRoundEnd
 from fedkeep.trials.checkpoint import load_manifest, manifests
 from fedkeep.trials.trial import TrialBusy, run_trial

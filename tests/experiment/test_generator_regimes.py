@@ -14,7 +14,7 @@ import torch
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataSet, load
-from fedkeep.data.dedup import image_hashes
+from fedkeep.data.holdout import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import build as setup
 from fedkeep.experiment.build import SEEN_BY_GENERATOR, build_federation, check_generator, load_data

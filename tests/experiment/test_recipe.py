@@ -27,7 +27,7 @@ from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import Method, Recipe, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
 from fedkeep.experiment.runtime import Machine
-from fedkeep.models.mlp import MLP
+from fedkeep.models.networks import MLP
 
 
 @pytest.fixture

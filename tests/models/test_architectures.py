@@ -30,7 +30,7 @@ from fedkeep.models import (
 )
 from fedkeep.models.base import _full_name
 from fedkeep.models.custom import split_classifier
-from fedkeep.models.layers import Convolution, MaxPool2, convolutional, flattened_side
+from fedkeep.models.networks import Convolution, MaxPool2, convolutional, flattened_side
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table, build
 

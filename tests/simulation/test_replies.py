@@ -34,7 +34,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.privacy import Privacy
 from fedkeep.interface.steps import invalid_counts
 from fedkeep.models import Weights
-from fedkeep.models.mlp import MLP
+from fedkeep.models.networks import MLP
 from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import Fault, FaultKind, StepRequest
 from fedkeep.rounds.reply_step import set_aside

@@ -36,7 +36,7 @@ AverageRule = Literal["uniform", "holders", "count"]
 class PrototypeSearch(Options):
     """How a client searches for prototypes (FedDCL, eq. 4).
 
-    FedDCL names steps and batches, but no optimizer. The code of DDDR, on which it builds, has AdamW with a rate of 0.02.
+    FedDCL names steps and batches, but no optimizer. The code of DDDR, on which it builds, has AdamW with rate 0.02.
     Its weight decay of 0.01 would also shrink the prototypes of classes that a client does not hold.
     """
 

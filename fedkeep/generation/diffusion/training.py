@@ -15,8 +15,7 @@ from fedkeep._utils import seeds
 from fedkeep.data import Data, DataSet, load
 from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
-from fedkeep.data.dedup import image_hashes
-from fedkeep.data.holdout import hold_out
+from fedkeep.data.holdout import hold_out, image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.generation.diffusion.generator import Regime, hash_weights
 from fedkeep.generation.diffusion.pixel import (
