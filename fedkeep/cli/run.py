@@ -27,12 +27,11 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import as_table, options_of
 from fedkeep.reporting.data_read import data_read
-from fedkeep.reporting.differences import leaders
+from fedkeep.reporting.findings import is_undecided
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.metric import headline
 from fedkeep.reporting.outputs import REPORT, write_all
 from fedkeep.reporting.profile import profile_table, step_table
-from fedkeep.reporting.summary import Row, summary, trials_of
+from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table
 
 CLASSES_SHOWN = 12
@@ -210,10 +209,9 @@ def _next_steps(folder: Path, experiment: Experiment, rows: Sequence[Row]) -> st
     recipe, machine = experiment.recipe, experiment.machine
     again = resume_command(folder / "recipe.toml", replace(machine, workers=0), "run")
     steps = []
-    finished = [row for row in rows if row.finished]
     if len(recipe.seeds) == 1:
         steps.append(("intervals over seeds", f"{again} --seeds 0,1,2"))
-    elif len(finished) > 1 and not leaders(finished, headline(trials_of(finished))[0]):
+    elif is_undecided(rows):
         more = ",".join(map(str, range(max(recipe.seeds) + 1, max(recipe.seeds) + 4)))
         steps.append(("more seeds, to add with fedkeep compare", f"{again} --seeds {more}"))
     skew = as_table(recipe.partition)

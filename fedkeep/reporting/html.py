@@ -23,6 +23,7 @@ from fedkeep.options import as_table
 from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
+from fedkeep.reporting.findings import findings
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, shown_in
 from fedkeep.reporting.report_charts import (
@@ -71,7 +72,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "run": run,
         "facts": _facts(run),
         "data": data_read(run.trials[0].info, run.trials[0].partition).facts() if run.trials else [],
-        "findings": _findings(finished),
+        "findings": findings(finished),
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
         "swatches": {label: _swatch(style, place) for place, (label, style) in enumerate(line_styles.items())},
@@ -169,28 +170,6 @@ def _moment(text: Any) -> str:
         return f"{moment.day} {moment:%B %Y, %H:%M %Z}".strip()
     except ValueError:
         return str(text or "")
-
-
-def _findings(rows: Sequence[Row]) -> list[str]:
-    """Say who leads in accuracy and who forgets least, where an interval separates them from all others."""
-    if len(rows) < 2:
-        return []
-    said = []
-    for metric, words in zip(headline(trials_of(rows)), ("Highest", "Lowest"), strict=True):
-        heading = metric.heading(trials_of(rows))
-        first = leaders(rows, metric)
-        if not first:
-            said.append(f"No method is separated from all others in {heading}.")
-        for i in first:
-            spread = rows[i].value(metric)
-            over = f" over {spread.n} seeds" if spread.n > 1 else ""
-            number = show(spread, "%").replace(" ", "\u00a0")
-            at = ""
-            if words == "Lowest" and i not in leaders(rows, headline(trials_of(rows))[0]):
-                accuracy = show(rows[i].value(headline(trials_of(rows))[0]), "%").replace(" ", "\u00a0")
-                at = f", at an accuracy of {accuracy}\u00a0%"
-            said.append(f"{words} {heading}: {rows[i].label}, {number}\u00a0%{over}{at}.")
-    return said
 
 
 def _swatch(style: LineStyle, place: int) -> dict[str, Any]:

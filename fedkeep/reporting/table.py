@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedkeep.reporting.differences import leaders
+from fedkeep.reporting.findings import findings
 from fedkeep.reporting.metric import Metric, columns_for, rounds_covered
 from fedkeep.reporting.summary import Row, Spread, deduplicate, trials_of
 from fedkeep.reporting.trial import TrialResult
@@ -150,8 +151,8 @@ def _notes(row: Row) -> list[str]:
     return row.note.split(", ") if row.note else []
 
 
-def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -> Table:
-    """Return the table for a terminal, to be given to a `rich.console.Console`; nothing is printed here.
+def print_table(rows: Sequence[Row], width: int = 80) -> Table:
+    """Return the table for a terminal, under what it says, to be given to a `rich.console.Console`.
 
     ``width``: The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are
         left out, which the report has.
@@ -160,12 +161,16 @@ def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) 
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", caption=escape(full_caption(rows)), caption_justify="left")
+    first = escape("".join(findings(rows)[:1]))
+    table = Table(title=first or None, title_justify="left", title_style="bold")
+    table.caption, table.caption_justify = escape(full_caption(rows)), "left"
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
     columns = columns_for(trials_of(rows))
-    first = max((len(part) for row in rows for part in (row.label, *(f"  {note}" for note in _notes(row)))), default=0)
-    if width < 68 + min(first, 30):
+    longest = max(
+        (len(part) for row in rows for part in (row.label, *(f"  {note}" for note in _notes(row)))), default=0
+    )
+    if width < 68 + min(longest, 30):
         columns = tuple(metric for metric in columns if metric.unit == "%")
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage

@@ -106,7 +106,7 @@ def test_page_opens_offline_and_runs_its_own_script_only(demo: Run) -> None:
 
 def test_page_shows_what_was_run_and_what_came_out(page: Page) -> None:
     for part in (
-        "Digits: what is kept", "No method is separated from all others in accuracy, rounds 21–40.",
+        "Digits: what is kept", "Accuracy, rounds 21–40: SFedKD (",
         "20, 10 a round", "exdir (C 2, alpha 0.5)", "4 March 2026, 05:06 UTC", "seed 2, 20 of 40 rounds",
         "10 clients were lost and 2 rounds were rolled back", "3 (too late), 7 (not finite: classifier.weight)",
         "2 more draws", "minus FedAvg", "teachers = 5, temperature = 4.0", "Xu et al., SFedKD",

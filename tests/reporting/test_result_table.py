@@ -194,7 +194,7 @@ def test_values_are_shown_in_the_unit_of_their_column() -> None:
 def test_terminal_table_has_every_number_and_prints_nothing(
     two_methods: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = print_table(summary(two_methods), title="Digits", width=140)
+    table = print_table(summary(two_methods), width=140)
     assert capsys.readouterr().out == ""
     console = Console(width=140, file=io.StringIO(), color_system=None)
     console.print(table)

@@ -12,6 +12,7 @@ import torch
 import toy
 
 import fedkeep
+from fedkeep._utils import escaping
 from fedkeep.data import load
 from fedkeep.data.holdout import image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
@@ -93,7 +94,7 @@ def test_a_run_draws_each_task_by_its_own_and_tells_so(tmp_path: Path, monkeypat
     (trial,) = fedkeep.run(chosen, out=out).trials
     output = f"{first} in task 1, {second} in task 2 (paper, each for its task): {REGIMES['paper']}"
     assert trial.generator == output
-    assert output in (out / "table.md").read_text()
+    assert escaping.markdown(output) in (out / "table.md").read_text()
     keys = [json.loads(key) for key in cached(tmp_path / "cache" / "generated")]
     assert {key["class"]: key["generator"] for key in keys} == {c: (one if c < 5 else two).hash() for c in range(10)}
 

@@ -1,0 +1,127 @@
+"""What a newcomer should take from a table, in sentences: methods against methods, and the averages of models apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fedkeep.reporting.differences import Difference, difference
+from fedkeep.reporting.metric import Metric, headline
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
+from fedkeep.reporting.summary import Row, trials_of
+
+NAMED = 3
+"""Methods that a sentence names; of more it says how many."""
+
+
+def findings(rows: Sequence[Row]) -> list[str]:
+    """Say how the methods compare in accuracy and in forgetting, and what averaging their models gains.
+
+    Returns: A sentence each, of what there is to compare; the first is of accuracy.
+    """
+    metrics = headline(trials_of(rows))
+    said = [_methods_apart(last_models(rows), metric) for metric in metrics]
+    return [sentence for sentence in (*said, _averages(rows, metrics[0])) if sentence]
+
+
+def last_models(rows: Iterable[Row]) -> list[Row]:
+    """Return the finished rows of methods, without those of averages of their models or of what did not learn."""
+    return [row for row in rows if _compares(row) and not _average(row)]
+
+
+def is_undecided(rows: Iterable[Row]) -> bool:
+    """Tell whether some method cannot be told apart from the most accurate one."""
+    methods = last_models(rows)
+    metric = headline(trials_of(methods))[0]
+    return bool(methods) and any(not one.interval.separated for one in _from_the_best(methods, metric)[1])
+
+
+def _compares(row: Row) -> bool:
+    return row.finished and not row.trouble
+
+
+def _average(row: Row) -> str:
+    """Return which average of its method's models a row is of; empty for the model itself."""
+    return next((words for words in AVERAGE_SUFFIX.values() if words and words in row.label), "")
+
+
+def _from_the_best(rows: Sequence[Row], metric: Metric) -> tuple[Row, list[Difference]]:
+    """Return the best row, and its differences to the others with which it can be compared, the smallest first."""
+    best = max(rows, key=lambda row: _rank(row, metric))
+    found = [difference(best, row, metric) for row in rows if row is not best]
+    known = [one for one in found if not math.isnan(one.interval.mean)]
+    return best, sorted(known, key=lambda one: abs(one.interval.mean))
+
+
+def _rank(row: Row, metric: Metric) -> float:
+    value = metric.better * row.value(metric).mean
+    return -math.inf if math.isnan(value) else value
+
+
+def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
+    """Say which methods the best one can be told apart from, and by how much from the nearest of them."""
+    if not rows:
+        return ""
+    best, found = _from_the_best(rows, metric)
+    if not found:
+        return ""
+    values = {row.label: f"{row.label} ({100 * row.value(metric).mean:.1f} %)" for row in rows}
+    alike = [values[one.reference] for one in found if not one.interval.separated]
+    apart = [one for one in found if one.interval.separated]
+    heading, seeds = metric.heading(trials_of(rows)).capitalize(), _seeds(found)
+    if not apart:
+        return f"{heading}: {_listed([values[best.label], *alike])} cannot be told apart with {seeds}."
+    nearest = apart[0]
+    second = values[nearest.reference].removesuffix(")")
+    said = f"{heading}: {values[best.label]} is {_points(nearest)} {second}; {_interval(nearest)})"
+    if len(apart) > 1:
+        others = f"{len(apart) - 1} others" if len(apart) > 2 else values[apart[1].reference]
+        said += f", further {_direction(nearest)} {others}"
+    return f"{said}, and cannot be told apart from {_listed(alike)} with {seeds}." if alike else f"{said}."
+
+
+def _averages(rows: Sequence[Row], metric: Metric) -> str:
+    """Say of which methods an average of the models is more accurate than the last model."""
+    averaged, gains = False, []
+    for row in last_models(rows):
+        label = row.label
+        found = [
+            (_average(other).removeprefix(", "), difference(other, row, metric))
+            for other in rows
+            if _compares(other) and _average(other) and other.label.replace(_average(other), "", 1) == label
+        ]
+        averaged |= bool(found)
+        better = [(words, one) for words, one in found if one.interval.separated and one.interval.mean > 0]
+        if better:
+            words, most = max(better, key=lambda pair: pair[1].interval.mean)
+            gains.append(f"{label}'s {words} is {_points(most)} its last model ({_interval(most)})")
+    if not averaged:
+        return ""
+    return f"Averages: {_listed(gains)}." if gains else "Averages: no method's is told apart from its last model."
+
+
+def _points(found: Difference) -> str:
+    return f"{abs(100 * found.interval.mean):.1f} points {_direction(found)}"
+
+
+def _direction(found: Difference) -> str:
+    return "above" if found.interval.mean > 0 else "below"
+
+
+def _interval(found: Difference) -> str:
+    """Return the interval of a difference, whatever its sign."""
+    low, high = sorted(abs(100 * end) for end in (found.interval.low, found.interval.high))
+    return f"95 % interval {low:.1f} to {high:.1f}{' within one seed' * found.interval.blocks}"
+
+
+def _seeds(found: Sequence[Difference]) -> str:
+    count = min(len(one.seeds) for one in found)
+    return f"{count} seeds" if count > 1 else "one seed"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a person lists them."""
+    shown = list(names)
+    if len(shown) > NAMED + 1:
+        shown = [*shown[:NAMED], f"{len(shown) - NAMED} others"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

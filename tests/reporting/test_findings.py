@@ -1,0 +1,78 @@
+"""The first lines of report and table: methods against methods, averages apart."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic_run import RECIPE, write_run, write_trial
+
+from fedkeep.reporting.findings import findings, is_undecided
+from fedkeep.reporting.html import render
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import print_table
+
+
+def run_of(path: Path, **correct: list[int]) -> Run:
+    """Write a run of one round whose methods have these correct predictions, of 200, by seed."""
+    run = write_run(path, recipe=RECIPE.replace("rounds = 4", "rounds = 1"))
+    for label, values in correct.items():
+        for seed, value in enumerate(values):
+            write_trial(run, label, seed, [[value // 2, value - value // 2]], total=[100, 100])
+    return read_run(run)
+
+
+@pytest.fixture
+def with_average(tmp_path: Path) -> Run:
+    """FedSeq is above FedAvg; its moving average is above its last model, so no row is above all others."""
+    run = run_of(tmp_path / "run", FedAvg=[160, 162], FedSeq=[181, 182], SFedKD=[178, 184])
+    above = run_of(tmp_path / "above", FedSeq=[183, 184]).trials
+    average = [replace(trial, label="FedSeq, moving average") for trial in above]
+    return replace(run, trials=(*run.trials, *average))
+
+
+def test_methods_are_compared_with_methods_and_averages_apart(with_average: Run) -> None:
+    rows = summary(with_average)
+    first, averages = findings(rows)
+    assert first == (
+        "Accuracy, round 1: FedSeq (90.8 %) is 10.2 points above FedAvg (80.5 %; 95 % interval 7.1 to 13.4), and "
+        "cannot be told apart from SFedKD (90.5 %) with 2 seeds."
+    )
+    assert averages == (
+        "Averages: FedSeq's moving average is 1.0 points above its last model (95 % interval 1.0 to 1.0)."
+    )
+    assert is_undecided(rows)
+    page = " ".join(unescape(render(with_average)).split())
+    assert first in page
+    assert averages in page
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(print_table(rows))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert " ".join(printed.split()).startswith(first), "it stands above the table"
+
+
+def test_many_methods_are_counted(tmp_path: Path) -> None:
+    rows = summary(run_of(tmp_path / "run", A=[120, 121], B=[130, 131], C=[140, 141], D=[190, 191]))
+    (first,) = findings(rows)
+    assert first == (
+        "Accuracy, round 1: D (95.2 %) is 25.0 points above C (70.2 %; 95 % interval 25.0 to 25.0), further above "
+        "2 others."
+    )
+    assert not is_undecided(rows)
+
+
+def test_one_seed_of_one_evaluation_decides_nothing(tmp_path: Path) -> None:
+    rows = summary(run_of(tmp_path / "run", A=[120], B=[190]))
+    assert findings(rows)[0] == "Accuracy, round 1: B (95.0 %) and A (60.0 %) cannot be told apart with one seed."
+    assert is_undecided(rows)
+
+
+def test_one_method_is_compared_with_none(tmp_path: Path) -> None:
+    rows = summary(run_of(tmp_path / "run", A=[120, 130]))
+    assert findings(rows) == []
+    assert not is_undecided(rows)
