@@ -65,10 +65,7 @@ def _from_csv(file: Path) -> Mapping[str, Tensor]:
         return {row[0]: torch.tensor([float(number) for number in row[1:]]) for row in csv.reader(lines) if row}
 
 
-_READERS: Mapping[str, Callable[[Path], Mapping[str, Tensor]]] = {
-    ".csv": _from_csv,
-    ".safetensors": load_file,
-}
+_READERS: Mapping[str, Callable[[Path], Mapping[str, Tensor]]] = {".csv": _from_csv, ".safetensors": load_file}
 
 
 class BatchNormStatistics:

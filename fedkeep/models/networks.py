@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -140,14 +141,16 @@ def _windows(side: int, kernel: int, stride: int) -> int:
 
 
 @dataclass(frozen=True)
-class LeNet5(Architecture):
-    """LeNet-5 as in the code of Li & Lyu (2023), "Convergence analysis of sequential federated learning".
+class Convolutional(Architecture):
+    """Base class of networks of convolutions, hidden layers with ReLU, and a classifier, sized for the images.
 
-    Two 5x5 convolutions (6 and 16 maps), each with ReLU and 2x2 max-pooling, then 120 and 84 units and the classifier.
-    44,426 parameters for 1x28x28 and 10 classes; images from 16x16 pixels.
+    ``hidden``: Units of each fully connected layer before the classifier.
+    ``dropped``: What of a hidden layer is dropped with the probability ``dropout``, if there is this option.
     """
 
-    name: ClassVar[str] = "lenet5"
+    convolutions: ClassVar[tuple[Convolution, ...]]
+    hidden: ClassVar[tuple[int, ...]]
+    dropped: ClassVar[Literal["inputs", "outputs"]] = "inputs"
 
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
@@ -155,8 +158,27 @@ class LeNet5(Architecture):
         ``shape``: Channels, height and width of an image.
         """
         return convolutional(
-            self.name, shape, classes, convolutions=(Convolution(6, 5), Convolution(16, 5)), hidden=(120, 84)
+            self.name,
+            shape,
+            classes,
+            convolutions=self.convolutions,
+            hidden=self.hidden,
+            dropout=getattr(self, "dropout", 0.0),
+            dropped=self.dropped,
         )
+
+
+@dataclass(frozen=True)
+class LeNet5(Convolutional):
+    """LeNet-5 as in the code of Li & Lyu (2023), "Convergence analysis of sequential federated learning".
+
+    Two 5x5 convolutions (6 and 16 maps), each with ReLU and 2x2 max-pooling, then 120 and 84 units and the classifier.
+    44,426 parameters for 1x28x28 and 10 classes; images from 16x16 pixels.
+    """
+
+    name: ClassVar[str] = "lenet5"
+    convolutions = (Convolution(6, 5), Convolution(16, 5))
+    hidden = (120, 84)
 
 
 @dataclass(frozen=True)
@@ -171,7 +193,7 @@ class SimpleCNN(LeNet5):
 
 
 @dataclass(frozen=True)
-class CNN4(Architecture):
+class CNN4(Convolutional):
     """The four-layer network of FedNTD (Lee et al., 2022).
 
     Two padded 5x5 convolutions (32 and 64 maps), each with ReLU and 2x2 max-pooling, then 512 units and the classifier.
@@ -179,18 +201,12 @@ class CNN4(Architecture):
     """
 
     name: ClassVar[str] = "cnn4"
-
-    def build(self, shape: Shape, classes: int) -> Network:
-        """Build the network.
-
-        ``shape``: Channels, height and width of an image.
-        """
-        layers = (Convolution(32, 5, padding=2), Convolution(64, 5, padding=2))
-        return convolutional(self.name, shape, classes, convolutions=layers, hidden=(512,))
+    convolutions = (Convolution(32, 5, padding=2), Convolution(64, 5, padding=2))
+    hidden = (512,)
 
 
 @dataclass(frozen=True)
-class CNNLL(Architecture):
+class CNNLL(Convolutional):
     """The CIFAR network in the code of Li & Lyu (2023), "Convergence analysis of sequential federated learning".
 
     Two 5x5 convolutions (64 maps each), each with ReLU and 2x2 max-pooling, then 384 and 192 units and the classifier.
@@ -198,15 +214,8 @@ class CNNLL(Architecture):
     """
 
     name: ClassVar[str] = "cnn-ll"
-
-    def build(self, shape: Shape, classes: int) -> Network:
-        """Build the network.
-
-        ``shape``: Channels, height and width of an image.
-        """
-        return convolutional(
-            self.name, shape, classes, convolutions=(Convolution(64, 5), Convolution(64, 5)), hidden=(384, 192)
-        )
+    convolutions = (Convolution(64, 5), Convolution(64, 5))
+    hidden = (384, 192)
 
 
 @dataclass(frozen=True)
@@ -252,7 +261,7 @@ class MeanCNN(Architecture):
 
 
 @dataclass(frozen=True)
-class AlexNet8(Architecture):
+class AlexNet8(Convolutional):
     """AlexNet for 32x32 images: five 3x3 convolutions, two hidden layers of 4096 units, and the classifier.
 
     SFedKD names an "AlexNet-8" and does not give its layers; this is a reconstruction after the form that is common
@@ -261,26 +270,20 @@ class AlexNet8(Architecture):
     """
 
     name: ClassVar[str] = "alexnet8"
+    convolutions = (
+        Convolution(64, 3, stride=2, padding=1),
+        Convolution(192, 3, padding=1),
+        Convolution(384, 3, padding=1, pool=None),
+        Convolution(256, 3, padding=1, pool=None),
+        Convolution(256, 3, padding=1),
+    )
+    hidden = (4096, 4096)
 
     dropout: float = option(0.5, "probability of dropping an input of a hidden layer, in training", low=0, high=1)
 
-    def build(self, shape: Shape, classes: int) -> Network:
-        """Build the network.
-
-        ``shape``: Channels, height and width of an image.
-        """
-        layers = (
-            Convolution(64, 3, stride=2, padding=1),
-            Convolution(192, 3, padding=1),
-            Convolution(384, 3, padding=1, pool=None),
-            Convolution(256, 3, padding=1, pool=None),
-            Convolution(256, 3, padding=1),
-        )
-        return convolutional(self.name, shape, classes, convolutions=layers, hidden=(4096, 4096), dropout=self.dropout)
-
 
 @dataclass(frozen=True)
-class AlexNet8USFC(Architecture):
+class AlexNet8USFC(AlexNet8):
     """Another reading of AlexNet-8: 11x11, 7x7 and three 3x3 convolutions, two hidden layers, and the classifier.
 
     Papers from SFedKD's university describe an "8-layer AlexNet" like this, with a size of about 130 MB. Kernel sizes
@@ -291,29 +294,20 @@ class AlexNet8USFC(Architecture):
     """
 
     name: ClassVar[str] = "alexnet8-usfc"
-
-    dropout: float = option(0.5, "probability of dropping an input of a hidden layer, in training", low=0, high=1)
-
-    def build(self, shape: Shape, classes: int) -> Network:
-        """Build the network.
-
-        ``shape``: Channels, height and width of an image.
-        """
-        layers = (
-            Convolution(96, 11, padding=5, pool=(3, 2)),
-            Convolution(256, 7, padding=3, pool=(3, 2)),
-            Convolution(384, 3, padding=1, pool=None),
-            Convolution(384, 3, padding=1, pool=None),
-            Convolution(256, 3, padding=1, pool=(3, 2)),
-        )
-        return convolutional(self.name, shape, classes, convolutions=layers, hidden=(4096, 4096), dropout=self.dropout)
+    convolutions = (
+        Convolution(96, 11, padding=5, pool=(3, 2)),
+        Convolution(256, 7, padding=3, pool=(3, 2)),
+        Convolution(384, 3, padding=1, pool=None),
+        Convolution(384, 3, padding=1, pool=None),
+        Convolution(256, 3, padding=1, pool=(3, 2)),
+    )
 
 
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # maps and convolutions; 2x2 max-pooling ends each
 
 
 @dataclass(frozen=True)
-class VGG16(Architecture):
+class VGG16(Convolutional):
     """VGG-16 of Simonyan & Zisserman (2015), configuration D, on small images.
 
     Thirteen padded 3x3 convolutions with 2x2 max-pooling after the second, fourth, seventh, tenth and thirteenth, then
@@ -322,29 +316,29 @@ class VGG16(Architecture):
     """
 
     name: ClassVar[str] = "vgg16"
+    hidden = (4096, 4096)
+    dropped = "outputs"
 
     batch_norm: bool = option(False, "batch norm after every convolution")
     dropout: float = option(0.5, "probability of dropping an output of a hidden layer, in training", low=0, high=1)
 
-    def build(self, shape: Shape, classes: int) -> Network:
-        """Build the network.
-
-        ``shape``: Channels, height and width of an image.
-        """
-        layers = [
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:  # type: ignore[override]
+        """Five stages of 64 to 512 maps, each with 2x2 max-pooling at its end."""
+        return tuple(
             Convolution(maps, 3, padding=1, pool=(2, 2) if number == count else None, norm=self.batch_norm)
             for maps, count in STAGES
             for number in range(1, count + 1)
-        ]
-        return convolutional(
-            self.name,
-            shape,
-            classes,
-            convolutions=layers,
-            hidden=(4096, 4096),
-            dropout=self.dropout,
-            dropped="outputs",
         )
+
+
+def fully_connected(name: str, first: nn.Module, widths: Sequence[int], classes: int) -> Network:
+    """Build fully connected layers with ReLU behind a first module, and the classifier."""
+    body = nn.Sequential(OrderedDict({name: first}))
+    for number, (before, after) in enumerate(pairwise(widths), start=1):
+        body.add_module(f"full{number}", nn.Linear(before, after))
+        body.add_module(f"relu{number}", nn.ReLU())
+    return Network(body, widths[-1], classes)
 
 
 @dataclass(frozen=True)
@@ -363,13 +357,7 @@ class MLP(Architecture):
 
         ``shape``: Channels, height and width of an image.
         """
-        widths = [prod(shape), *self.hidden]
-        body = nn.Sequential()
-        body.add_module("flatten", nn.Flatten())
-        for number, (before, after) in enumerate(pairwise(widths), start=1):
-            body.add_module(f"full{number}", nn.Linear(before, after))
-            body.add_module(f"relu{number}", nn.ReLU())
-        return Network(body, widths[-1], classes)
+        return fully_connected("flatten", nn.Flatten(), (prod(shape), *self.hidden), classes)
 
 
 class MeanOfEmbeddings(nn.Module):
@@ -449,13 +437,8 @@ class EmbeddingBag(Architecture):
         ``shape``: The number of token ids of a text.
         """
         _text_length(self.name, shape)
-        body = nn.Sequential()
-        body.add_module("mean", MeanOfEmbeddings(self.vocabulary, self.width))
-        widths = [self.width, *self.hidden]
-        for number, (before, after) in enumerate(pairwise(widths), start=1):
-            body.add_module(f"full{number}", nn.Linear(before, after))
-            body.add_module(f"relu{number}", nn.ReLU())
-        return Network(body, widths[-1], classes)
+        first = MeanOfEmbeddings(self.vocabulary, self.width)
+        return fully_connected("mean", first, (self.width, *self.hidden), classes)
 
 
 @dataclass(frozen=True)

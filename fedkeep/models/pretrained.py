@@ -79,12 +79,7 @@ class Extractor:
     """
 
     def __init__(
-        self,
-        network: Any,
-        reading: InputSpec,
-        about: str = "",
-        memory: int = MEMORY,
-        learned: tuple[str, ...] = (),
+        self, network: Any, reading: InputSpec, about: str = "", memory: int = MEMORY, learned: tuple[str, ...] = ()
     ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.reading = reading

@@ -26,9 +26,7 @@ CHECKS: tuple[Callable[[Algorithm[Any, Any]], None], ...] = tuple(
 """All checks. A name without ``check_`` is what `check_algorithm` skips, and what `checks_for` yields."""
 
 
-def checks_for(
-    algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]],
-) -> Iterator[tuple[str, Callable[[], None]]]:
+def checks_for(algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the name of each check that applies to a method, and a function without arguments that carries it out.
 
     ``algorithm``: The method, or its class for the method with its default options. Options that make its rounds small

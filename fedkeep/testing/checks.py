@@ -27,32 +27,8 @@ from fedkeep.models import Network
 from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.rounds.messages import StepRequest
 from fedkeep.testing import federation as tiny
-from fedkeep.testing.runs import (
-    GLOBAL_SEED,
-    ROUNDS,
-    AnyAlgorithm,
-    BackwardExecutor,
-    Stopped,
-    asked_steps,
-    condition,
-    expect,
-    expect_close_run,
-    expect_data_error,
-    expect_equal,
-    expect_finite,
-    expect_json,
-    expect_same_files,
-    expect_same_run,
-    expect_settled,
-    last_step,
-    record_batches,
-    replies_with,
-    run_settled,
-    stop_after,
-    undisturbed,
-    watch_clients,
-    wrap_steps,
-)
+from fedkeep.testing import runs
+from fedkeep.testing.runs import AnyAlgorithm
 from fedkeep.training.party import LocalParty
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
@@ -61,11 +37,13 @@ from fedkeep.trials.trial import run_trial
 
 def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
     """Check that two runs with one seed leave the same bytes, and that something is learned."""
-    one, two = undisturbed(algorithm), tiny.simulation(algorithm)
-    expect_same_run(one, tiny.run_rounds(two), two, "in a second run with the same seed")
-    expect(encode(one.server) == encode(two.server.state), algorithm, "the server's state should be the same bytes")
+    one, two = runs.undisturbed(algorithm), tiny.simulation(algorithm)
+    runs.expect_same_run(one, tiny.run_rounds(two), two, "in a second run with the same seed")
+    runs.expect(
+        encode(one.server) == encode(two.server.state), algorithm, "the server's state should be the same bytes"
+    )
     learned = not tiny.equal(one.model, one.initial)
-    expect(
+    runs.expect(
         learned,
         algorithm,
         "`round` should leave in `server.model` what was learned, not the initial model. (A `round` that changes the "
@@ -75,47 +53,49 @@ def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
 
 def check_another_seed_differs(algorithm: AnyAlgorithm) -> None:
     """Check that the seed matters."""
-    one, two = undisturbed(algorithm), tiny.simulation(algorithm, seed=1)
+    one, two = runs.undisturbed(algorithm), tiny.simulation(algorithm, seed=1)
     differs = one.records != tiny.run_rounds(two) and not tiny.equal(one.model, two.server.model)
-    expect(differs, algorithm, "records and model should differ with another seed")
+    runs.expect(differs, algorithm, "records and model should differ with another seed")
 
 
 def check_common_randomness(algorithm: AnyAlgorithm) -> None:
     """Check that a method changes no cohort, initial weight, example or batch order: all methods see the same."""
     own, reference = _seen(algorithm), _seen_in_plain_training()
-    expect_equal(own["cohorts"], reference["cohorts"], algorithm, "cohorts should be those of every method")
+    runs.expect_equal(own["cohorts"], reference["cohorts"], algorithm, "cohorts should be those of every method")
     first = slice(None, None, algorithm.rows_per_class)  # where a class has several rows, its first is everybody's
     begins = {name: t[first] if name in (WEIGHT, BIAS) else t for name, t in own["initial"].items()}
     same = tiny.equal(begins, reference["initial"])
-    expect(same, algorithm, "initial weights should be those of every method with this network")
+    runs.expect(same, algorithm, "initial weights should be those of every method with this network")
     labels = {client: own["labels"].get(client) for client in reference["labels"]}
-    expect_equal(labels, reference["labels"], algorithm, "every client of a cohort should be asked, with its own data")
-    expect(bool(own["orders"]), algorithm, "clients should train with `client.fit`")
+    runs.expect_equal(
+        labels, reference["labels"], algorithm, "every client of a cohort should be asked, with its own data"
+    )
+    runs.expect(bool(own["orders"]), algorithm, "clients should train with `client.fit`")
     if "generator" in algorithm.needs:
         return  # generated images stand between the client's own
     unknown = own["orders"].keys() - reference["orders"].keys()
-    expect_equal(unknown, set(), algorithm, "nobody but the cohort should train in a round")
+    runs.expect_equal(unknown, set(), algorithm, "nobody but the cohort should train in a round")
     for (number, client), orders in own["orders"].items():
         # A method may train more than once in a round; its first training sees what every other method sees.
         wanted = reference["orders"][number, client]
-        expect_equal(
+        runs.expect_equal(
             orders[: len(wanted)], wanted, algorithm, f"client {client}'s batches of round {number} are every method's"
         )
 
 
 def check_evaluation_interval_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on how often the model is evaluated."""
-    often, seldom = undisturbed(algorithm), tiny.simulation(algorithm, evaluate_every=3)
+    often, seldom = runs.undisturbed(algorithm), tiny.simulation(algorithm, evaluate_every=3)
     records = tiny.run_rounds(seldom)
-    expect(all("correct" in record for record in often.records), algorithm, "every round should be evaluated")
-    expect_equal(
+    runs.expect(all("correct" in record for record in often.records), algorithm, "every round should be evaluated")
+    runs.expect_equal(
         [_unevaluated(record) for record in records],
         [_unevaluated(record) for record in often.records],
         algorithm,
         "records should not depend on how often is evaluated",
     )
     same = tiny.equal(often.model, seldom.server.model)
-    expect(same, algorithm, "the model should not depend on how often is evaluated")
+    runs.expect(same, algorithm, "the model should not depend on how often is evaluated")
 
 
 def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> None:
@@ -123,55 +103,57 @@ def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> No
     watched = tiny.simulation(algorithm, evaluate_local_models=True)
     records = tiny.run_rounds(watched)
     evaluated = [record.pop("local_models") for record in records]
-    expect_same_run(undisturbed(algorithm), records, watched, "with `evaluate_local_models`")
+    runs.expect_same_run(runs.undisturbed(algorithm), records, watched, "with `evaluate_local_models`")
     for record, each in zip(records, evaluated, strict=True):
         strangers = {one["client"] for one in each} - set(record["cohort"])
-        expect_equal(strangers, set(), algorithm, "only models of the cohort should be evaluated")
-    expect(any(evaluated), algorithm, "some client's model should come back as a Fit, or be its `own_model`")
+        runs.expect_equal(strangers, set(), algorithm, "only models of the cohort should be evaluated")
+    runs.expect(any(evaluated), algorithm, "some client's model should come back as a Fit, or be its `own_model`")
 
 
 def check_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that messages and states come through the codec as they were."""
     coded = tiny.simulation(algorithm, through_codec=True)
-    one = undisturbed(algorithm)
-    expect_same_run(one, tiny.run_rounds(coded), coded, "when every message goes through the codec")
-    expect(encode(one.server) == encode(coded.server.state), algorithm, "the server's state should be the same bytes")
+    one = runs.undisturbed(algorithm)
+    runs.expect_same_run(one, tiny.run_rounds(coded), coded, "when every message goes through the codec")
+    runs.expect(
+        encode(one.server) == encode(coded.server.state), algorithm, "the server's state should be the same bytes"
+    )
 
 
 def check_order_of_work_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on which client is quicker."""
-    forward = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    forward = runs.undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
     backward = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT)
-    backward.executor = BackwardExecutor(backward.serial)
+    backward.executor = runs.BackwardExecutor(backward.serial)
     records = tiny.run_rounds(backward)
-    expect_same_run(forward, records, backward, "when clients are asked in another order")
+    runs.expect_same_run(forward, records, backward, "when clients are asked in another order")
     same = encode(forward.server) == encode(backward.server.state)
-    expect(same, algorithm, "the server's state should be the same bytes")
+    runs.expect(same, algorithm, "the server's state should be the same bytes")
 
 
 def check_stacked_training(algorithm: AnyAlgorithm) -> None:
     """Check that clients trained as one stacked model learn the same, up to rounding."""
-    looped = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    looped = runs.undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
     stacked = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT, stack=4)
-    expect_close_run(looped.records, looped.model, tiny.run_rounds(stacked), stacked)
+    runs.expect_close_run(looped.records, looped.model, tiny.run_rounds(stacked), stacked)
 
 
 def check_global_randomness(algorithm: AnyAlgorithm) -> None:
     """Check that PyTorch's global generator is neither read nor moved."""
-    first = undisturbed(algorithm)
-    with temporary_seed(GLOBAL_SEED + 1):
+    first = runs.undisturbed(algorithm)
+    with temporary_seed(runs.GLOBAL_SEED + 1):
         before = torch.get_rng_state()
         records = tiny.run_rounds(tiny.simulation(algorithm))
         after = torch.get_rng_state()
     advice = "draw from `client.rng(purpose)` or `server.rng(purpose)`, not from a global generator"
-    expect_equal(records, first.records, algorithm, advice)
-    expect(torch.equal(after, before), algorithm, advice)
+    runs.expect_equal(records, first.records, algorithm, advice)
+    runs.expect(torch.equal(after, before), algorithm, advice)
 
 
 def check_records_are_json(algorithm: AnyAlgorithm) -> None:
     """Check that records are strict JSON."""
-    for record in undisturbed(algorithm).records:
-        expect_json(algorithm, record)
+    for record in runs.undisturbed(algorithm).records:
+        runs.expect_json(algorithm, record)
 
 
 @functools.cache
@@ -183,7 +165,7 @@ def _seen_in_plain_training() -> dict[str, Any]:
 def _seen(algorithm: AnyAlgorithm) -> dict[str, Any]:
     """Run a method and return what its clients saw."""
     simulation = tiny.simulation(algorithm)
-    seen = record_batches(simulation)
+    seen = runs.record_batches(simulation)
     initial = simulation.server.model
     cohorts = [record["cohort"] for record in tiny.run_rounds(simulation)]
     return {"cohorts": cohorts, "initial": initial, "labels": seen.labels, "orders": dict(seen.orders)}
@@ -199,14 +181,14 @@ def check_resume(algorithm: AnyAlgorithm) -> None:
         whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
         run_trial(tiny.simulation(algorithm, training=tiny.SHORT), whole)
         lines = (whole / "rounds.jsonl").read_bytes().splitlines()
-        for at in range(1, ROUNDS + 1):
-            with suppress(Stopped):
-                run_trial(tiny.simulation(algorithm, training=tiny.SHORT), stopped, [stop_after(at)])
+        for at in range(1, runs.ROUNDS + 1):
+            with suppress(runs.Stopped):
+                run_trial(tiny.simulation(algorithm, training=tiny.SHORT), stopped, [runs.stop_after(at)])
             found = (stopped / "rounds.jsonl").read_bytes().splitlines()
-            expect_equal(found, lines[:at], algorithm, f"records should be the same when stopped after round {at}")
-            expect(not (stopped / "result.json").exists(), algorithm, "a stopped trial should have no result")
+            runs.expect_equal(found, lines[:at], algorithm, f"records should be the same when stopped after round {at}")
+            runs.expect(not (stopped / "result.json").exists(), algorithm, "a stopped trial should have no result")
         run_trial(tiny.simulation(algorithm, training=tiny.SHORT), stopped)
-        expect_same_files(algorithm, stopped, whole, "when stopped after every round and resumed")
+        runs.expect_same_files(algorithm, stopped, whole, "when stopped after every round and resumed")
 
 
 def check_checkpoint(algorithm: AnyAlgorithm) -> None:
@@ -217,18 +199,18 @@ def check_checkpoint(algorithm: AnyAlgorithm) -> None:
         records = {"rounds.jsonl": digest_of(b"records")}
         Checkpoint(Path(folder)).save(first, records)
         restored = Checkpoint(Path(folder)).restore(second)
-    expect_equal(restored, records, algorithm, "a checkpoint should hold the digests of the records")
-    same = condition(second) == condition(first)
-    expect(same, algorithm, "a checkpoint should restore the model and all states")
-    expect_equal(
+    runs.expect_equal(restored, records, algorithm, "a checkpoint should hold the digests of the records")
+    same = runs.condition(second) == runs.condition(first)
+    runs.expect(same, algorithm, "a checkpoint should restore the model and all states")
+    runs.expect_equal(
         tiny.run_rounds(second), tiny.run_rounds(first), algorithm, "records should be the same from a checkpoint"
     )
 
 
 def check_lost_clients(algorithm: AnyAlgorithm) -> None:
     """Check that a client may be lost in each step, and the round goes on with the others."""
-    calls = undisturbed(algorithm).calls
-    for step in asked_steps(algorithm):
+    calls = runs.undisturbed(algorithm).calls
+    for step in runs.asked_steps(algorithm):
         made = [(number, client) for number, client, name in calls if name == step]
         victims = dict(reversed(made))  # the first of each round
         odd = max(number % 2 for number in victims)  # every second round, so that whole ones follow
@@ -239,16 +221,16 @@ def check_lost_clients(algorithm: AnyAlgorithm) -> None:
             number = record["round"]
             wanted = {lost[number]: "lost it"} if number in lost else {}
             why = f"in round {number} only client {lost.get(number)} should be lost, in {step!r}"
-            expect_equal(record["lost"], wanted, algorithm, why)
-            expect(not record["rolled_back"], algorithm, f"round {number} should go on without the lost client")
-        expect_finite(algorithm, simulation.server.model)
+            runs.expect_equal(record["lost"], wanted, algorithm, why)
+            runs.expect(not record["rolled_back"], algorithm, f"round {number} should go on without the lost client")
+        runs.expect_finite(algorithm, simulation.server.model)
 
 
 def check_bad_replies(algorithm: AnyAlgorithm) -> None:
     """Check that replies of broken tensors are refused, and the round goes on."""
     steps = client_steps(type(algorithm))
     dataclasses = {name for name, step in steps.items() if is_dataclass(annotations_of(step)["return"])}
-    carriers = replies_with(algorithm, Fit) or dataclasses or set(steps)
+    carriers = runs.replies_with(algorithm, Fit) or dataclasses or set(steps)
     faults = {"4": lambda tensor: torch.full_like(tensor, float("nan")), "3": lambda tensor: torch.cat([tensor] * 2)}
     simulation = tiny.simulation(algorithm, cohort_size=6, rounds=3, training=tiny.SHORT)
 
@@ -260,13 +242,13 @@ def check_bad_replies(algorithm: AnyAlgorithm) -> None:
         is_broken = simulation.finished == 1 and request.client in faults and request.step.__name__ in carriers
         return wrapped if is_broken else request.step
 
-    wrap_steps(simulation, wrap)
+    runs.wrap_steps(simulation, wrap)
     records = tiny.run_rounds(simulation)
     for record, wanted in zip(records, [set(), set(faults), set()], strict=True):
         why = f"in round {record['round']} exactly the broken replies should be refused; see `validate_reply`"
-        expect_equal(set(record["lost"]), wanted, algorithm, why)
-    expect(not records[1]["rolled_back"], algorithm, "a round should go on without those whose reply was refused")
-    expect_finite(algorithm, simulation.server.model)
+        runs.expect_equal(set(record["lost"]), wanted, algorithm, why)
+    runs.expect(not records[1]["rolled_back"], algorithm, "a round should go on without those whose reply was refused")
+    runs.expect_finite(algorithm, simulation.server.model)
 
 
 def _broken(reply: Any, fault: Callable[[Tensor], Tensor]) -> Any:
@@ -282,19 +264,21 @@ def check_too_few_clients(algorithm: AnyAlgorithm) -> None:
     """Check that a round with too few clients changes nothing, whenever they are lost."""
     second = tiny.simulation(algorithm).sample_cohort(2)
     at_once: Injector = lambda number, client, step: "gone" if number == 2 else None  # noqa: E731
-    late = _failing({2: second[-1]}, last_step(algorithm))
+    late = _failing({2: second[-1]}, runs.last_step(algorithm))
     for injector in (at_once, late):
         simulation = tiny.simulation(algorithm, min_clients=3, fault_injector=injector, training=tiny.SHORT)
         tiny.run_rounds(simulation, 1)
-        before = condition(simulation)
+        before = runs.condition(simulation)
         (record,) = tiny.run_rounds(simulation, 1)
-        expect(record["rolled_back"] is True, algorithm, "a round with fewer than `min_clients` should be rolled back")
-        expect(bool(record["lost"]), algorithm, "who was lost should be in the record")
-        same = condition(simulation) == before | {"finished": 2}
-        expect(same, algorithm, "a round that is rolled back should change nothing; never change a state in place")
+        runs.expect(
+            record["rolled_back"] is True, algorithm, "a round with fewer than `min_clients` should be rolled back"
+        )
+        runs.expect(bool(record["lost"]), algorithm, "who was lost should be in the record")
+        same = runs.condition(simulation) == before | {"finished": 2}
+        runs.expect(same, algorithm, "a round that is rolled back should change nothing; never change a state in place")
         if injector is at_once:
             later = [record["rolled_back"] for record in tiny.run_rounds(simulation)]
-            expect_equal(later, [False, False], algorithm, "later rounds should go on")
+            runs.expect_equal(later, [False, False], algorithm, "later rounds should go on")
 
 
 Injector = Callable[[int, str, str], str | None]
@@ -307,38 +291,38 @@ def _failing(victims: Mapping[int, str], step: str) -> Injector:
 
 def check_cohort_of_one(algorithm: AnyAlgorithm) -> None:
     """Check rounds with one client each."""
-    run_settled(tiny.simulation(algorithm, cohort_size=1, rounds=8, training=tiny.SHORT))
+    runs.run_settled(tiny.simulation(algorithm, cohort_size=1, rounds=8, training=tiny.SHORT))
 
 
 def check_more_rounds_than_clients(algorithm: AnyAlgorithm) -> None:
     """Check a federation of two clients that return."""
     two = tiny.federation((8, 9))
-    run_settled(tiny.simulation(algorithm, federation=two, cohort_size=1, rounds=7, training=tiny.SHORT))
+    runs.run_settled(tiny.simulation(algorithm, federation=two, cohort_size=1, rounds=7, training=tiny.SHORT))
 
 
 def check_cohort_of_everybody(algorithm: AnyAlgorithm) -> None:
     """Check rounds with all clients."""
-    everybody = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
-    expect_settled(algorithm, everybody.records, everybody.model)
+    everybody = runs.undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    runs.expect_settled(algorithm, everybody.records, everybody.model)
 
 
 def check_client_with_one_example(algorithm: AnyAlgorithm) -> None:
     """Check clients that hold a single example."""
-    run_settled(tiny.simulation(algorithm, federation=tiny.federation((1, 6, 1)), cohort_size=3))
+    runs.run_settled(tiny.simulation(algorithm, federation=tiny.federation((1, 6, 1)), cohort_size=3))
 
 
 def check_clients_with_one_class(algorithm: AnyAlgorithm) -> None:
     """Check clients that hold one class each."""
     data = tiny.dataset(30)
     clients = [torch.nonzero(data.train["label"] == c).flatten().tolist() for c in range(tiny.CLASSES)]
-    run_settled(tiny.simulation(algorithm, federation=tiny.by_hand(data, clients), cohort_size=3))
+    runs.run_settled(tiny.simulation(algorithm, federation=tiny.by_hand(data, clients), cohort_size=3))
 
 
 def check_clients_without_examples(algorithm: AnyAlgorithm) -> None:
     """Check that clients may hold nothing, and that empty messages come through the codec."""
     clients = tiny.federation((6, 0, 9, 0))
     for through_codec in (False, True):
-        run_settled(
+        runs.run_settled(
             tiny.simulation(
                 algorithm,
                 federation=clients,
@@ -355,11 +339,11 @@ def check_nobody_with_examples(algorithm: AnyAlgorithm) -> None:
     """Check a federation in which nobody holds anything."""
     simulation = tiny.simulation(algorithm, federation=tiny.by_hand(tiny.dataset(9), [[], []]), cohort_size=2)
     if "generator" in algorithm.needs:  # what nobody has cannot be described
-        expect_data_error(simulation)
+        runs.expect_data_error(simulation)
         return
     losses = [record["loss"] for record in tiny.run_rounds(simulation)]
-    expect_equal(losses, [None] * ROUNDS, algorithm, "there should be no loss where nobody has examples")
-    expect_finite(algorithm, simulation.server.model)
+    runs.expect_equal(losses, [None] * runs.ROUNDS, algorithm, "there should be no loss where nobody has examples")
+    runs.expect_finite(algorithm, simulation.server.model)
 
 
 def check_batch_norm(algorithm: AnyAlgorithm) -> None:
@@ -370,23 +354,23 @@ def check_batch_norm(algorithm: AnyAlgorithm) -> None:
     clients = tiny.federation((9, 1, 6, 0, 7, 23))
     # One round more than is run: at its end a task may leave the model of an earlier round.
     simulation = tiny.simulation(
-        algorithm, factory=_normed, federation=clients, cohort_size=4, rounds=ROUNDS + 1, training=tiny.SHORT
+        algorithm, factory=_normed, federation=clients, cohort_size=4, rounds=runs.ROUNDS + 1, training=tiny.SHORT
     )
     fits = _record_fits(simulation)
-    for _ in range(ROUNDS):
+    for _ in range(runs.ROUNDS):
         fits.clear()
-        run_settled(simulation, 1)
+        runs.run_settled(simulation, 1)
         after = simulation.server.model
-        expect(any(fit.num_steps for fit in fits), algorithm, "somebody should train with `fit`")
+        runs.expect(any(fit.num_steps for fit in fits), algorithm, "somebody should train with `fit`")
         for name in (name for name in after if "running" in name):
             left = torch.stack([fit.model[name] for fit in fits])
             within = bool((after[name] >= left.amin(0) - 1e-6).all() and (after[name] <= left.amax(0) + 1e-6).all())
-            expect(within, algorithm, f"{name}, which is not trained, should stay between those that clients left")
+            runs.expect(within, algorithm, f"{name}, which is not trained, should stay between those that clients left")
         counter = after["body.norm.num_batches_tracked"]
         counted = counter.dtype == torch.int64 and any(
             bool(counter == fit.model["body.norm.num_batches_tracked"]) for fit in fits
         )
-        expect(counted, algorithm, "whole numbers of the model should stay int64, and one that a client left")
+        runs.expect(counted, algorithm, "whole numbers of the model should stay int64, and one that a client left")
 
 
 def _record_fits(simulation: Simulation) -> list[Fit]:
@@ -403,7 +387,7 @@ def _record_fits(simulation: Simulation) -> list[Fit]:
         party.fit = fit  # type: ignore[method-assign]
 
     watch(simulation.server)
-    watch_clients(simulation, watch)
+    runs.watch_clients(simulation, watch)
     return fits
 
 
@@ -427,8 +411,10 @@ def check_memory(algorithm: AnyAlgorithm) -> None:
         gc.unfreeze()
     model = sum(tensor.nbytes for tensor in simulation.server.model.values())
     tensors, objects = after[0] - before[0], after[1] - before[1]
-    expect(tensors <= model / 4, algorithm, f"memory should be flat, but 20 rounds left {tensors} bytes of tensors")
-    expect(objects <= 10, algorithm, f"memory should be flat, but 20 rounds left {objects} objects")
+    runs.expect(
+        tensors <= model / 4, algorithm, f"memory should be flat, but 20 rounds left {tensors} bytes of tensors"
+    )
+    runs.expect(objects <= 10, algorithm, f"memory should be flat, but 20 rounds left {objects} objects")
 
 
 def _normed() -> Network:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -273,22 +274,16 @@ def load_generator(
         weights = {name: tensor.float() for name, tensor in read_tensors((folder / WEIGHTS).read_bytes()).items()}
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot read {folder / WEIGHTS}: {error}. Copy the generator again, or train it.") from error
-    if hash_weights(weights) != written.pop("hash", None):
+    if hash_weights(weights) != written.get("hash"):
         raise RunError(f"{folder / WEIGHTS} is not what {CARD} says. Copy the whole folder again, or train it.")
-    try:
-        card = _card_from_json(written)
-        return PixelGenerator(card, weights, device, space=space, initial=initial)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _invalid_card(folder, error) from error
+    with _valid_card(folder):
+        return PixelGenerator(_card_from_json(written), weights, device, space=space, initial=initial)
 
 
 def read_card(folder: Path) -> ModelCard:
     """Return a generator's card without loading its weights."""
-    written = _read_card_json(folder)
-    try:
-        return _card_from_json(written)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _invalid_card(folder, error) from error
+    with _valid_card(folder):
+        return _card_from_json(_read_card_json(folder))
 
 
 def read_hash(folder: Path) -> str:
@@ -326,9 +321,13 @@ def to_signed(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(127.5).sub_(1)
 
 
-def _invalid_card(folder: Path, error: Exception) -> RunError:
-    reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
-    return RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.")
+@contextmanager
+def _valid_card(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
+        raise RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.") from error
 
 
 def _read_card_json(folder: Path) -> dict[str, Any]:
