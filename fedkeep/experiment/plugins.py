@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +60,7 @@ def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
     waiting = [(source_of(name), Path(name).name if name.endswith(".py") else "") for name in names]
     if main and (file := getattr(sys.modules["__main__"], "__file__", None)):
         waiting.append((Path(file).resolve(), "__main__.py"))
-    by_file = {Path(str(file)).resolve(): module for module in [*sys.modules.values()] if (file := _file_of(module))}
+    by_file = {_resolved(str(file)): m for m in [*sys.modules.values()] if (file := _file_of(m))} if waiting else {}
     while waiting:
         path, name = waiting.pop(0)
         if path in found or path.suffix != ".py" or not path.is_file():
@@ -69,8 +71,17 @@ def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
         copies = sum(other.rpartition("/")[2] == name for other in found.values())
         found[path] = f"{copies + 1}/{name}" if copies else name
         if module is not None:
-            waiting += [(Path(str(_file_of(one))).resolve(), "") for one in _imported_by(module, path) if _is_own(one)]
+            waiting += [(_resolved(str(_file_of(one))), "") for one in _imported_by(module, path) if _is_own(one)]
     return {name: path for path, name in found.items()}
+
+
+def _resolved(file: str) -> Path:
+    return _without_links(os.path.abspath(file))
+
+
+@cache  # thousands of modules are loaded, and every run asks for all of them
+def _without_links(file: str) -> Path:
+    return Path(file).resolve()
 
 
 def _file_of(module: ModuleType) -> str | None:
@@ -97,7 +108,7 @@ def _is_own(module: ModuleType) -> bool:
     if not (file := _file_of(module)):
         return False
     places = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])]
-    return not any(Path(file).resolve().is_relative_to(Path(place).resolve()) for place in places)
+    return not any(_resolved(file).is_relative_to(_resolved(place)) for place in places)
 
 
 def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:
