@@ -15,7 +15,6 @@ import logging
 import os
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -290,10 +289,8 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self._machine = trial.experiment.machine
         self._stored: dict[str, Any] = {}
         data = _data(trial)
-        self._preparation = _describe(trial, data)
         # In a function, since Ray itself would copy the data to every node.
-        self._get_data = partial(ray.get, ray.put(np.frombuffer(data, np.uint8)))
-        self._deaths: Counter[RequestGroup] = Counter()
+        self._arguments = _describe(trial, data), partial(ray.get, ray.put(np.frombuffer(data, np.uint8)))
         self._silence = 0  # how often nobody answered within a second while there was no worker
         for _ in range(count):
             self._start_worker()
@@ -307,7 +304,7 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         cls = self.ray.remote(RayActor).options(
             num_cpus=self._machine.threads, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
         )
-        worker = RayWorker(self.ray, cls.remote(self._preparation, self._get_data), self._stored, failed_starts)
+        worker = RayWorker(self.ray, cls.remote(*self._arguments), self._stored, failed_starts)
         worker.send(PREPARE, None)
         self.starting.add(worker)
 
@@ -356,8 +353,8 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self.ray.kill(worker.actor)  # it may only have been out of reach
         group = self.under_way.pop(worker, None)
         if group is not None:
-            self._deaths[group] += 1
-            deaths = self._deaths[group]
+            group.deaths += 1
+            deaths = group.deaths
         else:  # each place counts its own, since a lost node takes many workers with it
             deaths = worker.failed_starts + 1 if worker in self.starting else 0
         self.starting.discard(worker)
