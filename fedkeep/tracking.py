@@ -50,6 +50,11 @@ class LoggedTrial:
         """The name of the trial's folder."""
         return self.folder.name
 
+    @property
+    def digest(self) -> str:
+        """What tells the trial's folder from all others: a resumed trial continues its run."""
+        return hashlib.blake2b(str(self.folder.resolve()).encode(), digest_size=8).hexdigest()
+
 
 class MetricWriter(Protocol):
     """Takes the metrics of one trial."""
@@ -138,7 +143,7 @@ class WandbWriter:
             name=trial.name,
             group=trial.title,
             # A resumed trial continues its run.
-            id=hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest(),
+            id=trial.digest,
             resume="allow",
             dir=str(folder),
             config={**trial.options, "method": trial.label, "seed": trial.seed},
@@ -174,13 +179,12 @@ class MlflowWriter:
         mlflow = require_optional("mlflow", "log = 'mlflow'", "tracking")
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = self._experiment(mlflow, trial.title)
-        trial_id = hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest()
-        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial_id}'") if finished else []
+        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial.digest}'") if finished else []
         if before:
             self.run = before[0].info.run_id
             self.client.set_terminated(self.run, "RUNNING")
             return
-        tags = {"fedkeep_trial": trial_id}
+        tags = {"fedkeep_trial": trial.digest}
         self.run = self.client.create_run(experiment, run_name=trial.name, tags=tags).info.run_id
         for name, value in {**trial.options, "method": trial.label, "seed": trial.seed}.items():
             self.client.log_param(self.run, name, str(value)[:500])
@@ -213,25 +217,23 @@ WRITERS: Mapping[str, Callable[[LoggedTrial, int, Any], MetricWriter]] = {
     "wandb": WandbWriter,
     "mlflow": MlflowWriter,
 }
-"""By name, what writes."""
+"""By name in a recipe's ``log``, which is also that of the module that is needed, what writes."""
 
 
 Floats = NDArray[np.float64]
-PACKAGES: Mapping[str, str] = {"csv": "csv", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-"""By name in a recipe's ``log``, the module that is needed."""
 
 
 def check_log(names: Sequence[str]) -> None:
     """Check the names in a recipe's ``log``."""
     for name in names:
-        if name not in PACKAGES:
-            raise ConfigError(f"log cannot be {name!r}.{did_you_mean(str(name), PACKAGES)}")
+        if name not in WRITERS:
+            raise ConfigError(f"log cannot be {name!r}.{did_you_mean(str(name), WRITERS)}")
 
 
 def check_packages(names: Sequence[str]) -> None:
     """Check that what is needed to log is installed."""
     for name in names:
-        if find_spec(PACKAGES[name]) is None:
+        if find_spec(name) is None:
             raise MissingExtra(f"log = {name!r}", "tracking")
 
 

@@ -1,4 +1,4 @@
-"""Partitions: which client holds which rows of the training set. One scheme a module."""
+"""Partitions: which client holds which rows of the training set."""
 
 from __future__ import annotations
 

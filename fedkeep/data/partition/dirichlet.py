@@ -177,6 +177,24 @@ def _cut(weights: Floats, under: npt.NDArray[np.bool_], tie: Floats, size: int) 
     return np.diff(cuts, axis=1, prepend=0.0)
 
 
+def _divide(
+    scheme: Dirichlet | ExDir | Hybrid,
+    sizes: Integers,
+    owners: npt.NDArray[np.bool_],
+    cap: float,
+    seed: int,
+    remedy: str,
+) -> tuple[Integers, int]:
+    """Return the client of each example in the order of `rows_by_class`, and the attempts; raise if none succeeded."""
+    minimum = scheme.min_size
+    found = allocate(
+        sizes, owners, alpha=scheme.alpha, cap=cap, min_size=minimum, attempts=scheme.max_attempts, seed=seed
+    )
+    if found.counts is None:
+        raise scheme.error(found.failure(minimum, remedy))
+    return clients_by_class(found.counts), found.attempts
+
+
 @dataclass(frozen=True)
 class Dirichlet(Scheme):
     """Divide each class among all clients with shares from Dir(alpha) (LDA).
@@ -199,20 +217,10 @@ class Dirichlet(Scheme):
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
         self.require_examples(len(labels), self.min_size)
-        found = allocate(
-            np.bincount(labels, minlength=num_classes),
-            np.ones((self.num_clients, num_classes), dtype=bool),
-            alpha=self.alpha,
-            cap=len(labels) / self.num_clients if self.self_balancing else np.inf,
-            min_size=self.min_size,
-            attempts=self.max_attempts,
-            seed=seed,
-        )
-        if found.counts is None:
-            raise self.error(found.failure(self.min_size, "raise alpha"))
-        return group_by_client(
-            rows_by_class(labels, num_classes, seed), clients_by_class(found.counts), self.num_clients, found.attempts
-        )
+        cap = len(labels) / self.num_clients if self.self_balancing else np.inf
+        owners = np.ones((self.num_clients, num_classes), dtype=bool)
+        clients, attempts = _divide(self, np.bincount(labels, minlength=num_classes), owners, cap, seed, "raise alpha")
+        return group_by_client(rows_by_class(labels, num_classes, seed), clients, self.num_clients, attempts)
 
 
 @dataclass(frozen=True)
@@ -372,20 +380,10 @@ class ExDir(Scheme):
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
         self._check_request(len(labels), num_classes)
-        found = allocate(
-            np.bincount(labels, minlength=num_classes),
-            self._draw_owners(num_classes, seed),
-            alpha=self.alpha,
-            cap=len(labels) / self.num_clients,
-            min_size=self.min_size,
-            attempts=self.max_attempts,
-            seed=seed,
-        )
-        if found.counts is None:
-            raise self.error(found.failure(self.min_size, "raise alpha or classes_per_client"))
-        return group_by_client(
-            rows_by_class(labels, num_classes, seed), clients_by_class(found.counts), self.num_clients, found.attempts
-        )
+        owners, cap = self._draw_owners(num_classes, seed), len(labels) / self.num_clients
+        remedy = "raise alpha or classes_per_client"
+        clients, attempts = _divide(self, np.bincount(labels, minlength=num_classes), owners, cap, seed, remedy)
+        return group_by_client(rows_by_class(labels, num_classes, seed), clients, self.num_clients, attempts)
 
     def _check_request(self, examples: int, num_classes: int) -> None:
         if self.classes_per_client > num_classes:
@@ -482,15 +480,4 @@ class Hybrid(Scheme):
         clients = self.num_clients - self.iid_clients
         if self.dirichlet_per_client:
             return draw_clients(sizes, even_sizes(int(sizes.sum()), clients), self.alpha, seed), 1
-        found = allocate(
-            sizes,
-            np.ones((clients, len(sizes)), dtype=bool),
-            alpha=self.alpha,
-            cap=cap,
-            min_size=self.min_size,
-            attempts=self.max_attempts,
-            seed=seed,
-        )
-        if found.counts is None:
-            raise self.error(found.failure(self.min_size, "raise alpha"))
-        return clients_by_class(found.counts), found.attempts
+        return _divide(self, sizes, np.ones((clients, len(sizes)), dtype=bool), cap, seed, "raise alpha")
