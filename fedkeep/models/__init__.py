@@ -11,11 +11,14 @@ from fedkeep.models.networks import (
     EmbeddingBag,
     LeNet5,
     MeanCNN,
+    ResNet18,
+    ResNet32,
+    ResNet34,
+    ResNet50,
     SimpleCNN,
     TextCNN,
 )
 from fedkeep.models.pretrained import Pretrained
-from fedkeep.models.resnet import ResNet18, ResNet32, ResNet34, ResNet50
 from fedkeep.models.weights import Weights
 
 __all__ = [
