@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from torch import Tensor, nn
 
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.partition import Scheme
+from fedkeep.display import Display
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import check_code
-from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
@@ -25,7 +28,6 @@ from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.models.custom import Custom, Factory
-from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.rounds.reply_step import ReplyStep
@@ -123,7 +125,8 @@ def run(
     machine : Machine, optional
         Device, threads and workers; default: this process, one thread, on the CPU.
     on_progress : Callable[[Progress], None], optional
-        Called after every round; default: in a notebook, a line under the cell.
+        Called after every round; default: progress is shown on the standard error stream, as bars in a terminal and
+        as a line now and then elsewhere, or under the cell of a notebook.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process (see `fedkeep.trials.callbacks`). Workers then
         share cohorts instead of trials.
@@ -170,8 +173,9 @@ def run(
     machine = machine or Machine()
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
-    retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
+    with _shown(trials, on_progress) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
@@ -205,7 +209,8 @@ def resume(
     machine : Machine, optional
         Workers and folders; device, threads, stack and compile are those with which the run began.
     on_progress : Callable[[Progress], None], optional
-        Called after every round; default: in a notebook, a line under the cell.
+        Called after every round; default: progress is shown on the standard error stream, as bars in a terminal and
+        as a line now and then elsewhere, or under the cell of a notebook.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process.
     steps : Sequence[ReplyStep]
@@ -234,8 +239,9 @@ def resume(
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
-    retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
+    with _shown(trials, on_progress) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
@@ -259,12 +265,16 @@ def _refuse_workers(name: str) -> None:
         )
 
 
-def _only_after_rounds(on_progress: OnProgress | None) -> OnProgress:
-    """Return a function that leaves out reports within a round, so that there is one call for each round."""
-    on_progress = NotebookProgress() if on_progress is None and in_notebook() else on_progress
+@contextmanager
+def _shown(trials: Sequence[Trial], on_progress: OnProgress | None) -> Iterator[OnProgress]:
+    """Give what takes reports: a display, or the user's function, which is called once for each round."""
+    if on_progress is None:
+        with Display(Console(stderr=True), {trial.name: trial.rounds for trial in trials}) as display:
+            yield display
+        return
 
     def report(progress: Progress) -> None:
-        if on_progress is not None and not progress.activity:
+        if not progress.activity:
             on_progress(progress)
 
-    return report
+    yield report

@@ -98,6 +98,7 @@ _command(
     arg("--log", "log metrics too: csv, tensorboard, wandb (offline), mlflow", names, "A,B"),
     arg("--title", "title of the run (default: the recipe's)", metavar="TEXT"),
     _NEW_RUN,
+    switch("--dry-run", "run nothing: say what time, memory and bytes the run would take"),
     arg("--trial", "run only the K-th method and seed, from 1, into --out; see fedkeep gather", positive, "K"),
     *DEVICE,
     *MACHINE,
@@ -214,6 +215,7 @@ _command(
     *given.one_of(
         "evaluation_model",
         moving=("--average", "the moving average (the default, if run.evaluation_models names it)"),
+        round=("--round", "the mean of the models of the last round"),
         last=("--last", "the last model"),
     ),
     arg("--out", "where to write (default: in the run folder, under export/)", metavar="DIR"),

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from fedkeep._utils import progress
 from fedkeep._utils.files import atomic_write
-from fedkeep.cli.progress import LINE_SECONDS
 from fedkeep.cli.text import say
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.partition import get_scheme
 from fedkeep.data.partition.base import partition_statistics
+from fedkeep.display import LINE_SECONDS
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.overrides import apply_overrides, parse_value
@@ -42,7 +42,7 @@ def partition(options: Namespace, console: Console) -> int:
         table["num_clients"] = options.clients
     scheme = build(chosen, table, f"scheme {options.scheme}")
     dataset = _load(options)
-    with progress.subscribe(lambda activity: say(console, f"{activity} …"), LINE_SECONDS):
+    with progress.subscribe(lambda activity, _: say(console, f"{activity} …"), LINE_SECONDS):
         split = scheme.split(dataset.train, dataset.num_classes, options.seed)
     counts = split.counts(dataset.train["label"], dataset.num_classes)
 

@@ -17,12 +17,13 @@ from rich.table import Table as ConsoleTable
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.signals import Terminated
-from fedkeep.cli.progress import Display, say_stopped
+from fedkeep.cli.dry_run import dry_run
+from fedkeep.cli.progress import say_stopped
 from fedkeep.cli.run import machine_of
 from fedkeep.cli.text import say
-from fedkeep.errors import ConfigError, FedKeepError
+from fedkeep.display import Display
+from fedkeep.errors import ConfigError
 from fedkeep.experiment import reproduce as plan
-from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.plugins import import_user_code
@@ -141,58 +142,18 @@ def _title(table: plan.TableRecipes) -> str:
 
 
 def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console) -> int:
-    """List the trials that would be run, with an estimate of the time and memory that each takes on this machine."""
-    table = ConsoleTable(
-        "column", "method", "seeds", "rounds", "time a seed", "memory", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    total = 0.0
-    unknown: list[str] = []
-    for column in columns:
-        for method in column.recipe.methods:
-            seeds = [s for s in column.recipe.seeds if not _is_done(column, method.label, s)]
-            if not seeds:
-                table.add_row(column.name, method.label, "-", str(column.recipe.rounds), "done", "")
-                continue
-            shown, missing = ["?", "?"], False
-            try:
-                expected = estimate(column.recipe, method, machine)
-            except NotEstimated as reason:
-                unknown.append(str(reason))
-            except FedKeepError as error:  # such as a data set that is not available
-                unknown.append(f"{column.name}: {error}")
-                missing = True
-            else:
-                total += expected.seconds * len(seeds)
-                shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB"]
-            seed_list = ", ".join(map(str, seeds))
-            table.add_row(column.name, escape(method.label), seed_list, str(column.recipe.rounds), *shown)
-            if missing:
-                break
-    console.print(table)
-    exception = ", without those that show a ?" if unknown else ""
-    console.print(
-        f"In all about {duration(total)} on one core of this machine, if nothing else runs{exception}. Teachers that "
-        "join in later rounds may add to it. Nothing was run.",
-        highlight=False,
-    )
-    for line in dict.fromkeys(unknown):
-        say(console, line)
-    return 0
+    """List the trials that would be run, with what each is expected to take."""
+    by_name = {column.name: column for column in columns}
+
+    def is_done(name: str, label: str, seed: int) -> bool:
+        return _is_done(by_name[name], label, seed)
+
+    return dry_run({name: column.recipe for name, column in by_name.items()}, machine, console, is_done)
 
 
 def _is_done(column: plan.Column, label: str, seed: int) -> bool:
     method = next(method for method in column.recipe.methods if method.label == label)
     return is_finished(trial_folder(column.folder, method, seed))
-
-
-def duration(seconds: float) -> str:
-    """Return a time in about two digits and a unit, such as ``"50 s"``, ``"12 min"`` or ``"3.4 h"``.
-
-    ``seconds``: The time in seconds.
-    """
-    if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _show(reproduction: Reproduction, console: Console) -> None:

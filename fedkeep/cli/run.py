@@ -13,8 +13,10 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeep._utils.signals import Terminated
-from fedkeep.cli.progress import Display, say_stopped
+from fedkeep.cli.dry_run import dry_run
+from fedkeep.cli.progress import say_stopped
 from fedkeep.cli.text import say
+from fedkeep.display import Display
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
@@ -44,6 +46,8 @@ def run(options: Namespace, console: Console) -> int:
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     recipe = replace(recipe, title=options.title) if options.title else recipe
+    if options.dry_run:
+        return dry_run({"": recipe}, machine, console)
     experiment = Experiment(recipe, machine)
     if options.trial:
         return _run_one(options, experiment, console)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedkeep.cli.progress import progress_bars
 from fedkeep.cli.run import machine_of
 from fedkeep.cli.text import say
+from fedkeep.display import progress_bars
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.runtime import Progress
 from fedkeep.tuning import best_recipes, table_of, tune

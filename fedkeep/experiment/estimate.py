@@ -1,4 +1,4 @@
-"""Estimate the time and memory of a trial from two small rounds of it."""
+"""Estimate the time, memory and bytes of a trial from two small rounds of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.rounds.evaluation_models import distinct_models
+from fedkeep.training.per_example import gradient_bytes
 from fedkeep.trials.simulation import Simulation
 
 PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
@@ -24,14 +25,16 @@ PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected time and memory of one trial.
+    """The expected time, memory and messages of one trial.
 
     ``seconds``: Time on this machine, in seconds.
     ``memory``: Memory of the process, in bytes.
+    ``sent``: What the server and all clients send each other, in bytes.
     """
 
     seconds: float
     memory: float
+    sent: float
 
 
 class NotEstimated(FedKeepError):
@@ -91,7 +94,13 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     if recipe.run.evaluate_local_models:
         evaluations += recipe.run.cohort_size / recipe.run.evaluate_every
     evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations
-    return Estimate(recipe.rounds * (training_time + teachers + evaluation), _memory(simulation, federation, recipe))
+    sent = (result.record["down"] + result.record["up"]) * recipe.run.cohort_size / len(small.clients)
+    pooled = recipe.pretraining.passes * int(federation.partition.sizes.sum()) * result.timings["train"] / measured
+    return Estimate(
+        pooled + recipe.rounds * (training_time + teachers + evaluation),
+        _memory(simulation, federation, recipe),
+        recipe.rounds * sent,
+    )
 
 
 def _evaluation_time(simulation: Simulation, images: int) -> float:
@@ -103,15 +112,18 @@ def _evaluation_time(simulation: Simulation, images: int) -> float:
 
 
 def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> float:
-    """Return the bytes of data, networks, a round's replies, and the states of server and clients."""
+    """Return the bytes of data, networks, a round's replies, states of server and clients, and gradients by example."""
     data = sum(
         column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()
     )
     model = sum(tensor.nbytes for tensor in simulation.server.model.values())
     client_state = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
     clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort_size)
+    trained = {name: simulation.server.model[name] for name in simulation.context.runner.parameters}
+    by_example = simulation.context.timer.by_example or recipe.privacy.noise_multiplier > 0
     return (
         PROCESS_MEMORY
+        + gradient_bytes(trained) * by_example
         + data
         + model * (6 + recipe.run.cohort_size)
         + num_bytes(simulation.server.state)

@@ -26,6 +26,7 @@ class Progress:
     ``not_finite``: How many local trainings so far ended in numbers that are not finite.
     ``activity``: What the trial does within a long round, such as ``"train 12/100"``; empty in reports after a round.
         `fedkeep.run` and `fedkeep.resume` report only after rounds.
+    ``share``: Which part of the present round is done, from 0 to 1, as far as that is known.
     """
 
     trial: str
@@ -36,6 +37,7 @@ class Progress:
     activity: str = ""
     at_chance: bool = False
     not_finite: int = 0
+    share: float = 0.0
 
 
 OnProgress = Callable[[Progress], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -158,7 +158,7 @@ def _prepare(
     return simulation, callbacks, described_identity(description)
 
 
-def _report_preparation(trial: Trial, report: OnProgress, activity: str) -> None:
+def _report_preparation(trial: Trial, report: OnProgress, activity: str, _: float) -> None:
     """Report what is done before the first round of a trial; a resumed trial reports after its next round."""
     if not (trial.folder / TRIAL_FILE).exists():
         report(Progress(trial.name, 0, trial.rounds, None, activity=activity))
@@ -301,15 +301,20 @@ class ProgressReport(Callback):
         self.report = report
         self._record: dict[str, Any] | None = None
         self._not_finite = 0
+        self._share = 0.0
         self._subscription = ExitStack()
 
     def on_trial_begin(self, state: SimulationState) -> None:
-        listener: Callable[[str], None] = lambda activity: self._report(state.finished, activity)  # noqa: E731
+        def listener(activity: str, share: float) -> None:
+            self._share = max(self._share, share)  # a method may ask its clients twice in a round
+            self._report(state.finished, activity)
+
         self._subscription.enter_context(progress.subscribe(listener))
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         self._not_finite += list(result.record.get("faults", {}).values()).count(FaultKind.NOT_FINITE)
         self._record = result.record if "correct" in result.record else self._record
+        self._share = 0.0
         self._report(result.record["round"])
 
     def on_trial_end(self, state: SimulationState) -> None:
@@ -322,7 +327,15 @@ class ProgressReport(Callback):
         guesses = bool(self._record and images) and is_at_chance((self._record or {})["correct"], total)
         self.report(
             Progress(
-                self.trial.name, done, self.trial.rounds, self._record, images, activity, guesses, self._not_finite
+                self.trial.name,
+                done,
+                self.trial.rounds,
+                self._record,
+                images,
+                activity,
+                guesses,
+                self._not_finite,
+                self._share,
             )
         )
 

@@ -23,6 +23,11 @@ from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.evaluation_models import EvaluationModel
 from fedkeep.trials.trial import MANIFEST
 
+MODELS: dict[EvaluationModel, str] = {
+    "last": "the last model",
+    "round": "the mean of the last round's models",
+    "moving": "the moving average of the rounds' models",
+}
 Resizing: TypeAlias = Literal["whole", "middle", "none"]
 """How an image file of another size becomes an input: all of it is resized, or its middle square, or it is refused."""
 
@@ -43,7 +48,15 @@ class TrainedModel:
     trial: TrialResult
     weights: Weights
     predictor: Predictor
-    which: EvaluationModel = "last"
+    which: EvaluationModel
+    kept: dict[EvaluationModel, float]
+    """The accuracies after the last round of this model and the others that the trial kept."""
+
+    @property
+    def choice(self) -> str:
+        """Say which model of the trial it is, and how the trial's models score."""
+        scores = [f"{MODELS[which]} {100 * score:.1f} %" for which, score in self.kept.items()]
+        return f"{MODELS[self.which]} (accuracy after the last round: {', '.join(scores)})"
 
     @property
     def label_names(self) -> list[str]:
@@ -101,11 +114,9 @@ def trained_model(
     _check_predicts(trial)
     kept: list[EvaluationModel] = trial.info.get("evaluation_models") or ["last"]
     which = _choose(evaluation_model, kept, run)
-    trial = next(
-        other
-        for other in run.trials
-        if (other.label, other.seed) == (method_of(label) + AVERAGE_SUFFIX[which], trial.seed)
-    )
+    evaluated = {other.label: other for other in run.trials if other.seed == trial.seed}
+    of_model = {name: evaluated[method_of(label) + AVERAGE_SUFFIX[name]] for name in kept}
+    trial = of_model[which]
     recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code, model=model)
     weights = _read_weights(trial, "model.safetensors" if which == kept[0] else f"model-{which}.safetensors")
     if "input" not in trial.info:
@@ -123,7 +134,8 @@ def trained_model(
         std=about["std"],
         rows_per_class=recipe.method(method_of(label)).algorithm.rows_per_class,
     )
-    return TrainedModel(run, recipe, trial, weights, predictor, which)
+    scores = {name: other.last for name, other in of_model.items()}
+    return TrainedModel(run, recipe, trial, weights, predictor, which, scores)
 
 
 def _trials_of(run: Run, method: str | None) -> list[TrialResult]:

@@ -35,10 +35,12 @@ class Timer:
 
     ``train``: Seconds of local training, and of Fisher information.
     ``teachers``: Seconds of inference with frozen models.
+    ``by_example``: Whether Fisher information was ever computed by example, which takes memory.
     """
 
     train: float = 0.0
     teachers: float = 0.0
+    by_example: bool = False
 
     @property
     def total(self) -> float:

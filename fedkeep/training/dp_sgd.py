@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.optim.sgd import sgd
 
-from fedkeep._utils import seeds
+from fedkeep._utils import progress, seeds
 from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
@@ -24,8 +24,7 @@ from fedkeep.losses.base import check_scalar
 from fedkeep.models.weights import load_weights, state_dict_copy
 from fedkeep.training.local_training import NetworkView, TrainJob, autocast
 from fedkeep.training.model_runner import ModelRunner
-
-CHUNK = 64  # examples whose gradients are in memory at once
+from fedkeep.training.per_example import examples_at_once
 
 
 def sample_rate(job: TrainJob, training: Training) -> float:
@@ -64,7 +63,8 @@ def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy:
     rate = sample_rate(job, training)
     expected = rate * job.num_examples
     with seeds.temporary_seed(job.seed, runner.device), torch.no_grad():
-        for _ in range(steps):
+        for number in range(steps):
+            progress.report("step", number, steps, inside=True)
             batch = job.streams[0].sample(rate, noise)
             total = clipped_sum(runner, job, batch, dict(zip(trained, parameters, strict=True)), training, privacy)
             gradients = []
@@ -123,8 +123,9 @@ def clipped_sum(
 
     total = [torch.zeros_like(parameter) for parameter in parameters.values()]
     by_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
-    for start in range(0, len(batch.index), CHUNK):
-        end = start + CHUNK
+    rows = examples_at_once(parameters)
+    for start in range(0, len(batch.index), rows):
+        end = start + rows
         data = {name: column[start:end] for name, column in batch.data.items()}
         try:
             gradients, _ = by_example(dict(parameters), data, batch.index[start:end])

@@ -11,8 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import log_softmax
 
 from fedkeep.models import Weights
-
-VECTORISED = 64  # single examples whose gradients are computed at a time
+from fedkeep.training.per_example import examples_at_once
 
 
 def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, batch: int) -> Weights:
@@ -61,7 +60,7 @@ def _mean_gradients(
     gradient = grad(batch_value)
     if batch == 1:
         images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
-        gradients, rows = vmap(gradient, (None, 0, 0)), VECTORISED
+        gradients, rows = vmap(gradient, (None, 0, 0)), examples_at_once(parameters)
     else:
         gradients, rows = gradient, batch
     total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}

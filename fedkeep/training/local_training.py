@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.sgd import sgd
 
-from fedkeep._utils import seeds
+from fedkeep._utils import progress, seeds
 from fedkeep._utils.devices import to_device
 from fedkeep._utils.noise_stream import NoiseStream
 from fedkeep.data import Augmentation
@@ -181,6 +182,10 @@ class TrainJob:
         columns = [[(name, c.dtype, c.shape[1:]) for name, c in stream.data.items()] for stream in self.streams]
         return tuple(map(tuple, columns)), tree_signature(self.loss)
 
+    def most_steps(self, size: int) -> int:
+        """Return how many steps the epochs take, or a few more."""
+        return self.epochs * ceil(self.num_examples / (self.streams[0].batch_size or size))
+
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
         """Yield the batches of each optimizer step.
 
@@ -330,11 +335,12 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training, compiler: StepCo
         # Nothing to learn from: batch norm cannot learn from one example.
         return Fit(job.model, job.num_examples, 0, 0.0)
     stepper, trained_weights = _prepare(runner, job, training, compiler)
-    steps = 0
+    steps, most = 0, job.most_steps(training.batch_size)
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
             stepper.step(job.loss, batches, job.step_callback)
             steps += 1
+            progress.report("step", steps, most, inside=True)
         stepper.finish()
     runner.classifier_input = None  # it keeps the autograd graph of the last step alive
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))

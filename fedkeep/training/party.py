@@ -200,11 +200,13 @@ class LocalParty(Party[Any]):
 
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
         self.refuse_if_private("Fisher information of its examples")
+        self.context.timer.by_example |= batch == 1
         with self.context.training_time():
             return fisher(self.context.runner.eval_network, model, *self._sample(examples), batch)
 
     def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
         self.refuse_if_private("the sensitivity of its examples")
+        self.context.timer.by_example = True
         with self.context.training_time():
             return sensitivity(self.context.runner.eval_network, model, *self._sample(examples))
 

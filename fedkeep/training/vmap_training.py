@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from fedkeep._utils import progress
 from fedkeep._utils.devices import to_device
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.pytree import replace_tensors, stack_tensors
@@ -141,7 +142,9 @@ class ModelStack:
         count = len(self.group)
         losses, num_steps = torch.zeros(count, device=self.runner.device), [0] * count
         streams = [job.steps(self.training.batch_size, merge_last=False) for job in self.group]
-        for members, batches in _side_by_side(streams):
+        most = max(job.most_steps(self.training.batch_size) for job in self.group)
+        for done, (members, batches) in enumerate(_side_by_side(streams)):
+            progress.report("step", done, most, inside=True)
             rows = self._rows(members)
             loss, gradients = self.gradients(rows, batches)
             self.step(rows, gradients)

@@ -357,7 +357,7 @@ def test_progress_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "IPython.display", Module)  # type: ignore[arg-type]
     fedkeep.run(**GIVEN, out=tmp_path / "run")
     assert [data["text/plain"].partition("  accuracy")[0] for data in shown] == [
-        "fedavg-seed0  round 1/2", "fedavg-seed0  round 2/2",
+        "fedavg-seed0: round 1/2", "fedavg-seed0: round 2/2",
     ]  # fmt: skip
     assert shown[0]["text/html"].startswith("<pre>fedavg-seed0")
 

@@ -438,3 +438,21 @@ def test_compare_tells_the_rounds_to_a_target(cli: Any, run: Path) -> None:
     assert "1, 1" in shown.out, "every model is better than that after its first round, with both seeds"
     assert "never" in cli("compare", run, "--target", 100).out
     assert cli("compare", run, "--target", 101).code == 2
+
+
+def test_a_dry_run_says_what_a_run_would_take_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    recipe = tiny.write_recipe(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert main(["run", str(recipe), "--methods", "fedavg,cwc", "--rounds", "4", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert set(tmp_path.iterdir()) == before
+    fedavg, cwc = (
+        next(line for line in shown.splitlines() if line.strip().startswith(name)) for name in ("FedAvg", "CWC")
+    )
+    assert "GB" in fedavg
+    assert "column" not in shown, "there is only one"
+    assert cwc.split()[-1] == "MB" or float(cwc.split()[-2]) > float(fedavg.split()[-2]), "it sends importances too"

@@ -163,6 +163,7 @@ def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.Capt
     messages = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert messages.count("GB") == 6
+    assert "sent in all" in messages
     assert "Nothing was run" in messages
 
 

@@ -17,8 +17,9 @@ from rich.console import Console
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.cli.progress import Counter, Display
+from fedkeep.cli.progress import Counter
 from fedkeep.cli.text import FittingFormatter, fit
+from fedkeep.display import Display
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Progress
 

@@ -224,9 +224,16 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     run_trials(experiment.trials(folder), retry="", on_progress=output.append)
     many = recipe.run.cohort_size
     words = [*(f"train {n}/{many}" for n in range(many)), ""]
-    assert [(step.done, step.activity) for step in output] == [
+    told = [step for step in output if ", step " not in step.activity]
+    assert [(step.done, step.activity) for step in told] == [
         (round + (not word), word) for round in (0, 1) for word in words
     ]
+    first = [step for step in output if step.activity.startswith("train 0/") and not step.done]
+    steps = int(first[-1].activity.rpartition("/")[2])
+    assert [step.activity for step in first[1:]] == [f"train 0/{many}, step {n}/{steps}" for n in range(1, steps + 1)]
+    shares = [step.share for step in output if step.activity and not step.done]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
     output.clear()
     fedkeep.run(recipe, out=tmp_path / "again", on_progress=output.append)
     assert [(step.done, step.activity) for step in output] == [(1, ""), (2, "")]

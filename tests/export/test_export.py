@@ -178,6 +178,24 @@ def test_an_average_is_another_model_and_is_what_its_row_says(run: Path) -> None
     assert torch.bincount(hits, minlength=10).tolist() == moving.trial.evaluations[-1]["correct"]
 
 
+def test_the_export_says_which_model_it_took_how_each_scores_and_why(
+    run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = {trial.label: f"{100 * trial.last:.1f} %" for trial in read_run(run).trials if trial.seed == 4}
+    of_each = f"the last model {scores['FedSeq']}, the moving average of the rounds' models "
+    of_each += scores["FedSeq, moving average"]
+    assert main(["export", str(run), "--method", "fedseq", "--seed", "4", "--out", str(tmp_path / "average")]) == 0
+    assert (
+        f"exported is the moving average of the rounds' models (accuracy after the last round: {of_each})"
+        in " ".join(caplog.messages)
+    )
+    assert "it changes least from round to round" in caplog.text
+    assert "of FedSeq, moving average with seed 4" in " ".join(capsys.readouterr().out.split())
+    about = json.loads((tmp_path / "average" / "config.json").read_text())
+    assert (about["evaluation_model"], list(about["accuracies"])) == ("moving", ["last", "moving"])
+    assert f"| the last model (accuracy after the last round: {of_each}) |" in (exported / "README.md").read_text()
+
+
 def test_images_are_predicted_from_the_command_line(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,7 +138,7 @@ class Sampled:
 
 def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled, output, heard = Sampled(monkeypatch), [], []
-    with progress.subscribe(heard.append, every=0.0):
+    with progress.subscribe(lambda word, _: heard.append(word), every=0.0):
         first = stored(tmp_path, on_images=lambda done, total: output.append((done, total)))
     assert heard[-1] == "images generated 6/6"
     assert first["label"].tolist() == [4, 4, 7, 7, 2, 2]
