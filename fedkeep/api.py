@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.partition import Scheme
 from fedkeep.display import Display
-from fedkeep.errors import RunError
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import keep_weights
@@ -28,7 +28,7 @@ from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.models.custom import Custom, Factory
-from fedkeep.reporting.outputs import write_all
+from fedkeep.reporting.html import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.training.pooled import PooledTraining
@@ -147,6 +147,7 @@ def run(
         plus the signal's number, after the last finished rounds were saved.
     """
     _refuse_workers("run")
+    _check_objects(callbacks, steps)
     given = make_recipe(
         recipe,
         data=data,
@@ -227,6 +228,7 @@ def resume(
         If the folder is not a run folder, or the run cannot be continued, such as with other data or another network.
     """
     _refuse_workers("resume")
+    _check_objects(callbacks, steps)
     folder, machine = Path(folder), machine or Machine()
     experiment = open_run(folder, machine, None if model is None else architecture_of(model))
     if weights is not None and keep_weights(weights) != experiment.recipe.weights:
@@ -278,3 +280,18 @@ def _shown(trials: Sequence[Trial], on_progress: OnProgress | None) -> Iterator[
             on_progress(progress)
 
     yield report
+
+
+def _check_objects(callbacks: object, steps: object) -> None:
+    wrong = []
+    for name, given, base in (("callbacks", callbacks, Callback), ("steps", steps, ReplyStep)):
+        if not isinstance(given, Sequence):
+            wrong.append(f"{name} is a list, not {given!r:.80}.")
+            continue
+        for one in given:
+            if isinstance(one, type) and issubclass(one, base):
+                wrong.append(f"{name} holds the class {one.__name__}: give an object, {one.__name__}().")
+            elif not isinstance(one, base):
+                wrong.append(f"{name} holds {one!r:.80}, which is no fedkeep.{base.__name__}.")
+    if wrong:
+        raise ConfigError(" ".join(wrong))

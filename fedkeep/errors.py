@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import os
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
 
 
 class FedKeepError(Exception):
@@ -129,3 +132,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def require_optional(module: str, what: str, extra: str) -> Any:
+    """Import an optional module, with telemetry of the Hugging Face libraries turned off.
+
+    ``what``: What needs it, for the error message.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("DISABLE_TELEMETRY", "1")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(what, extra) from error

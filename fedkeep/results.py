@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import RunError, did_you_mean
+from fedkeep.errors import RunError, did_you_mean, require_optional
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.export.trained_model import trained_model
 from fedkeep.models import Architecture
 from fedkeep.reporting import run_folder
-from fedkeep.reporting.differences import Difference, difference
 from fedkeep.reporting.figures import CurveMetric, curves, theme
 from fedkeep.reporting.metric import columns_for, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
-from fedkeep.reporting.summary import Row, summary, trials_of
+from fedkeep.reporting.summary import Difference, Row, difference, summary, trials_of
 from fedkeep.reporting.table import show_value
 from fedkeep.reporting.trial import TrialResult
 

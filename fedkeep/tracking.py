@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep import metrics
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
+from fedkeep.errors import ConfigError, MissingExtra, did_you_mean, require_optional
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback
 

@@ -16,8 +16,7 @@ import tomli_w
 
 from fedkeep._utils.escaping import csv_text, markdown
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, require_optional
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.overrides import grid_label, parse_value, split_grid
 from fedkeep.experiment.recipe import SECTIONS, Method, Recipe

@@ -37,13 +37,6 @@ MOST_ATTRIBUTES, MOST_OPTIONS = 12, 15
 LARGER = {
     "CompiledStepper": 19,
     "RayExecutor": 16,
-    "LocalModelMetrics": 16,
-    "Record": 16,
-    "TaskMetrics": 16,
-    "CostMetrics": 16,
-    "LearningMetrics": 16,
-    "TrialResult": 16,
-    "TrainedTrial": 18,
     "Recipe": 24,
     "RunConfig": 19,
     "ClientContext": 14,

@@ -21,9 +21,8 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe import OPTIONS
+from fedkeep.experiment.recipe import OPTIONS, client_architectures
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithms
 from fedkeep.models import Pretrained

@@ -22,7 +22,7 @@ from typing import get_args
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.cli import arguments as given
+from fedkeep.cli import commands as given
 from fedkeep.errors import ConfigError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe

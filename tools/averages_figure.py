@@ -8,6 +8,7 @@ reads results/confirm-averages.zip and results/pooled-fashion-mnist.zip, which d
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -28,6 +29,25 @@ LINES = {
 """The rows that are drawn, and what a reader who knows no method calls them."""
 PAPER, PAPER_LABEL = 83.66, "the paper's SFedKD, round 1,000"
 """What SFedKD's paper prints after 1,000 rounds, and its label."""
+
+
+def spread_out(wanted: Sequence[float], gap: float, size: float) -> list[float]:
+    """Move places apart to at least `gap` within 0..`size`, each as near as it can stay to where it wants to be."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    blocks: list[tuple[float, list[int]]] = []  # where the first of the block wants to be, and its members
+    for i in order:
+        start, members = min(max(wanted[i], 0.0), size), [i]
+        while blocks and blocks[-1][0] + gap * len(blocks[-1][1]) > start:
+            before, others = blocks.pop()
+            start = (before * len(others) + (start - gap * len(others)) * len(members)) / (len(others) + len(members))
+            members = others + members
+            start = max(0.0, min(start, size - gap * (len(members) - 1)))
+        blocks.append((start, members))
+    placed = [0.0] * len(wanted)
+    for start, members in blocks:
+        for step, i in enumerate(members):
+            placed[i] = start + gap * step
+    return placed
 
 
 def main() -> int:
@@ -53,7 +73,7 @@ def main() -> int:
         axes.axhline(PAPER, color=figures.MUTED, linewidth=0.8)
         wanted = [*ends.values(), PAPER - 1]  # its label below the moving average's
         named = [(LINES[label], looks[label].colour) for label in ends] + [(PAPER_LABEL, figures.MUTED)]
-        for height, (text, colour) in zip(figures.spread_out(wanted, 4.5, 100), named, strict=True):
+        for height, (text, colour) in zip(spread_out(wanted, 4.5, 100), named, strict=True):
             axes.text(101.5, height, text, color=colour, fontsize=figures.FONT_SIZE, va="center")
         axes.set_xlim(0, 100)
         axes.set_ylim(20, 95)

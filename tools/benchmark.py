@@ -16,10 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedkeep.cli.arguments import DEVICE, MACHINE, add_arguments, numbers
+from fedkeep.cli.commands import DEVICE, MACHINE, add_arguments, numbers
 from fedkeep.cli.run import machine_of, run_unfinished
-from fedkeep.cli.show import plain_table
-from fedkeep.cli.text import Terminal, say, say_error
+from fedkeep.cli.text import Terminal, plain_table, say, say_error
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
@@ -27,11 +26,10 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.run import prepare_run
 from fedkeep.interface import algorithms, get_algorithm
-from fedkeep.reporting.differences import difference, show_difference
+from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import Metric, headline
-from fedkeep.reporting.outputs import write_all
 from fedkeep.reporting.run_folder import Run, method_of, read_run
-from fedkeep.reporting.summary import Row, summary, trials_of
+from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
 from fedkeep.reporting.table import print_table
 
 

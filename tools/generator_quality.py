@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,15 +28,14 @@ from torch import Tensor
 
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
-from fedkeep.cli.arguments import DATA, QUIET, add_arguments, natural, positive
-from fedkeep.cli.generator import print_regime, require_diffusers
+from fedkeep.cli.commands import DATA, QUIET, add_arguments, natural, positive
 from fedkeep.cli.progress import Counter
 from fedkeep.cli.text import Terminal, say, say_error
 from fedkeep.data import Augmentation, Data, DataSet
-from fedkeep.errors import ConfigError, FedKeepError, RunError
+from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.overrides import read_settings
-from fedkeep.generation.diffusion.generator import Sampler
+from fedkeep.generation.diffusion.generator import REGIMES, Sampler
 from fedkeep.generation.diffusion.pixel import PixelGenerator, load_generator
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, cached_images, check_held, search_prototypes
 from fedkeep.generation.diffusion.training import load_benchmark, load_training_data
@@ -254,13 +254,14 @@ class _Request:
 
 
 def _prepare(options: argparse.Namespace, console: Console) -> _Request:
-    require_diffusers()
+    if find_spec("diffusers") is None:
+        raise MissingExtra("this tool", "diffusion")
     given = read_settings(
         options.settings, {"sampler": Sampler, "prototypes": PrototypeSearch}, {"prototypes": {"steps": 250}}
     )
     generator = load_generator(options.folder, check_device(options.device))
     card = generator.card
-    print_regime(console, card.regime)
+    say(console, f"regime {card.regime}: {REGIMES[card.regime]}")
     sampler, prototypes = cast(Sampler, given["sampler"]), generator.class_embeddings()
     if options.on is None:
         name, dataset = card.data, load_training_data(card.data, card.regime, options.data_dir).dataset

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from crash import PAGE, RECIPE, replace_part
 
 import fedkeep
-from fedkeep.experiment import cohort_workers
+from fedkeep.experiment import trial_runner
 from fedkeep.experiment.recipe_loader import load_recipe
 
 BEGIN, END = "<!-- soak:begin (written by make soak) -->", "<!-- soak:end -->"
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
     options = parser.parse_args()
-    cohort_workers.MIN_SECONDS_LEFT = 0.0  # workers share the cohorts from the first rounds
+    trial_runner.MIN_SECONDS_LEFT = 0.0  # workers share the cohorts from the first rounds
     with tempfile.TemporaryDirectory(prefix="fedkeep-soak-") as folder:
         recipe = Path(folder) / "recipe.toml"
         recipe.write_text(RECIPE)

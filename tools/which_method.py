@@ -21,10 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
-from fedkeep.reporting.differences import difference, show_difference
 from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
-from fedkeep.reporting.summary import Row, summary, trials_of
+from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES_PAGE = ROOT / "docs" / "which-method-tables.md"

@@ -38,11 +38,9 @@ def rng(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str =
     return named
 
 
-def numpy_rng(
-    seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0
-) -> np.random.Generator:
+def numpy_rng(seed: int, purpose: str, *, use: int = 0) -> np.random.Generator:
     """Return a new NumPy generator for one use of randomness, for distributions that PyTorch lacks."""
-    return np.random.Generator(np.random.PCG64(derive(seed, purpose, task=task, round=round, client=client, use=use)))
+    return np.random.Generator(np.random.PCG64(derive(seed, purpose, use=use)))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeep.errors import ConfigError
 
@@ -128,3 +129,13 @@ def _anomaly() -> tuple[bool, bool]:
 def _flushes_denormals() -> bool:
     """Tell whether numbers below the smallest normal one become zero, which PyTorch does not tell itself."""
     return not (torch.full((), 1e-310, dtype=torch.float64) * 0.5).item()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a CPU tensor on a device.
+
+    A copy from pageable memory waits for all earlier work of the GPU; a copy from pinned memory is queued instead.
+
+    Returns: The tensor on the device; the same object if that is the CPU.
+    """
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,36 +1,152 @@
-"""The commands as values. A command's code is imported when it runs, so that ``--help`` is quick."""
+"""The commands and their arguments as values; a command's code is imported when it runs, and ``--help`` is quick."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any, Literal, get_args, get_origin
 
 from rich.console import Console
 
-from fedkeep.cli import arguments as given
-from fedkeep.cli.arguments import (
-    CHANGES,
-    CODE,
-    DATA,
-    DEVICE,
-    MACHINE,
-    PROFILE,
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.experiment.runtime import Machine
+from fedkeep.options import Options, options_of
+
+Argument = tuple[str, dict[str, Any]]
+"""The name of an argument, and how argparse describes it; its ``group`` is that of the help."""
+
+
+def arg(
+    flag: str, help: str, kind: Callable[[str], Any] | None = None, metavar: str | None = None, **more: Any
+) -> Argument:
+    """Describe an argument: its name, help text, type and placeholder; the help text ends in the default."""
+    default = more.get("default")
+    if default and not isinstance(default, list | tuple):
+        help += f" (default: {default})"
+    elif default:
+        help += f" (default: {','.join(map(str, default))})"
+    options = {"help": help, "type": kind, "metavar": metavar, **more}
+    return flag, {name: value for name, value in options.items() if value is not None}
+
+
+def switch(flag: str, help: str, **more: Any) -> Argument:
+    """Describe an argument without a value."""
+    return arg(flag, help, action="store_true", **more)
+
+
+def several(flag: str, help: str, metavar: str, **more: Any) -> Argument:
+    """Describe an argument that may be given more than once."""
+    return arg(flag, f"{help}; may be repeated", metavar=metavar, action="append", default=[], **more)
+
+
+def add_arguments(command: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
+    """Add arguments to a command; of those whose group begins with "one " only one may be given."""
+    groups: dict[str, argparse._ActionsContainer] = {"": command}
+    for flag, options in arguments:
+        group = options.get("group", "")
+        if group not in groups:
+            one = group.startswith("one ")
+            groups[group] = command.add_mutually_exclusive_group() if one else command.add_argument_group(group)
+        groups[group].add_argument(flag, **{name: value for name, value in options.items() if name != "group"})
+
+
+def one_of(dest: str, **flags: tuple[str, str]) -> list[Argument]:
+    """Describe arguments of which one may be given: the value of each, its name and its help text."""
+    more: dict[str, Any] = {"dest": dest, "action": "store_const", "group": f"one {dest}"}
+    return [arg(flag, text, const=value, **more) for value, (flag, text) in flags.items()]
+
+
+def number(kind: Callable[[str], Any], low: float, high: float, what: str) -> Callable[[str], Any]:
+    """Return what reads a number in a range; errors say what it must be."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return value
+
+    return read
+
+
+natural = number(int, 0, math.inf, "a whole number from 0 on")
+positive = number(int, 1, math.inf, "a whole number from 1 on")
+percent = number(float, 0, 100, "an accuracy in percent, such as 80")
+share = number(float, sys.float_info.min, 1, "a share, such as 0.2 (above 0, at most 1)")
+inches = number(float, 1, 20, "a number of inches from 1 to 20")
+
+
+def names(text: str) -> list[str]:
+    """Read names, separated by commas."""
+    if found := [part.strip() for part in text.split(",") if part.strip()]:
+        return found
+    raise argparse.ArgumentTypeError(f"{text!r} names nothing; give names with commas between them, such as a,b")
+
+
+def numbers(text: str) -> list[int]:
+    """Read whole numbers from 0, separated by commas."""
+    return [natural(part.strip()) for part in text.split(",")]
+
+
+def declared(cls: type[Options], *wanted: str, group: str = "", **defaults: Any) -> list[Argument]:
+    """Return the arguments of options, as their class declares them.
+
+    ``**defaults``: Defaults of the command line that are not those of the class.
+    """
+    found = []
+    for name in wanted:
+        field, hint, flag = options_of(cls)[name], annotations_of(cls)[name], f"--{name.replace('_', '-')}"
+        text, default, metavar = field.metadata["doc"], defaults.get(name, field.default), name.split("_")[-1].upper()
+        text += f" (default: {default})" if name in defaults and not default else ""
+        if hint is bool:
+            found.append(switch(flag, text, group=group))
+        elif get_origin(hint) is tuple:
+            found.append(several(flag, text, "FILE", group=group))
+        elif get_origin(hint) is Literal:
+            found.append(arg(flag, text, default=default, choices=get_args(hint), group=group))
+        else:
+            kind = None if hint is not int else positive if field.metadata["low"] else natural
+            found.append(arg(flag, text, kind, metavar, default=default, group=group))
+    return found
+
+
+def settings(example: str) -> Argument:
+    """Return ``--set``."""
+    return several("--set", f"change an option, such as {example}", "SECTION.OPTION=VALUE", dest="settings")
+
+
+def grid(example: str) -> Argument:
+    """Return ``--grid``."""
+    return several("--grid", f"try several values of an option, such as {example}", "METHOD.OPTION=A,B")
+
+
+QUIET = switch("--quiet", "show no progress")
+PROFILE = switch("--profile", "show at the end how the time was spent")
+DATA, USE, CODE = declared(Machine, "data_dir"), declared(Machine, "use"), declared(Machine, "allow_code", "use")
+DEVICE = declared(Machine, "device", "threads", "stack", "compile")
+MACHINE = [
+    *declared(Machine, "workers", "executor", "address", "data_dir", "allow_code", "use", group="machine", workers=0),
     QUIET,
-    RECIPE,
-    USE,
-    Argument,
-    arg,
-    grid,
-    names,
-    natural,
-    numbers,
-    positive,
-    settings,
-    several,
-    switch,
-)
+]
+RECIPE = "a recipe's name, or a path to a .toml file"
+CHANGES = [
+    settings("training.lr=0.05 or algorithm.teachers=3"),
+    arg(
+        "--methods",
+        "methods to run instead of the recipe's; a label as the recipe writes it, such as FedSeq, is one row, a "
+        "method's name, such as fedseq, each of its rows",
+        names,
+        "A,B",
+    ),
+    arg("--seeds", "seeds to run instead of the recipe's", numbers, "0,1"),
+    arg("--rounds", "rounds to run instead of the recipe's", positive),
+]
 
 
 @dataclass
@@ -64,7 +180,7 @@ def add_commands(parser: argparse.ArgumentParser, commands: dict[str, Command]) 
     group = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in commands.items():
         added = group.add_parser(name, help=command.help.partition(". ")[0], description=command.help)
-        given.add_arguments(added, command.arguments)
+        add_arguments(added, command.arguments)
         added.set_defaults(command=command)
         if command.verbs:
             add_commands(added, command.verbs)
@@ -81,10 +197,10 @@ _FORMATS = ("table", "markdown", "latex", "csv", "html")
 _CURVES = ("accuracy", "forgetting", "balanced", "loss")
 _SHOWN = [
     arg("--against", "method to which a table shows differences (default: the first)", metavar="METHOD"),
-    arg("--target", "in tables, also the first round that reaches this accuracy", given.percent, "PERCENT"),
+    arg("--target", "in tables, also the first round that reaches this accuracy", percent, "PERCENT"),
     several("--figure", "draw curves as .pdf, .svg or .png", "FILE"),
     arg("--curve", f"what --figure draws: {', '.join(_CURVES)}", metavar="CURVE", choices=_CURVES),
-    arg("--width", "width of --figure (default: 3.3, a column)", given.inches, "INCHES"),
+    arg("--width", "width of --figure (default: 3.3, a column)", inches, "INCHES"),
     *USE,
 ]
 
@@ -112,7 +228,7 @@ _command(
     arg("--columns", "columns to run (default: all)", names, "A,B"),
     arg("--methods", "methods to run (default: all)", names, "A,B"),
     arg("--seeds", "seeds to run (default: as many as the paper)", numbers, "0,1"),
-    arg("--rounds", "share of the paper's rounds", given.share, "0.2", default=1.0),
+    arg("--rounds", "share of the paper's rounds", share, "0.2", default=1.0),
     switch("--grid", "also run the values that the paper tuned"),
     settings("run.evaluate_every=5, in every column"),
     switch("--resume", "only finish the trials that were begun"),
@@ -141,7 +257,7 @@ _command(
 )
 _command(
     "tune",
-    "tune.run",
+    "run.tune",
     "try values of options on held-out training examples, and write the best recipe. The seeds are not those that are "
     "reported, and the test examples are never used. With the same --out it goes on.",
     arg("recipe", RECIPE),
@@ -212,7 +328,7 @@ _command(
     arg("run", "a run folder", metavar="RUN"),
     arg("--method", "whose model, where a run has several methods", metavar="LABEL"),
     arg("--seed", "the trial's seed (default: the first)", natural),
-    *given.one_of(
+    *one_of(
         "evaluation_model",
         moving=("--average", "the moving average (the default, if run.evaluation_models names it)"),
         round=("--round", "the mean of the models of the last round"),
@@ -232,14 +348,14 @@ _command(
 )
 _command(
     "verify",
-    "verify.verify",
+    "export.verify",
     "check the files of a run against their digests. These are the SHA-256 that were recorded as the files were "
     "written: records, descriptions, models, checkpoints. The exit code is 1 if a file is damaged.",
     _RUNS,
 )
 _command(
     "archive",
-    "archive.archive",
+    "export.archive",
     "write the records of a run, or of a reproduction, into a compressed file. Models and checkpoints stay out. "
     "fedkeep compare and fedkeep report read it like the run folder. A reproduction becomes one "
     "archive with a folder for each column, which fedkeep reproduce --page reads.",
@@ -275,7 +391,7 @@ _command(
 _command("generator", "", "train a diffusion model that generates images of classes")
 _command(
     "generator train",
-    "generator.train",
+    "pretraining.train_diffusion",
     "train a generator; the same command again continues a stopped training",
     arg("data", "grey or rgb, as in FedDCL, or a data set; several with + between them"),
     arg("--out", "folder of the generator", metavar="DIR", required=True),
@@ -287,7 +403,7 @@ _command(
 )
 _command(
     "pretrain",
-    "pretrain.run",
+    "pretraining.train_extractor",
     "train the extractor of a server that then only learns a classifier. The same command again continues.",
     arg("data", "a known data set, a Hub id or a path, such as cifar10"),
     arg("--out", "folder of the extractor", metavar="DIR", required=True),
@@ -304,7 +420,7 @@ _command(
 )
 _command(
     "completion",
-    "completion.completion",
+    "show.completion",
     "print a script that completes commands in a shell. Load it in each: fedkeep completion bash >> ~/.bashrc",
     arg("shell", "bash or zsh", choices=("bash", "zsh")),
 )

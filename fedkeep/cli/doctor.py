@@ -13,15 +13,14 @@ from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from fedkeep.cli.text import plain_table
 from fedkeep.data import known_datasets
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import DataError, install_command
-from fedkeep.experiment.provenance import describe_version
+from fedkeep.experiment.runtime import describe_version
 
 USES = {
     "data": "images, Parquet files and data sets of the Hugging Face Hub",
@@ -57,17 +56,12 @@ def doctor(options: Namespace, console: Console) -> int:
     Returns: The exit code: 0, also where something optional is missing; 1 if FedKeep cannot run.
     """
     found = run_checks(options.data_dir)
-    table = Table("", "found", "what to do", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
+    table = plain_table("", "found", "what to do")
     for check in found:
         table.add_row(check.subject, escape(check.found), escape(check.advice))
     console.print(table)
     broken = [check for check in found if check.subject == "packages" and check.advice]
-    console.print(
-        "FedKeep cannot run: see packages." if broken else "FedKeep can run here. Start with: fedkeep run",
-        highlight=False,
-    )
+    console.print("FedKeep cannot run: see packages." if broken else "FedKeep can run here. Start with: fedkeep run")
     return 1 if broken else 0
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from fedkeep.cli.text import say
+from fedkeep.cli.text import plain_table, say
 from fedkeep.display import duration
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.estimate import NotEstimated, estimate
@@ -30,7 +28,7 @@ def dry_run(
     ``is_done``: Tells of a column, a method's label and a seed whether it was run before.
     """
     heads = [*["column"] * any(recipes), "method", "seeds", "rounds", "time a seed", "memory", "sent in all"]
-    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table(*heads)
     total, unknown = 0.0, list[str]()
     for name, recipe in recipes.items():
         for method in recipe.methods:

@@ -1,21 +1,25 @@
-"""``fedkeep export`` and ``fedkeep predict``: take a trained model away, and use it."""
+"""``fedkeep export``, ``predict``, ``archive`` and ``verify``: models and records that leave their run."""
 
 from __future__ import annotations
 
 import json
 import sys
 from argparse import Namespace
+from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fedkeep._utils.escaping import csv_text
-from fedkeep.cli.text import say
+from fedkeep.cli.text import plain_table, say
+from fedkeep.errors import RunError
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.reproduce import NOTE
 from fedkeep.export.files import export_model, onnx_available
 from fedkeep.export.prediction import predict
+from fedkeep.reporting.archive import open_run, write_archive
+from fedkeep.reporting.run_folder import read_run, verify_run
 
 
 def export(options: Namespace, console: Console) -> int:
@@ -34,7 +38,7 @@ def export(options: Namespace, console: Console) -> int:
     about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     say(console, f"the model is of {about['method']} with seed {about['seed']}; --seed takes another")
     if not onnx_available():
-        console.print("no model.onnx: it needs the extra export (onnx, onnxscript)", highlight=False)
+        console.print("no model.onnx: it needs the extra export (onnx, onnxscript)")
     say(console, f"how to use it: {folder / 'README.md'}")
     return 0
 
@@ -50,10 +54,49 @@ def predict_files(options: Namespace, console: Console) -> int:
         cells = ((*place, f"{each.probability:.4f}") for place, each in zip(places, found, strict=True))
         sys.stdout.write(csv_text([heads, *cells]))
         return 0
-    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
+    table = plain_table(*heads)
     for place, each in zip(places, found, strict=True):
         table.add_row(*map(escape, place), f"{each.probability:.1%}")
     console.print(table)
     return 0
+
+
+def archive(options: Namespace, console: Console) -> int:
+    """Write the records of a run, or of all columns of a reproduction, into a compressed file."""
+    source, out = Path(options.run), Path(options.out)
+    name, of_several = source.resolve().name, out.suffix == ARCHIVE_SUFFIX
+    target = out if of_several else out / f"{name}{ARCHIVE_SUFFIX}"
+    further: dict[str, bytes] = {}
+    if (source / "run.json").is_file():
+        if of_several and (open_run(target) / NOTE).is_file():
+            raise RunError(
+                f"{target} is the archive of a reproduction, and a run would become one of its columns. Choose another "
+                "--out."
+            )
+        runs = {name if of_several else "": source}
+    elif (source / NOTE).is_file():
+        if of_several:
+            raise RunError(f"a reproduction is an archive of its own. Name its folder: --out {out.parent}")
+        runs = {path.parent.name: path.parent for path in source.glob("*/run.json")}
+        further = {NOTE: (source / NOTE).read_bytes()}
+    else:
+        raise RunError(f"{source} is neither a run folder nor a reproduction: it holds no run.json and no {NOTE}.")
+    for run in runs.values():
+        read_run(run)  # raises an error for a damaged file: an archive holds nothing that was not checked
+    say(console, f"wrote {write_archive(runs, target, further)}")
+    return 0
+
+
+def verify(options: Namespace, console: Console) -> int:
+    """Check every file of some runs, and print a line for each trial.
+
+    Returns: The exit code: 1 if a file is damaged or foreign.
+    """
+    wrong = False
+    for run in options.runs:
+        say(console, run, "bold")
+        for found in verify_run(run):
+            is_wrong = found.status in ("damaged", "foreign")
+            say(console, f"  {found.name}: {found.status}: {'; '.join(found.details)}", "red" if is_wrong else "")
+            wrong |= is_wrong
+    return int(wrong)

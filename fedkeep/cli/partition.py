@@ -7,13 +7,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from fedkeep._utils import progress
 from fedkeep._utils.files import atomic_write
-from fedkeep.cli.text import say
+from fedkeep.cli.text import plain_table, say
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.partition import get_scheme
@@ -46,7 +44,7 @@ def partition(options: Namespace, console: Console) -> int:
         split = scheme.split(dataset.train, dataset.num_classes, options.seed)
     counts = split.counts(dataset.train["label"], dataset.num_classes)
 
-    statistics = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)
+    statistics = plain_table("statistic", "value")
     manifest = split.manifest()
     for name in ("scheme", "attempts"):
         statistics.add_row(name, str(manifest[name]))

@@ -7,32 +7,27 @@ import sys
 import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as ConsoleTable
 
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.signals import Terminated
 from fedkeep.cli.dry_run import dry_run
-from fedkeep.cli.progress import say_stopped
-from fedkeep.cli.run import machine_of
-from fedkeep.cli.text import say
-from fedkeep.display import Display
+from fedkeep.cli.run import machine_of, run_with_progress
+from fedkeep.cli.text import plain_table, say
 from fedkeep.errors import ConfigError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe_loader import paper_tables
+from fedkeep.experiment.run import machine_arguments
 from fedkeep.experiment.runtime import Machine
-from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.archive import open_run
-from fedkeep.reporting.comparison import Reproduction, read_reproduction
-from fedkeep.reporting.outputs import write_all
+from fedkeep.reporting.html import write_all
+from fedkeep.reporting.reproduction import Reproduction, read_reproduction
 
 
 def reproduce(options: Namespace, console: Console) -> int:
@@ -63,7 +58,7 @@ def reproduce(options: Namespace, console: Console) -> int:
     prepared = [plan.prepare(column, machine, ["fedkeep", *sys.argv[1:]]) for column in requested]
     pairs = zip(requested, prepared, strict=True)
     trials = [trial for pair in pairs for trial in plan.requested_trials(*pair, machine)]
-    return _run_trials(trials, options, table, folder, machine, console)
+    return _run_trials(trials, options, folder, machine, console)
 
 
 def _resume(options: Namespace, table: plan.TableRecipes, folder: Path, machine: Machine, console: Console) -> int:
@@ -77,34 +72,16 @@ def _resume(options: Namespace, table: plan.TableRecipes, folder: Path, machine:
         raise ConfigError(f"there is nothing of {table.name} in {folder} to resume. Leave out --resume to begin.")
     if options.dry_run:
         return _dry_run(columns, machine, console)
-    return _run_trials(
-        [trial for c in columns for trial in plan.unfinished_trials(c, machine)],
-        options,
-        table,
-        folder,
-        machine,
-        console,
-    )
+    trials = [trial for column in columns for trial in plan.unfinished_trials(column, machine)]
+    return _run_trials(trials, options, folder, machine, console)
 
 
-def _run_trials(
-    trials: Sequence[Trial],
-    options: Namespace,
-    table: plan.TableRecipes,
-    folder: Path,
-    machine: Machine,
-    console: Console,
-) -> int:
+def _run_trials(trials: Sequence[Trial], options: Namespace, folder: Path, machine: Machine, console: Console) -> int:
     retry = _resume_command(options)
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     say(console, f"{count} to run, into {folder}")
-    if trials:
-        display = None if options.quiet else Display(console, {trial.name: trial.rounds for trial in trials})
-        try:
-            with display or nullcontext():
-                run_trials(trials, retry=retry, on_progress=display)
-        except (KeyboardInterrupt, Terminated) as stop:
-            return say_stopped(stop, retry, console)
+    if trials and (stop := run_with_progress(trials, console, retry, retry, quiet=options.quiet)):
+        return stop
     columns = plan.existing_columns(folder, allow_code=machine.allow_code)
     for column in columns:
         write_all(column.folder)
@@ -119,26 +96,17 @@ def _run_trials(
 def _resume_command(options: Namespace) -> str:
     words = ["fedkeep", "reproduce", options.table, "--resume", "--out", options.out]
     words += ["--rounds", f"{options.rounds:g}"] if options.rounds != 1 else []
-    words += ["--data-dir", options.data_dir] if options.data_dir else []
-    words += ["--allow-code"] if options.allow_code else []
-    words += [word for file in options.use for word in ("--use", file)]
-    words += ["--workers", str(options.workers)] if options.workers else []
-    return shlex.join(words)
+    return shlex.join(words + machine_arguments(machine_of(options), options.use))
 
 
 def _list(console: Console) -> int:
-    table = ConsoleTable("table", "what it is", "columns", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, paper_table in plan.tables().items():
-        table.add_row(name, escape(_title(paper_table)), escape(", ".join(paper_table.columns)))
+    table = plain_table("table", "what it is", "columns")
+    for name, paper_table in paper_tables().items():
+        columns = ", ".join(column.rpartition("/")[2] for column in paper_table.columns)
+        table.add_row(name, escape(paper_table.table), escape(columns))
     console.print(table)
-    console.print("Reproduce one: fedkeep reproduce sfedkd/table1 --seeds 0 --rounds 0.2", highlight=False)
+    console.print("Reproduce one: fedkeep reproduce sfedkd/table1 --seeds 0 --rounds 0.2")
     return 0
-
-
-def _title(table: plan.TableRecipes) -> str:
-    from fedkeep.experiment.recipe_loader import load_recipe
-
-    return str(load_recipe(next(iter(table.columns.values()))).paper.get("table", ""))
 
 
 def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console) -> int:
@@ -160,9 +128,9 @@ def _show(reproduction: Reproduction, console: Console) -> None:
     for column in reproduction.columns:
         words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
         heads = ["\n".join(textwrap.wrap(head.replace("minus the paper's", "minus paper"), 8)) for head in words]
-        table = ConsoleTable(*heads, title=column.run.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, table_column in enumerate(table.columns):
-            table_column.justify, table_column.overflow = ("right" if index else "left"), "fold"
+        table = plain_table(*heads, title=column.run.title)
+        for table_column in table.columns[1:]:
+            table_column.justify = "right"
         for row in column.lines:
             table.add_row(*map(escape, report.texts(column, row)))
         table.caption, table.caption_justify = escape(report.about(column)), "left"

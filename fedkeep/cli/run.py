@@ -1,4 +1,4 @@
-"""``fedkeep run`` and ``fedkeep resume``: run a recipe, or continue a run."""
+"""``fedkeep run``, ``resume``, ``gather`` and ``tune``: run recipes, and choose options on held-out examples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from fedkeep._utils.signals import Terminated
 from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.progress import say_stopped
-from fedkeep.cli.text import say
-from fedkeep.display import Display
+from fedkeep.cli.text import plain_table, say
+from fedkeep.display import Display, progress_bars
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
@@ -25,16 +26,17 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
-from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.runtime import Machine, Progress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import as_table, options_of
-from fedkeep.reporting.data_read import data_read
 from fedkeep.reporting.findings import is_undecided
+from fedkeep.reporting.html import REPORT, write_all
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.outputs import REPORT, write_all
-from fedkeep.reporting.profile import profile_table, step_table
+from fedkeep.reporting.record import data_read
 from fedkeep.reporting.summary import Row, summary
-from fedkeep.reporting.table import print_table
+from fedkeep.reporting.table import print_table, profile_table, step_table
+from fedkeep.tuning import best_recipes, table_of
+from fedkeep.tuning import tune as choose
 
 CLASSES_SHOWN = 12
 """Classes and clients that are listed on the console; the report has all."""
@@ -52,8 +54,8 @@ def run(options: Namespace, console: Console) -> int:
     if options.trial:
         return _run_one(options, experiment, console)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
-    console.print(recipe.title, style="bold", highlight=False, markup=False)
-    console.print(_describe(recipe), highlight=False, markup=False)
+    console.print(recipe.title, style="bold", markup=False)
+    console.print(_describe(recipe), markup=False)
     say(console, f"run folder: {folder}")
     say(console, _data_of(experiment))
     return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
@@ -88,6 +90,51 @@ def gather(options: Namespace, console: Console) -> int:
     return _show(folder, experiment, console)
 
 
+def tune(options: Namespace, console: Console) -> int:
+    """Run all points of a grid, and show the best."""
+    machine = machine_of(options)
+    import_user_code(machine.use)
+    bars = progress_bars(console, console.is_terminal and not options.quiet)
+    tasks = {}
+
+    def show(report: Progress) -> None:
+        if report.trial not in tasks:
+            tasks[report.trial] = bars.add_task(report.trial, total=report.rounds, note="")
+        bars.update(tasks[report.trial], completed=report.done, note=report.activity)
+
+    try:
+        with bars:
+            tuning = choose(
+                options.recipe,
+                options.grid,
+                methods=options.methods,
+                seeds=options.seeds,
+                rounds=options.rounds,
+                validation=options.validation,
+                settings=options.settings,
+                metric=options.metric,
+                search=options.search,
+                reported_seeds=options.reported_seeds,
+                out=options.out,
+                machine=machine,
+                on_progress=show,
+            )
+    except KeyboardInterrupt:
+        console.print("\nstopped; finished rounds are saved. The same command with the same --out continues.")
+        return 130
+    table = plain_table("", "method", tuning.metric.title, "seeds")
+    for verdict, label, value, seeds in table_of(tuning):
+        table.add_row(verdict, escape(label), value, seeds, style="bold" if verdict else "")
+    console.print(table)
+    say(console, f"folder: {tuning.path}")
+    for name in best_recipes(tuning):
+        own = "".join(f" --use {shlex.quote(file)}" for file in options.use)
+        command = f"fedkeep run {shlex.quote(str(Path(tuning.path) / name))}{own}"
+        say(console, f"now with the reported seeds, on the test examples: {command}")
+    sys.stdout.flush()
+    return 0
+
+
 def _rounds_done(trial: Trial) -> str:
     """Return how far an unfinished trial has come."""
     records = trial.folder / "rounds.jsonl"
@@ -109,7 +156,7 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     experiment = open_run(folder, experiment.machine)
     trial = experiment.all_trials(folder)[options.trial - 1]
     again = shlex.join(["fedkeep", *sys.argv[1:]])
-    if not trial.is_finished and (stop := _run_with_progress([trial], console, again, again, quiet=options.quiet)):
+    if not trial.is_finished and (stop := run_with_progress([trial], console, again, again, quiet=options.quiet)):
         return stop
     gather = resume_command(
         folder, replace(experiment.machine, workers=0, executor="processes", address=None), "gather"
@@ -118,7 +165,7 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     return 0
 
 
-def _run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
+def run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
     """Run trials and show their progress; the exit code is 0, or that of a signal that stopped them."""
     display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
@@ -136,7 +183,7 @@ def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, qu
     Returns: The exit code: 0, or that of a signal that stopped them.
     """
     again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
-    return _run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
+    return run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
 
 
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
@@ -158,7 +205,7 @@ def _show(folder: Path, experiment: Experiment, console: Console, *, profile: bo
         if recipe.has_tasks:
             console.print(step_table(result))
     for line in warnings(result.trials, result.settings):
-        console.print(f"warning: {line}", style="yellow", highlight=False, markup=False)
+        console.print(f"warning: {line}", style="yellow", markup=False)
     say(console, _next_steps(folder, experiment, rows))
     return 0
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,23 +14,23 @@ from rich.text import Text
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.cli.text import say
+from fedkeep.cli.commands import COMMANDS
+from fedkeep.cli.text import plain_table, say
 from fedkeep.data import CatalogEntry, known_datasets
 from fedkeep.data.catalog import CATALOG
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, read_title, recipe_names
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import describe_type, options_of
 from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
-from fedkeep.reporting.formats import SUFFIXES, TEXTS, TextTable, tables
-from fedkeep.reporting.html import write_report
+from fedkeep.reporting.formats import SUFFIXES, TEXTS, tables
+from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.outputs import REPORT, default_out, write_all
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
-from fedkeep.reporting.table import print_table
+from fedkeep.reporting.table import TextTable, print_table
 
 
 def methods(options: Namespace, console: Console) -> int:
@@ -44,7 +43,7 @@ def methods(options: Namespace, console: Console) -> int:
     for name, cls in algorithms().items():
         table.add_row(name, _order(cls), escape("; ".join(describe_replies(cls))), escape(cls.paper))
     console.print(table)
-    console.print("options of one: fedkeep methods NAME", highlight=False)
+    console.print("options of one: fedkeep methods NAME")
     return 0
 
 
@@ -53,12 +52,12 @@ def _order(cls: type[Algorithm[Any, Any]]) -> str:
 
 
 def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
-    console.print(f"[bold]{cls.name()}[/]  (clients train {_order(cls)})", highlight=False)
+    console.print(f"[bold]{cls.name()}[/]  (clients train {_order(cls)})")
     say(console, f"{cls.paper}\n")
     say(console, f"{_docstring(cls)}\n", paragraphs=True)
-    console.print("[bold]what leaves a client[/]", highlight=False)
+    console.print("[bold]what leaves a client[/]")
     for line in describe_replies(cls):
-        console.print(f"  {escape(line)}", highlight=False)
+        console.print(f"  {escape(line)}")
     method_options = options_of(cls)
     if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
@@ -83,12 +82,9 @@ def datasets(options: Namespace, console: Console) -> int:
         table.add_row(name, str(entry.num_classes), image, _local_copy(entry), hub or "-", escape(entry.note))
     console.print(table)
     console.print(
-        "local: found in --data-dir or FEDKEEP_DATA. Others with a name on the Hub are downloaded when they are used.",
-        highlight=False,
+        "local: found in --data-dir or FEDKEEP_DATA. Others with a name on the Hub are downloaded when they are used."
     )
-    console.print(
-        "Also: any Hub id, and files of your own: tables, texts, arrays, images (docs/data.md).", highlight=False
-    )
+    console.print("Also: any Hub id, and files of your own: tables, texts, arrays, images (docs/data.md).")
     return 0
 
 
@@ -116,7 +112,7 @@ def recipes(options: Namespace, console: Console) -> int:
 
 def _recipe_list(tables: Mapping[str, PaperTable], console: Console) -> None:
     """Show one entry for each recipe outside a table, and one for each table, with the names of its columns."""
-    entries = {name: Text(load_recipe(name).title) for name in recipe_names() if name.rpartition("/")[0] not in tables}
+    entries = {name: Text(read_title(name)) for name in recipe_names() if name.rpartition("/")[0] not in tables}
     for name, table in tables.items():
         columns = ", ".join(column.rpartition("/")[2] for column in table.columns)
         entries[name] = Text(table.title).append(f": {columns}", "dim")
@@ -125,25 +121,24 @@ def _recipe_list(tables: Mapping[str, PaperTable], console: Console) -> None:
         folders.setdefault(name.rpartition("/")[0], []).append(name)
     for folder in sorted(folders):
         if folder:
-            console.print(f"\n[bold]{escape(folder)}/[/]", highlight=False)
+            console.print(f"\n[bold]{escape(folder)}/[/]")
         grid = Table.grid(padding=(0, 2, 0, 0))
         for name in folders[folder]:
             grid.add_row("  " * bool(folder) + name.rpartition("/")[2], entries[name])
         console.print(grid)
     console.print(
         "\na table and its columns: fedkeep recipes sfedkd/table1\n"
-        "one recipe, in full:     fedkeep recipes sfedkd/table1/cifar10-2-0.5",
-        highlight=False,
+        "one recipe, in full:     fedkeep recipes sfedkd/table1/cifar10-2-0.5"
     )
 
 
 def _paper_table(table: PaperTable, console: Console) -> None:
-    console.print(f"[bold]{escape(table.table)}[/]  {escape(table.title)}", highlight=False)
+    console.print(f"[bold]{escape(table.table)}[/]  {escape(table.title)}")
     if table.notes:
         console.print(Text(f"\n{table.notes}"))
     columns = plain_table("recipe", "what it runs")
     for name in table.columns:
-        columns.add_row(name, escape(load_recipe(name).title.removeprefix(f"{table.table}: ")))
+        columns.add_row(name, escape(read_title(name).removeprefix(f"{table.table}: ")))
     console.print(columns)
 
 
@@ -169,7 +164,7 @@ def compare(options: Namespace, console: Console) -> int:
         for table in tables(rows, options.against or "", options.target)[1:]:
             console.print(_rich(table))
         for line in (line for run in runs for line in warnings(run.trials, run.settings)):
-            console.print(f"warning: {line}", style="yellow", highlight=False, markup=False)
+            console.print(f"warning: {line}", style="yellow", markup=False)
     return 0
 
 
@@ -236,12 +231,33 @@ def _rich(table: TextTable) -> Table:
     return shown
 
 
-def plain_table(*columns: str, title: str | None = None) -> Table:
-    """Return an empty table whose long cells break.
+SCRIPT = """_fedkeep() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+        1:*) words="{commands}" ;;
+{cases}
+    esac
+    if [ "$before" = --methods ]; then words="{methods}"; fi
+    COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word"))
+}}
+complete -o filenames -F _fedkeep fedkeep
+"""
 
-    ``*columns``: Their heads, as markup.
-    """
-    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for column in table.columns:
-        column.overflow = "fold"
-    return table
+
+def completion(options: Namespace, console: Console) -> int:
+    """Print the script."""
+    console.file.write(script(options.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """Return the script of a shell, made from the commands of this version."""
+    extra = {"run": recipe_names(), "recipes": recipe_names(), "methods": list(algorithms())}
+    cases = []
+    for name, command in COMMANDS.items():
+        words = ["--help", *command.verbs, *extra.get(name, [])]
+        for flag, options in command.arguments:
+            words += [flag] if flag.startswith("-") else options.get("choices", ())
+        cases.append(f'        *:{name}) words="{" ".join(words)}" ;;')
+    text = SCRIPT.format(commands=" ".join(COMMANDS), cases="\n".join(cases), methods=" ".join(algorithms()))
+    return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text

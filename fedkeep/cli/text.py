@@ -15,8 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from fedkeep._utils.escaping import printable
@@ -39,7 +41,7 @@ class Terminal(Console):
     """A console that shows names of others without obeying them, and its own commands as they can be run here."""
 
     def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr)
+        super().__init__(stderr=stderr, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the parts of what is shown; Rich's own controls pass."""
@@ -146,6 +148,14 @@ def _wrapped(text: str, first: str, others: str, width: int) -> list[str]:
 def _joined(text: str) -> str:
     """Return text whose paragraphs and list items are one line each; indented lines, such as formulas, stay."""
     return re.sub(r"(?<=\S)\n(?! {4}|- |\n)(?<!:\n) *(?=\S)", " ", text)
+
+
+def plain_table(*columns: str, title: str | None = None) -> Table:
+    """Return an empty table whose long cells break; the heads of its columns are markup."""
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
 
 
 class FittingFormatter(logging.Formatter):

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep._utils.devices import to_device
+from fedkeep._utils.torch_state import to_device
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.options import Options, option
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.readers import RawSplits, datasets_library, parquet_files, read_column
 from fedkeep.data.schema import Normalisation, Schema
-from fedkeep.errors import DataError, MissingExtra, in_one_line
+from fedkeep.errors import DataError, MissingExtra, in_one_line, require_optional
 
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, require_optional
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

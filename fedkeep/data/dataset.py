@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedkeep._utils.devices import to_device
+from fedkeep._utils.torch_state import to_device
 from fedkeep.data.columns import TableColumn
 from fedkeep.errors import DataError, did_you_mean
 

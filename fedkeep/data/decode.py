@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.files import is_file
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import DataError, in_one_line
+from fedkeep.errors import DataError, in_one_line, require_optional
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """The formats that are read, by Pillow's names. Others run programs (EPS runs Ghostscript) or are hardly tested."""

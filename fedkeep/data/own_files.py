@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.readers import (
     TEST_NAMES,
     LeftOut,
@@ -26,7 +25,7 @@ from fedkeep.data.readers import (
     to_nfc,
 )
 from fedkeep.data.schema import CLIENT
-from fedkeep.errors import DataError, in_one_line
+from fedkeep.errors import DataError, in_one_line, require_optional
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SEPARATORS = ",;\t|"

@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data import given
 from fedkeep.data.arrays import from_arrays
 from fedkeep.data.catalog import is_known
@@ -21,7 +20,7 @@ from fedkeep.data.dataset import DataSet
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.readers import datasets_library
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, require_optional
 
 STREAM_LIMIT = 1_000_000
 """The most examples that are taken from a stream, which may have no end."""

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.problems import Where, at
-from fedkeep.errors import DataError, in_one_line
+from fedkeep.errors import DataError, in_one_line, require_optional
 
 RawSplits: TypeAlias = Mapping[str, Any]
 """Tables by split name, each a ``datasets.Dataset`` or ``datasets.IterableDataset`` whose images are still encoded."""

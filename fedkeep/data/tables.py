@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.problems import Problems, Where, at
 from fedkeep.data.readers import MISSING_TEXTS, read_column, to_nfc
 from fedkeep.data.schema import Schema
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, require_optional
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 

@@ -22,11 +22,7 @@ from fedkeep.data.dataset import describe_input
 from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
-from fedkeep.experiment.model_config import (
-    client_architectures,
-    resolve_pretrained,
-)
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
 from fedkeep.generation.diffusion.generator import Generator, check_installed
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training
@@ -204,10 +200,7 @@ def build_simulation(
     ``initial``: The initial model; by default the network's own initial weights.
     """
     dataset = federation.dataset
-    check_cohort(recipe, federation)
-    check_inputs(recipe, federation)
-    check_augmentation(recipe, federation)
-    check_generator(recipe, federation, data_dir)
+    check_federation(recipe, federation, data_dir)
     model = resolve_pretrained(recipe.model, data_dir)
 
     @cache
@@ -256,26 +249,25 @@ def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Pat
     return {client: factories[model] for client, model in models.items()}
 
 
-def check_cohort(recipe: Recipe, federation: Federation) -> None:
-    """Check the cohort's size, which is possible only now for a partition by a column of the data."""
+def check_federation(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
+    """Check that a federation is what a recipe needs: cohort, inputs, augmentation, generators.
+
+    The cohort's size is known only now for a partition by a column of the data.
+    """
     if recipe.run.cohort_size > len(federation.clients):
         raise ConfigError(
             f"a cohort of {recipe.run.cohort_size} cannot be drawn from {len(federation.clients)} clients. "
             "Change run.cohort_size."
         )
-
-
-def check_augmentation(recipe: Recipe, federation: Federation) -> None:
-    """Check that the images are large enough for the recipe's augmentation."""
-    if not recipe.augmentation:
-        return
-    if not federation.dataset.has_images:
-        raise ConfigError(
-            f"[augmentation] changes images, and the inputs of {federation.dataset.name} are "
-            f"{describe_input(federation.dataset.train['input'])}. Leave [augmentation] out."
-        )
-    _, height, width = federation.dataset.shape
-    recipe.augmentation.check_image_size(height, width)
+    _check_inputs(recipe, federation)
+    if recipe.augmentation:
+        if not federation.dataset.has_images:
+            raise ConfigError(
+                f"[augmentation] changes images, and the inputs of {federation.dataset.name} are "
+                f"{describe_input(federation.dataset.train['input'])}. Leave [augmentation] out."
+            )
+        recipe.augmentation.check_image_size(*federation.dataset.shape[1:])
+    check_generator(recipe, federation, data_dir)
 
 
 def check_token_ids(model: Architecture, dataset: DataSet) -> None:
@@ -298,7 +290,7 @@ def check_token_ids(model: Architecture, dataset: DataSet) -> None:
             )
 
 
-def check_inputs(recipe: Recipe, federation: Federation) -> None:
+def _check_inputs(recipe: Recipe, federation: Federation) -> None:
     """Check that the inputs are what the methods and the networks need."""
     dataset = federation.dataset
     for model in (recipe.model, *(client.model for client in recipe.client_models)):

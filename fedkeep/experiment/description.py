@@ -13,8 +13,7 @@ from fedkeep.data.columns import columns_to_json
 from fedkeep.data.partition import ByColumn
 from fedkeep.experiment.build import class_names, data_digest, generator_hash
 from fedkeep.experiment.initial_model import InitialModel
-from fedkeep.experiment.model_config import describe_extractor, pretrained_models
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe import Method, Recipe, describe_extractor, pretrained_models
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
 from fedkeep.rounds.evaluation_models import distinct_models

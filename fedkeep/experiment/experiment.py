@@ -14,19 +14,15 @@ from fedkeep.experiment.belonging import check_recipe, check_trial, identity_of
 from fedkeep.experiment.build import (
     build_federation,
     build_simulation,
-    check_augmentation,
-    check_cohort,
     check_device,
-    check_generator,
-    check_inputs,
+    check_federation,
     check_network,
     untrained_classes,
 )
 from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.initial_model import InitialModel, initial_model
-from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.paths import find_damage, is_finished, trial_folder, trial_name
-from fedkeep.experiment.recipe import Method, Recipe, check_robust_aggregation
+from fedkeep.experiment.recipe import Method, Recipe, check_robust_aggregation, client_architectures
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network
 from fedkeep.tracking import check_packages
@@ -86,16 +82,10 @@ class Experiment:
         check_packages(recipe.log)
         for seed in reversed(recipe.seeds):  # the first seed, with which the run begins, is then still cached
             federation = self.federation(seed)
-            check_cohort(recipe, federation)
-            check_inputs(recipe, federation)
-            check_augmentation(recipe, federation)
-            check_generator(recipe, federation, data_dir)
+            check_federation(recipe, federation, data_dir)
         if missing := untrained_classes(federation):
             named = ", ".join(map(repr, missing[:5])) + ", ..." * (len(missing) > 5)
-            log.warning(
-                "No client has an example of %s, and the test set has. No method can learn it.",
-                named,
-            )
+            log.warning("No client has an example of %s, and the test set has. No method can learn it.", named)
         classes = federation.for_task(federation.num_tasks).cumulative_classes[-1]
         for method in recipe.methods:
             if idle := method.algorithm.idle_part(classes, federation.num_tasks):

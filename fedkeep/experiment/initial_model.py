@@ -22,8 +22,7 @@ from fedkeep.data import Augmentation, Federation
 from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.model_config import model_to_table, resolve_pretrained
-from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
 from fedkeep.models import Weights
 from fedkeep.models.custom import describe_network
 from fedkeep.models.given_weights import check_state_dict, fit_weights, read_weights

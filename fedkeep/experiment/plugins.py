@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.method_checks import check_method
-from fedkeep.rounds.reply_step import ReplyStep
 
+T = TypeVar("T")
 _PREFIX = "fedkeep_used_"
 """What the names of modules begin with that were imported from files."""
 
@@ -175,8 +175,16 @@ def _import_file(path: Path) -> None:
         raise
 
 
-def steps_of(names: Iterable[str]) -> list[ReplyStep]:
-    """Return new reply steps, one of each class that files and modules define which `import_user_code` imported."""
+def instances_of(base: type[T], names: Iterable[str]) -> list[T]:
+    """Return new objects, one of each class with this base that `import_user_code` found in files and modules."""
     modules = [sys.modules[f"{_PREFIX}{Path(name).stem}" if name.endswith(".py") else name] for name in names]
     classes = [(module, value) for module in modules for value in vars(module).values() if isinstance(value, type)]
-    return [cls() for module, cls in classes if issubclass(cls, ReplyStep) and cls.__module__ == module.__name__]
+    found = []
+    for cls in (cls for module, cls in classes if issubclass(cls, base) and cls.__module__ == module.__name__):
+        try:
+            found.append(cls())
+        except TypeError as error:
+            raise ConfigError(
+                f"--use: {cls.__name__} is made without arguments: {error}. Give them defaults."
+            ) from error
+    return found

@@ -31,12 +31,11 @@ from torch import Tensor
 
 from fedkeep._utils.digests import DamagedFile, Digest, check_file, digest_of, read_json
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.libraries import require_optional
 from fedkeep._utils.torch_state import set_plain_torch
 from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.dataset import Data, DataSet
-from fedkeep.errors import ConfigError, RunError, in_one_line
+from fedkeep.errors import ConfigError, RunError, in_one_line, require_optional
 from fedkeep.executors.ipc import pack, unpack
 from fedkeep.executors.process_executor import RequestGroup, WorkerExecutor, step_handlers
 from fedkeep.executors.workers import DONE, FAILED, Handler, Message, carry_out

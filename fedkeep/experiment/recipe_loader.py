@@ -13,7 +13,6 @@ from fedkeep._utils.files import is_file
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import get_scheme
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
-from fedkeep.experiment.model_config import read_client_models, read_model
 from fedkeep.experiment.overrides import (
     INITIAL_MODEL,
     add_grids,
@@ -22,7 +21,16 @@ from fedkeep.experiment.overrides import (
     join_labels,
     merge_tables,
 )
-from fedkeep.experiment.recipe import OPTIONS, SECTIONS, Method, Recipe, default_label, rows_named
+from fedkeep.experiment.recipe import (
+    OPTIONS,
+    SECTIONS,
+    Method,
+    Recipe,
+    default_label,
+    read_client_models,
+    read_model,
+    rows_named,
+)
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.models import Architecture
 from fedkeep.options import build
@@ -162,6 +170,12 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False, model: Arch
 def read_paper_section(name: str) -> Mapping[str, Any]:
     """Read the ``[paper]`` table of a recipe, without building the rest."""
     return _section(_read(name, ())[0], "paper", f"recipe {name!r}")
+
+
+def read_title(name: str) -> str:
+    """Read the title of a recipe, without building the rest."""
+    table = _read(name, ())[0]
+    return _title(str(table.get("title", name)), table.get("data", {}).get("validation", 0.0))
 
 
 def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:

@@ -7,7 +7,7 @@ import platform
 import shlex
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,10 +24,9 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import CODE, keep_code, settings_of, used
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
-from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.runtime import Machine, recorded_machine, usable_cores
+from fedkeep.experiment.runtime import Machine, recorded_machine, revision, usable_cores, versions
 from fedkeep.models import Architecture
 from fedkeep.models.custom import describe_network
 
@@ -205,15 +204,18 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
 
     The command repeats arguments that are not recorded in the folder, such as files with code to import.
     """
-    arguments = ["fedkeep", verb, str(folder)]
     use = used(folder.parent if folder.suffix == ".toml" else folder) or machine.use
-    arguments += [argument for file in use for argument in ("--use", file)]
+    return shlex.join(["fedkeep", verb, str(folder), *machine_arguments(machine, use)])
+
+
+def machine_arguments(machine: Machine, use: Iterable[str]) -> list[str]:
+    """Return the arguments of a command that a run folder does not record, and ``--use`` for each of some files."""
+    arguments = [argument for file in use for argument in ("--use", file)]
     arguments += ["--data-dir", machine.data_dir] if machine.data_dir else []
     arguments += ["--allow-code"] if machine.allow_code else []
     arguments += ["--workers", str(machine.workers)] if machine.workers else []
     arguments += ["--executor", machine.executor] if machine.executor != "processes" else []
-    arguments += ["--address", machine.address] if machine.address else []
-    return shlex.join(arguments)
+    return arguments + (["--address", machine.address] if machine.address else [])
 
 
 def retry_command(folder: Path, machine: Machine) -> str:

@@ -1,10 +1,14 @@
-"""The machine on which a recipe runs, and progress reports."""
+"""The machine on which a recipe runs, its versions of packages, and progress reports."""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,7 +114,9 @@ class Machine(Options):
         None, "HOST:PORT of the Ray cluster (default: auto, the one that this machine belongs to)"
     )
     allow_code: bool = option(False, "let a recipe import its model as package.module:function")
-    use: tuple[str, ...] = option((), "import methods, metrics, partitions and reply steps of your own from a .py file")
+    use: tuple[str, ...] = option(
+        (), "import methods, metrics, partitions, reply steps and callbacks of your own from a .py file"
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.data_dir, Path):
@@ -143,3 +149,50 @@ def recorded_machine(folder: Path, machine: Machine) -> Machine:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages on which results depend.
+
+    Returns: Versions by name.
+    """
+    return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
+
+
+def describe_version() -> str:
+    """Describe the versions of FedKeep and PyTorch.
+
+    Returns: The description, such as ``FedKeep 0.1.0 (1a2b3c4), PyTorch 2.13.0+cpu``.
+    """
+    commit = revision()
+    return f"FedKeep {version('fedkeep')}{f' ({commit})' if commit else ''}, PyTorch {version('torch')}"
+
+
+@cache
+def revision() -> str | None:
+    """Return the last Git revision that changed the package.
+
+    Returns: The abbreviated hash, with ``-dirty`` if there are uncommitted changes; None outside a checkout.
+    """
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # take no lock that would disturb another process
+        result = subprocess.run(
+            ["git", *arguments],
+            cwd=package,
+            capture_output=True,
+            timeout=30,
+            check=True,
+            encoding="utf-8",
+            env=environment,
+        )
+        return result.stdout.strip()
+
+    try:
+        # This fails if the repository is not FedKeep's, but one into which a user installed FedKeep.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        changed = "-dirty" if git("status", "--porcelain", "--", ".") else ""
+        return git("log", "-1", "--format=%h", "--", ".") + changed or None
+    except (OSError, subprocess.SubprocessError):
+        return None

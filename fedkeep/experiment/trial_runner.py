@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,30 +20,32 @@ from fedkeep._utils.digests import read_json, write_json
 from fedkeep._utils.identity import Identity
 from fedkeep._utils.signals import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.executors import ipc
-from fedkeep.executors.process_executor import step_handlers
+from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
 from fedkeep.executors.workers import (
     DONE,
     PROGRESS,
     REFUSED,
     Message,
     Worker,
+    kill_workers,
     run_worker,
     start_workers,
     stop_workers,
     wait_for_any,
 )
 from fedkeep.experiment.belonging import check_code
-from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE
-from fedkeep.experiment.plugins import import_user_code, steps_of
-from fedkeep.experiment.provenance import describe_version
+from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
-from fedkeep.experiment.runtime import Machine, OnProgress, Progress, usable_cores
+from fedkeep.experiment.runtime import Machine, OnProgress, Progress, describe_version, usable_cores
+from fedkeep.interface import Algorithm
+from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.metrics import is_at_chance
 from fedkeep.options import as_table
 from fedkeep.rounds.messages import FaultKind
@@ -67,8 +70,8 @@ def run_trials(
     *,
     retry: str,
     on_progress: OnProgress | None = None,
-    callbacks: Sequence[Callback] = (),
-    steps: Sequence[ReplyStep] = (),
+    callbacks: Sequence[Callback] | None = None,
+    steps: Sequence[ReplyStep] | None = None,
 ) -> None:
     """Run trials, each from its last checkpoint, and return when all are finished.
 
@@ -76,7 +79,8 @@ def run_trials(
     ``retry``: The command that continues after a failure, for error messages.
     ``on_progress``: Called after every round, and every few seconds within a long one.
     ``callbacks``: Called around the rounds of every trial, in this process: with callbacks, workers share only cohorts.
-    ``steps``: Reply steps of the user; each trial has copies of its own, in this process.
+    ``steps``: Reply steps of the user; each trial has copies of its own, in this process. None, as for callbacks: one
+        of each class that ``--use`` brought.
     """
     if not trials:
         return
@@ -90,7 +94,7 @@ def run_trials(
     report = on_progress or (lambda progress: None)
     if processes > 1 and not callbacks and not steps:
         spare = workers // (processes if machine.executor == "ray" else len(trials))
-        _run_in_workers(trials, processes, spare, report, retry)
+        _run_in_workers(trials, processes, spare, report, retry, from_use=steps is None)
         for trial in trials:
             if not trial.is_finished:
                 raise TrialBusy(
@@ -103,7 +107,8 @@ def run_trials(
         with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
                 simulation, trial_callbacks, identity = _prepare(trial, report, workers, steps)
-                run_trial(simulation, trial.folder, trial_callbacks, own=callbacks, identity=identity)
+                own = instances_of(Callback, trial.experiment.machine.use) if callbacks is None else callbacks
+                run_trial(simulation, trial.folder, trial_callbacks, own=own, identity=identity)
             except CallbackFailed as failure:  # which ends this trial, and not the others
                 failure.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.{again}")
                 failures.append(failure)
@@ -130,7 +135,7 @@ def _disk_errors_explained(folder: Path, again: str = "") -> Iterator[None]:
 
 
 def _prepare(
-    trial: Trial, report: OnProgress, spare: int, steps: Sequence[ReplyStep] = ()
+    trial: Trial, report: OnProgress, spare: int, steps: Sequence[ReplyStep] | None
 ) -> tuple[Simulation, list[Callback], Identity]:
     """Return a trial's simulation, its callbacks, and to what its files belong.
 
@@ -139,7 +144,8 @@ def _prepare(
     experiment = trial.experiment
     with progress.subscribe(partial(_report_preparation, trial, report)):  # drawing a partition may take long
         simulation = experiment.simulation(trial.method, trial.seed)
-    simulation.take_steps([*steps_of(experiment.machine.use), *copy.deepcopy(steps)])
+    used = instances_of(ReplyStep, experiment.machine.use) if steps is None else copy.deepcopy(steps)
+    simulation.take_steps(used)
     algorithm, machine, cohort = trial.method.algorithm, experiment.machine, experiment.recipe.run.cohort_size
     if machine.executor == "ray":
         count = min(spare, most_workers(algorithm, cohort))
@@ -343,10 +349,12 @@ class ProgressReport(Callback):
 # Worker processes
 
 
-def _run_in_workers(trials: Sequence[Trial], count: int, spare: int, report: OnProgress, retry: str) -> None:
+def _run_in_workers(
+    trials: Sequence[Trial], count: int, spare: int, report: OnProgress, retry: str, *, from_use: bool
+) -> None:
     """Run trials in worker processes, each of which may start ``spare`` processes for its cohorts."""
     machine = trials[0].experiment.machine
-    workers = start_workers(count, worker_main, machine, spare)
+    workers = start_workers(count, worker_main, machine, spare, from_use)
     waiting, running, last = list(trials), dict[Worker, Trial](), dict[Worker, Trial]()
     try:
         while waiting or running:
@@ -376,10 +384,11 @@ def _next_trial(waiting: Sequence[Trial], last: Trial | None) -> Trial:
     return (same_data or waiting)[0]
 
 
-def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
+def worker_main(connection: Connection, machine: Machine, spare: int, from_use: bool = False) -> None:
     """Run trials, or client steps of a trial, as the parent process requests: the main function of every worker.
 
     ``spare``: The number of processes that may share a trial's cohorts.
+    ``from_use``: Whether a trial has the reply steps and callbacks of ``--use``.
     """
     torch.set_num_threads(machine.threads)
     import_user_code(machine.use)
@@ -403,8 +412,9 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
             plain_torch(trial.experiment.machine.threads),
             _disk_errors_explained(trial.folder),
         ):
-            simulation, callbacks, identity = _prepare(trial, report, spare)
-            run_trial(simulation, trial.folder, callbacks, identity=identity)
+            simulation, callbacks, identity = _prepare(trial, report, spare, None if from_use else ())
+            own = instances_of(Callback, machine.use) if from_use else ()
+            run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)
         return None, {}
 
     def join(content: Any, tensors: Any) -> Message:
@@ -417,3 +427,88 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
 
     handlers = {TRIAL: run, JOIN: join}
     run_worker(connection, handlers)
+
+
+log = logging.getLogger(__name__)
+MIN_SECONDS_LEFT = 20.0
+"""Seconds of remaining work from which worker processes pay off, since starting them takes some seconds."""
+
+
+def most_workers(algorithm: Algorithm[Any, Any], cohort: int) -> int:
+    """Return how many workers a method can keep busy.
+
+    A sequential method trains one client at a time. A second process then only runs the steps that prepare the next
+    clients, and methods such as FedSeq have no such steps.
+
+    Returns: The number of workers; 0 if values without a type annotation would have to be sent.
+    """
+    steps = client_steps(type(algorithm)).values()
+    if not all(map(is_annotated, steps)):
+        return 0
+    if not algorithm.sequential:
+        return cohort
+    return 2 if any(annotations_of(step)["return"] is type(None) for step in steps) else 1
+
+
+def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> int:
+    """Return how many worker processes of this machine a method can use.
+
+    It is 0 in place of 1: a single worker gains nothing over this process.
+
+    ``cohort``: The number of clients in a round.
+    """
+    count = min(spare, most_workers(algorithm, cohort))
+    return count if count > 1 else 0
+
+
+class CohortWorkers(Callback):
+    """Starts workers after a round, and uses them once all are ready. Results do not depend on whether or when.
+
+    ``count``: The number of workers; fewer than two: none are started.
+    ``request``: Kind and content of the request that prepares a worker for the trial's client steps.
+    ``min_seconds_left``: Seconds of remaining work from which they are started; default: `MIN_SECONDS_LEFT`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[], list[Worker]],
+        request: tuple[str, Any],
+        min_seconds_left: float | None = None,
+    ) -> None:
+        self.count = count
+        self.start = start
+        self.request = request
+        self.min_seconds_left = MIN_SECONDS_LEFT if min_seconds_left is None else min_seconds_left
+        self.workers: list[Worker] = []
+        self.starting: list[Worker] = []
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        if self.starting:
+            self._use_workers(state)
+            return
+        left = (state.rounds - state.finished) * (result.timings["train"] + result.timings["teachers"])
+        if not self.workers and self.count > 1 and left > self.min_seconds_left:
+            self.workers = self.start()
+            self.starting = list(self.workers)
+            for worker in self.workers:
+                worker.send(*self.request)
+
+    def on_trial_end(self, state: SimulationState) -> None:
+        kill_workers(self.workers)
+
+    def _use_workers(self, state: SimulationState) -> None:
+        """Switch to the workers if all are ready; continue without them if one could not start."""
+        try:
+            for worker in [worker for worker in self.starting if worker.connection.poll()]:
+                kind, content, _ = worker.receive()
+                if kind != DONE:
+                    raise RunError(content)
+                self.starting.remove(worker)
+        except RunError as error:
+            self.count, self.starting = 0, []
+            kill_workers(self.workers)
+            log.warning("A worker process could not start, and the run continues without workers: %s", error)
+            return
+        if not self.starting:
+            state.executor = ProcessExecutor(self.workers, state)

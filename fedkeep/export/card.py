@@ -12,7 +12,7 @@ from fedkeep.interface import get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.models.custom import Custom
 from fedkeep.options import as_table
-from fedkeep.reporting.data_read import NOT_KNOWN, DataRead, data_read
+from fedkeep.reporting.record import NOT_KNOWN, DataRead, data_read
 from fedkeep.reporting.table import human_bytes, initial_models
 
 

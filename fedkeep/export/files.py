@@ -17,8 +17,8 @@ from safetensors.torch import save
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.model_config import model_to_table
 from fedkeep.experiment.python_recipe import architecture_of
+from fedkeep.experiment.recipe import model_to_table
 from fedkeep.export.card import model_card
 from fedkeep.export.trained_model import TrainedModel, trained_model
 from fedkeep.models.predictor import exported

@@ -22,8 +22,8 @@ from fedkeep.data.problems import Problems, Where
 from fedkeep.data.readers import IMAGE_SUFFIXES, is_hidden, read_column
 from fedkeep.data.tables import is_list, parse, read_lists, tokenise
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, did_you_mean, in_one_line
-from fedkeep.experiment.model_config import read_model
 from fedkeep.experiment.python_recipe import architecture_of
+from fedkeep.experiment.recipe import read_model
 from fedkeep.export.trained_model import Resizing
 from fedkeep.models import Architecture
 from fedkeep.models.predictor import Predictor, build_predictor

@@ -1,9 +1,9 @@
 """FedKeep across machines, on Flower: the same methods, with clients that are real sites with data of their own.
 
-`fedkeep.flower.server` holds what the server does and `fedkeep.flower.client_handler` what a site does; `server_app`
-and `client_app` connect them to Flower. Server and sites exchange envelopes (`fedkeep.flower.transport`): a header that
-JSON can represent, and named tensors; `fedkeep.flower.records` converts envelopes to Flower's records. The rest of
-FedKeep does not import this package, so Flower is needed only where it is used.
+`fedkeep.flower.server` holds what the server does and `fedkeep.flower.client_handler` what a site does;
+`fedkeep.flower.apps` connects them to Flower. Server and sites exchange envelopes (`fedkeep.flower.transport`): a
+header that JSON can represent, and named tensors; `fedkeep.flower.records` converts envelopes to Flower's records. The
+rest of FedKeep does not import this package, so Flower is needed only where it is used.
 """
 
 import os

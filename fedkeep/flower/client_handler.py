@@ -24,9 +24,8 @@ from fedkeep.experiment.build import (
     split_clients,
     without_generator_images,
 )
-from fedkeep.experiment.model_config import select_client
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe import Recipe, select_client
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
@@ -115,8 +114,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
 
 
 def aggregate(envelope: Envelope, config: NodeConfig) -> Envelope:
-    """Answer in one stage of secure aggregation; see `fedkeep.flower.secagg_site.answer_stage`."""
-    from fedkeep.flower.secagg_site import answer_stage  # which needs Flower's cryptography; nothing else here does
+    """Answer in one stage of secure aggregation; see `fedkeep.flower.secagg.answer_stage`."""
+    from fedkeep.flower.secagg import answer_stage  # which needs Flower's cryptography; nothing else here does
 
     return answer_stage(envelope, config)
 

@@ -46,17 +46,19 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
     alternatives = x509.SubjectAlternativeName([_host(host) for host in named])
     authority, authority_name = ec.generate_private_key(ec.SECP384R1()), _name("FedKeep test authority")
     ca = _certificate(authority_name, authority.public_key(), authority_name, days)
-    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
-    ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+    of_ca = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage("key_cert_sign", "crl_sign"), True)]
+    for extension, critical in [*of_ca, (x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), False)]:
+        ca = ca.add_extension(extension, critical)
     link = ec.generate_private_key(ec.SECP384R1())
     cert = _certificate(_name("SuperLink"), link.public_key(), authority_name, days)
-    cert = cert.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    cert = cert.add_extension(_usage(signs_certificates=False), critical=True)
-    cert = cert.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    cert = cert.add_extension(alternatives, critical=False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    cert = cert.add_extension(issuer, critical=False)
+    for extension, critical in (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage("digital_signature"), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (alternatives, False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False),
+    ):
+        cert = cert.add_extension(extension, critical)
     folder.mkdir(parents=True, exist_ok=True)
     written = [
         _write(folder / "ca.crt", ca.sign(authority, hashes.SHA384()).public_bytes(PEM)),
@@ -97,18 +99,10 @@ def _certificate(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _usage(*allowed: str) -> x509.KeyUsage:
+    names = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    names += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
+    return x509.KeyUsage(**{name: name in allowed for name in names})
 
 
 def _is_file_name(site: str) -> bool:

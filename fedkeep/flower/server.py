@@ -35,25 +35,25 @@ from fedkeep.experiment.description import describe_trial, initial_model_evaluat
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
-from fedkeep.experiment.plugins import import_user_code, steps_of
+from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
 from fedkeep.flower.config import RunConfig
-from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.executor import FlowerExecutor, ReplyLog
 from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.reporting.outputs import is_reported, write_all
+from fedkeep.reporting.html import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
+from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking import check_log, check_packages
-from fedkeep.trials.callbacks import OnRoundEnd
+from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.checkpoint import load_manifest, manifests
 from fedkeep.trials.trial import TrialBusy, run_trial
 
@@ -104,13 +104,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     saved = _read_sites(sites_file, recipe.tasks.num_tasks)
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
     sites = SiteRegistry(
-        transport,
-        introduction,
-        config.wait,
-        recipe.tasks.num_tasks,
-        nodes,
-        config.max_examples,
-        sizes,
+        transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples, sizes
     )
     if saved is None:
         count = config.sites or recipe.partition.num_clients
@@ -128,7 +122,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation = build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
-    simulation.take_steps(steps_of(filter(None, config.use.split(","))))
+    simulation.take_steps(instances_of(ReplyStep, _own_code(config)))
     if recipe.weights and simulation.context.runner.frozen:
         raise ConfigError(
             f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "
@@ -168,7 +162,16 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
     try:
         # A checkpoint after every round.
-        run_trial(simulation, folder, callbacks, identity=identity, checkpoint_share=math.inf, may_repeat=may_repeat)
+        own = instances_of(Callback, _own_code(config))
+        run_trial(
+            simulation,
+            folder,
+            callbacks,
+            own=own,
+            identity=identity,
+            checkpoint_share=math.inf,
+            may_repeat=may_repeat,
+        )
     except Exception:
         reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
         raise

@@ -113,9 +113,29 @@ class SiteRegistry:
     def wait_for(self, sites: Collection[str], min_count: int, grace: float = 0.0) -> None:
         """Wait until enough of some sites are connected.
 
-        ``grace``: Seconds for which the registry waits for all of them, before fewer are enough.
+        ``grace``: Seconds for which the registry waits for all of them, before ``min_count`` are enough.
         """
-        self._wait_until(sites, len(sites), min_count, grace)
+        began = time.monotonic()
+        last_reminder: float | None = None
+        while True:
+            self.refresh()
+            connected = {name for node, name in self.names.items() if node in self.connected and name in sites}
+            waited = time.monotonic() - began
+            if len(connected) >= len(sites) or (waited >= grace and len(connected) >= min_count):
+                return
+            missing = ", ".join(sorted(set(sites) - connected))
+            text = f"{len(connected)} of {len(sites)} sites are connected. Missing: {missing}."
+            if waited >= self.patience:
+                raise RunError(
+                    f"too few sites: after {waited:.0f} s {text} The finished rounds are saved. Start the missing "
+                    "sites and run again with the same out."
+                )
+            now = time.monotonic()
+            if waited > 2 * POLL_SECONDS and (last_reminder is None or now - last_reminder > REMINDER_SECONDS):
+                last_reminder = now
+                left = (grace if len(connected) >= min_count else self.patience) - waited
+                log.warning("waiting: %s At most %.0f s more.", text, left)
+            time.sleep(POLL_SECONDS)
 
     def node(self, site: str) -> int | None:
         """Return the node of a site.
@@ -185,31 +205,6 @@ class SiteRegistry:
             )
         other = self.node(site)
         return "" if other in (None, node) else f"node {other}, which is connected, is {site!r} already"
-
-    def _wait_until(self, sites: Collection[str] | None, wanted: int, min_count: int, grace: float) -> None:
-        """Wait for ``wanted`` of these sites (None: of any), and after ``grace`` seconds for ``min_count`` of them."""
-        began = time.monotonic()
-        last_reminder: float | None = None
-        while True:
-            self.refresh()
-            connected = [name for node, name in self.names.items() if node in self.connected]
-            connected = connected if sites is None else [name for name in connected if name in sites]
-            waited = time.monotonic() - began
-            if len(connected) >= wanted or (waited >= grace and len(connected) >= min_count):
-                return
-            missing = "" if sites is None else f" Missing: {', '.join(sorted(set(sites) - set(connected)))}."
-            text = f"{len(connected)} of {wanted} sites are connected.{missing}"
-            if waited >= self.patience:
-                raise RunError(
-                    f"too few sites: after {waited:.0f} s {text} The finished rounds are saved. Start the missing "
-                    "sites and run again with the same out."
-                )
-            now = time.monotonic()
-            if waited > 2 * POLL_SECONDS and (last_reminder is None or now - last_reminder > REMINDER_SECONDS):
-                last_reminder = now
-                left = (grace if len(connected) >= min_count else self.patience) - waited
-                log.warning("waiting: %s At most %.0f s more.", text, left)
-            time.sleep(POLL_SECONDS)
 
 
 def _sum(examples: Collection[int]) -> str:

@@ -10,14 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError
-from fedkeep.interface.algorithm import (
-    Algorithm,
-    algorithms,
-    client_steps,
-    server_arguments,
-    state_types,
-    unwrap_step,
-)
+from fedkeep.interface.algorithm import Algorithm, algorithms, client_steps, server_arguments, state_types, unwrap_step
 from fedkeep.interface.codec import find_unknown_type
 from fedkeep.interface.party import Client, NoState, Server
 

@@ -266,24 +266,6 @@ class Party(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
-        """Estimate how strongly the outputs depend on each parameter (memory-aware synapses, Aljundi et al., 2018).
-
-        Parameters
-        ----------
-        model : Weights
-            The model at which it is estimated.
-        examples : int, optional
-            Number of the party's own examples to use, chosen at random; by default all of them.
-
-        Returns
-        -------
-        Weights
-            For each parameter the mean over examples of the absolute gradient of the logits' squared length. No labels
-            are used. Zeros for a party without examples.
-        """
-
-    @abstractmethod
     def expand_head(self, model: Weights) -> Weights:
         """Add rows to the classifier of an older model, for the classes that have arrived since.
 
@@ -330,7 +312,7 @@ class Party(ABC, Generic[S]):
     def refuse_if_private(self, what: str) -> None:
         """Refuse to use a client's examples for something that the noise of its trainings does not cover.
 
-        `features`, `fisher` and `sensitivity` do so.
+        `features` and `fisher` do so.
 
         Parameters
         ----------

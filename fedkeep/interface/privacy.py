@@ -34,9 +34,7 @@ class Privacy(Options):
     """Noise for one example in what leaves a client, noise for a whole client on means, and secure aggregation."""
 
     noise_multiplier: float = option(
-        0.0,
-        "DP-SGD in local training: noise of a step (its standard deviation over max_grad_norm); 0: off",
-        low=0.0,
+        0.0, "DP-SGD in local training: noise of a step (its standard deviation over max_grad_norm); 0: off", low=0.0
     )
     max_grad_norm: float = option(1.0, "DP-SGD: norm to which the gradient of each example is clipped", low=1e-12)
     delta: float = option(1e-5, "DP-SGD: delta for which epsilon is computed; below 1 / examples", low=1e-15, high=0.5)
@@ -50,9 +48,7 @@ class Privacy(Options):
         1.0, "norm to which a client's change of all prototypes together is clipped, if they are noised", low=1e-12
     )
     confidences_epsilon: float = option(
-        0.0,
-        "epsilon, in each round, of confidences on the server's examples that clients are sent; 0: exact",
-        low=0.0,
+        0.0, "epsilon, in each round, of confidences on the server's examples that clients are sent; 0: exact", low=0.0
     )
     client_noise_multiplier: float = option(
         0.0, "central DP: noise on the mean update, over max_update_norm / clients of the mean; 0: off", low=0.0

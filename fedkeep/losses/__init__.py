@@ -3,7 +3,6 @@
 from fedkeep.data import Data
 from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Scaled, Sum, TeacherOutputs
 from fedkeep.losses.classification import TSD, CompensatedCrossEntropy, CrossEntropy, WeightedCrossEntropy
-from fedkeep.losses.contrastive import ModelContrastive, SupCon
 from fedkeep.losses.decoupled import upcast
 from fedkeep.losses.distillation import (
     CachedDistillation,
@@ -14,7 +13,7 @@ from fedkeep.losses.distillation import (
     SubsetDistillation,
     soft_label_loss,
 )
-from fedkeep.losses.features import BoundingLoss, FeatureDistance, FeatureMSE
+from fedkeep.losses.features import BoundingLoss, FeatureDistance, FeatureMSE, ModelContrastive, SupCon
 from fedkeep.losses.penalties import L1Penalty, LinearTerm, QuadraticPenalty
 from fedkeep.losses.prototypes import PrototypeCrossEntropy, Prototypes
 from fedkeep.losses.weight_rules import (
@@ -27,7 +26,7 @@ from fedkeep.losses.weight_rules import (
     PerTeacher,
     WeightRule,
 )
-from fedkeep.losses.wrappers import ClassSubset, ConcatForward, Rotated
+from fedkeep.losses.wrappers import ClassSubset, Rotated
 
 __all__ = [
     "TSD",
@@ -37,7 +36,6 @@ __all__ = [
     "CachedDistillation",
     "ClassSubset",
     "CompensatedCrossEntropy",
-    "ConcatForward",
     "CrossEntropy",
     "Data",
     "Distillation",

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.linalg import vector_norm
-from torch.nn.functional import mse_loss, relu
+from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize, relu
 
 from fedkeep.data import Data
 from fedkeep.losses.base import Batch, Loss, ModelView, TeacherOutputs
@@ -96,3 +97,92 @@ class FeatureDistance(Loss):
         if dataset_index or self.teacher_features is not None:
             return self
         return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))
+
+
+@dataclass(frozen=True, eq=False)
+class ModelContrastive(Loss):
+    """weight * mean of -ln [e^{s(z, z_t)/tau} / (e^{s(z, z_t)/tau} + e^{s(z, z_a)/tau})], s the cosine.
+
+    z are the student's features, z_t those of the model ``towards``, z_a those of the model ``away`` (Li et al., 2021,
+    "Model-contrastive federated learning", eq. 3).
+
+    ``towards``, ``away``: The frozen models.
+    ``weight``: Factor on the mean (mu in the paper).
+    ``tau``: The temperature.
+    """
+
+    towards: Weights
+    away: Weights
+    weight: float
+    tau: float
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        towards, away = (model.teacher_features(frozen, batches[0]) for frozen in (self.towards, self.away))
+        return self.weight * _contrast(model.features(batches[0]), towards, away, self.tau)
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index:
+            return self
+        towards, away = outputs.features(self.towards), outputs.features(self.away)
+        return CachedModelContrastive(towards, away, self.weight, self.tau)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedModelContrastive(Loss):
+    """The same with the frozen models' features [n, width] on all examples of the first data set."""
+
+    per_example_fields: ClassVar[tuple[str, ...]] = ("towards", "away")
+
+    towards: Tensor
+    away: Tensor
+    weight: float
+    tau: float
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        rows = batches[0].index
+        return self.weight * _contrast(model.features(batches[0]), self.towards[rows], self.away[rows], self.tau)
+
+
+def _contrast(features: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:
+    similarities = torch.stack((cosine_similarity(features, towards), cosine_similarity(features, away)), dim=-1) / tau
+    return cross_entropy(similarities, similarities.new_zeros(len(features), dtype=torch.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class SupCon(Loss):
+    """Supervised contrastive loss: features of one class near each other, and far from all others.
+
+    Mean over the batch, and over i's positives p, of -ln [e^{f_i.f_p/tau} / sum over a != i of e^{f_i.f_a/tau}]. f are
+    the student's features, each of length 1; the positives of an example are the others of its class in the batch. An
+    example without any counts as 0. It is the loss L_out of Khosla et al. (2020), "Supervised contrastive learning",
+    eq. 2, with one view of each image.
+
+    ``tau``: The temperature.
+    ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
+    """
+
+    tau: float = 0.07
+    dataset_index: int = 0
+    compares_examples = True
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.dataset_index]
+        return supervised_contrastive(model.features(batch), batch.data["label"], self.tau)
+
+
+def supervised_contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:
+    """Compute the supervised contrastive loss.
+
+    ``features``: [b, width].
+    ``labels``: int64 [b].
+    """
+    # Autocast would compute the product in half precision, whatever the features are.
+    with torch.autocast(features.device.type, enabled=False):
+        directions = normalize(upcast(features), dim=-1)
+        products = directions @ directions.T
+    is_self = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    # Not minus infinity: for an image alone in its batch the softmax would run over nothing.
+    similarities = (products / tau).masked_fill(is_self, -1e9)
+    positive = (labels.unsqueeze(0) == labels.unsqueeze(1)) & ~is_self
+    log_p = (similarities.log_softmax(-1) * positive).sum(-1)
+    return -(log_p / positive.sum(-1).clamp(min=1)).mean()

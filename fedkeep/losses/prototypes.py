@@ -1,7 +1,7 @@
 """What stands for old classes: prototypes with noise around them (PASS), and chosen exemplars (iCaRL).
 
 PASS (Zhu et al., 2021) trains the classifier on noisy mean features of old classes. iCaRL (Rebuffi et al., 2017) keeps
-some examples of each class, and classifies by the nearest mean of features that are scaled to length 1.
+some examples of each class.
 """
 
 from __future__ import annotations
@@ -167,17 +167,3 @@ def herd(features: Tensor, count: int) -> Tensor:
         left[best] = False
         total = total + rows[best]
     return torch.tensor(chosen, dtype=torch.int64, device=features.device)
-
-
-@torch.no_grad()
-def nearest_mean_scores(features: Tensor, means: Tensor) -> Tensor:
-    """Compute scores that are highest at the nearest mean: minus the squared distance of directions.
-
-    A class without a mean is never the nearest.
-
-    ``features``: [n, width].
-    ``means``: [classes, width], directions of length 1; NaN for a class without examples.
-    Returns: [n, classes].
-    """
-    distances = torch.cdist(normalize(features, dim=1), means).square()
-    return -distances.nan_to_num(nan=torch.inf)

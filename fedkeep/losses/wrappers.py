@@ -1,4 +1,4 @@
-"""Losses that change what another loss sees: some of the classes, rotated images, or all data sets in one pass.
+"""Losses that change what another loss sees: some of the classes, or rotated images.
 
 Cross-entropy among the new classes is ``ClassSubset(CrossEntropy(), old)``, and distillation of the old ones
 ``ClassSubset(Distillation(...), 0, old, any_label=True)``: classes outside do not compete, and their rows of the
@@ -7,7 +7,7 @@ classifier get no gradient. Classes are numbered in order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,55 +103,6 @@ class _SubsetOutputs:
 
     def for_data(self, data: Data) -> TeacherOutputs:
         return replace(self, outputs=self.outputs.for_data(data))
-
-
-@dataclass(frozen=True, eq=False)
-class ConcatForward(Loss):
-    """A term for which the network sees the images of all data sets in one forward pass.
-
-    So batch norm's statistics are of all data sets together. Without batch norm it is the term itself, up to rounding.
-    """
-
-    term: Loss
-
-    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        return self.term(_ConcatView(model, batches), batches)
-
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        return replace(self, term=self.term.cache_teachers(outputs, data, dataset_index))
-
-
-class _ConcatView:
-    """A model view that runs several batches as one; frozen models run each by itself."""
-
-    def __init__(self, model: ModelView, batches: Sequence[Batch]) -> None:
-        self.model = model
-        self.images = [batch.data["input"] for batch in batches]
-        # One batch object for all terms: a model view recognises by its images what it has computed already.
-        self.joined = Batch({"input": torch.cat(self.images)}, torch.cat([batch.index for batch in batches]))
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return self.model.weights
-
-    def logits(self, batch: Batch) -> Tensor:
-        return self._part(self.model.logits, batch)
-
-    def features(self, batch: Batch) -> Tensor:
-        return self._part(self.model.features, batch)
-
-    def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
-        return self.model.teacher_logits(model, batch)
-
-    def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
-        return self.model.teacher_features(model, batch)
-
-    def _part(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
-        """Return the rows of one of the batches. Images that a term made itself run alone."""
-        for number, images in enumerate(self.images):
-            if images is batch.data["input"]:
-                return torch.split(forward(self.joined), [len(images) for images in self.images])[number]
-        return forward(batch)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from fedkeep._utils import seeds
-from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, require_optional
 from fedkeep.models.base import Architecture, Network, Shape, image_shape
 from fedkeep.models.weights import parameter_count, tensor_hash
 from fedkeep.options import option

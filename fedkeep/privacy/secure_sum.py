@@ -1,7 +1,7 @@
 """Secure aggregation: what the server sees of a round's models is their mean, and no single one.
 
-A simulation adds up the same integers without masks. `fedkeep.flower.secagg_site` and `fedkeep.flower.secagg_server`
-mask them with SecAgg's protocol, and end with the same sum.
+A simulation adds up the same integers without masks. Sites mask them with SecAgg's protocol (`fedkeep.flower.secagg`),
+and end with the same sum.
 """
 
 from __future__ import annotations

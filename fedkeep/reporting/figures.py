@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import io
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,7 +55,6 @@ FONT_SIZE = 8.0
 COLUMN = 3.3
 """Width of a column of a paper, in inches."""
 LETTER = 0.6  # a generous mean width of a letter, in font sizes
-DIRECT_LABELS = 8  # more lines than this get a legend instead of a label each
 MOST_CLIENTS = 1000  # columns beyond this cannot be told apart; evenly spaced clients are shown then
 MOST_LABELS = 30  # class names that fit on the axis
 
@@ -99,24 +95,10 @@ def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     return {label: LineStyle(places[method], average) for label, (method, average) in found.items()}
 
 
-def import_matplotlib() -> Any:
-    """Return matplotlib, also where MPLBACKEND names a backend that is not installed: files need none."""
-    try:
-        return importlib.import_module("matplotlib")
-    except ValueError:
-        backend = os.environ.pop("MPLBACKEND", None)
-        if backend is None:
-            raise
-        for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-            del sys.modules[name]  # half imported
-        try:
-            return importlib.import_module("matplotlib")
-        finally:
-            os.environ["MPLBACKEND"] = backend
-
-
 def theme() -> AbstractContextManager[None]:
     """Return the context in which figures are made and written: small deterministic SVG with real text."""
+    import matplotlib
+
     settings: Any = {
         "svg.fonttype": "none",
         "pdf.fonttype": 42,  # letters stay letters, which journals ask for
@@ -130,7 +112,7 @@ def theme() -> AbstractContextManager[None]:
         "ytick.color": MUTED,
         "path.simplify": True,
     }
-    context: AbstractContextManager[None] = import_matplotlib().rc_context(settings)
+    context: AbstractContextManager[None] = matplotlib.rc_context(settings)
     return context
 
 
@@ -167,19 +149,16 @@ def curves(
     with theme():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(width, 0.66 * width + 0.1), facecolor=PAPER)
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none")
-        ends: dict[str, tuple[float, float]] = {}
-        for label in dict.fromkeys(trial.label for trial in trials):
-            end = _draw_label(
-                axes, [trial for trial in trials if trial.label == label], metric, line_styles[label], window
-            )
-            if end is not None:
-                ends[label] = end
+        figure = Figure(figsize=(width, 0.66 * width), facecolor=PAPER, layout="constrained")
+        axes = figure.add_subplot(facecolor="none")
+        labels = dict.fromkeys(trial.label for trial in trials)
+        of_labels = {label: [trial for trial in trials if trial.label == label] for label in labels}
+        drawn = [label for label in labels if _draw_label(axes, of_labels[label], metric, line_styles[label], window)]
         _dress(axes, CURVES[metric].title + (f" (running mean of {window} evaluations)" if window > 1 else ""))
-        if not ends:
+        if drawn:
+            _add_legend(figure, drawn, line_styles)
+        else:
             axes.text(0.5, 0.5, "nothing was evaluated yet", transform=axes.transAxes, ha="center", color=MUTED)
-        _place(figure, axes, ends, line_styles)
     return figure
 
 
@@ -231,29 +210,23 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = 300) -> Path:
     return atomic_write(path, file.getvalue())
 
 
-def _draw_label(
-    axes: Axes, trials: Sequence[TrialResult], metric: CurveMetric, style: LineStyle, window: int
-) -> tuple[float, float] | None:
-    """Draw the trials of one label; return where its line ends."""
+def _draw_label(axes: Axes, trials: Sequence[TrialResult], metric: CurveMetric, style: LineStyle, window: int) -> bool:
+    """Draw the trials of one label; return whether there was anything to draw."""
+    before = len(axes.lines)
     line: dict[str, Any] = {"color": style.colour, "solid_capstyle": "round"}
     if style.dashes:
         line["dashes"] = style.dashes
-    end = None
     for trial in (trial for trial in trials if not trial.finished):
         rounds, values = history([trial], metric, window)
         if len(rounds):
             axes.plot(rounds, values[0], linewidth=0.7, alpha=0.75, marker="x", markevery=[len(rounds) - 1], **line)
-            end = (float(rounds[-1]), float(values[0, -1]))
     rounds, values = history([trial for trial in trials if trial.finished], metric, window)
+    if len(values) > 1:
+        axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=style.colour, alpha=0.13, linewidth=0)
     if len(rounds):
-        if len(values) > 1:
-            low, high = values.min(axis=0), values.max(axis=0)
-            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.13, linewidth=0)
-        if len(rounds) == 1:
-            line |= {"marker": "o", "markersize": 3}
-        axes.plot(rounds, values.mean(axis=0), linewidth=1.4, **line)
-        end = (float(rounds[-1]), float(values.mean(axis=0)[-1]))
-    return end
+        one: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) == 1 else {}
+        axes.plot(rounds, values.mean(axis=0), linewidth=1.4, **line, **one)
+    return len(axes.lines) > before
 
 
 def _dress(axes: Axes, title: str) -> None:
@@ -270,78 +243,27 @@ def _dress(axes: Axes, title: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def _place(
-    figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], line_styles: Mapping[str, LineStyle]
-) -> None:
-    """Give the axes the room that the labels leave: at the line ends where they fit, or below in a legend."""
-    width, height = (float(inches) * 72 for inches in figure.get_size_inches())
-    widest = max((len(label) for label in ends), default=0) * LETTER * FONT_SIZE
-    left, right, top, bottom = 26.0, 8.0, 20.0, 28.0
-    if len(ends) <= DIRECT_LABELS and widest < 0.3 * width:
-        right += widest + 10
-        axes.set_position(
-            (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
-        )
-        _label_ends(axes, ends, line_styles, height - top - bottom)
-        return
-    columns = max(1, min(len(ends), int(width // (0.9 * widest + 47))))
-    lines = -(-len(ends) // columns)
-    taller = height + lines * 1.5 * FONT_SIZE
-    figure.set_size_inches(width / 72, taller / 72)
-    bottom += taller - height
-    axes.set_position((left / width, bottom / taller, (width - left - right) / width, (taller - top - bottom) / taller))
-    handles = [_sample(line_styles[label]) for label in ends]
-    figure.legend(
-        handles, [_plain(label) for label in ends], loc="lower left", bbox_to_anchor=(0.0, 0.0), ncols=columns,
-        frameon=False,
-        fontsize=0.9 * FONT_SIZE, handlelength=2.5, borderaxespad=0.2, columnspacing=1.4, labelcolor=INK,
-    )  # fmt: skip
-
-
-def _plain(label: str) -> str:
-    """Keep a label from being read as mathematics."""
-    return label.replace("$", r"\$")
-
-
-def _sample(style: LineStyle) -> Any:
+def _add_legend(figure: Figure, drawn: Iterable[str], line_styles: Mapping[str, LineStyle]) -> None:
+    """Put a legend below the axes, for which the figure grows."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=style.colour, linewidth=1.4, linestyle=(0, style.dashes) if style.dashes else "-")
-
-
-def _label_ends(
-    axes: Axes, ends: Mapping[str, tuple[float, float]], line_styles: Mapping[str, LineStyle], points: float
-) -> None:
-    """Write each label beside the end of its line, moved apart where they meet, then tied to it by a thin line."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    axes.set(xlim=(left, right), ylim=(low, high))
-    percent, scale = (right - left) / 100, points / ((high - low) or 1.0)
-    places = spread_out([(y - low) * scale for _, y in ends.values()], 1.25 * FONT_SIZE, points)
-    for (label, (x, y)), place in zip(ends.items(), places, strict=True):
-        colour, text_y = line_styles[label].colour, low + place / scale
-        axes.text(right + 3 * percent, text_y, _plain(label), va="center_baseline", color=colour, fontsize=FONT_SIZE)
-        if abs(text_y - y) * scale > 0.3 * FONT_SIZE or x < right:
-            start = x + 0.6 * percent
-            axes.plot((start, right + 2.4 * percent), (y, text_y), color=colour, linewidth=0.7, clip_on=False)
-
-
-def spread_out(wanted: Sequence[float], gap: float, size: float) -> list[float]:
-    """Move places apart to at least `gap` within 0..`size`, each as near as it can stay to where it wants to be."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    blocks: list[tuple[float, list[int]]] = []  # where the first of the block wants to be, and its members
-    for i in order:
-        start, members = min(max(wanted[i], 0.0), size), [i]
-        while blocks and blocks[-1][0] + gap * len(blocks[-1][1]) > start:
-            before, others = blocks.pop()
-            start = (before * len(others) + (start - gap * len(others)) * len(members)) / (len(others) + len(members))
-            members = others + members
-            start = max(0.0, min(start, size - gap * (len(members) - 1)))
-        blocks.append((start, members))
-    placed = [0.0] * len(wanted)
-    for start, members in blocks:
-        for step, i in enumerate(members):
-            placed[i] = start + gap * step
-    return placed
+    looks = {label.replace("$", r"\$"): line_styles[label] for label in drawn}
+    samples = [
+        Line2D([], [], color=style.colour, linewidth=1.4, linestyle=(0, style.dashes) if style.dashes else "-")
+        for style in looks.values()
+    ]
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(looks), int(72 * width // (max(map(len, looks)) * LETTER * FONT_SIZE + 47))))
+    figure.set_size_inches(width, height + -(-len(looks) // columns) * 1.5 * FONT_SIZE / 72)
+    figure.legend(
+        samples,
+        looks,
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+        fontsize=0.9 * FONT_SIZE,
+        handlelength=2.5,
+    )
 
 
 def partition_figure(counts: NDArray[Any], label_names: Sequence[str], title: str) -> str:
@@ -354,67 +276,36 @@ def partition_figure(counts: NDArray[Any], label_names: Sequence[str], title: st
     counts = np.asarray(counts)
     if counts.ndim != 2 or counts.shape[1] != len(label_names):
         raise ValueError(f"Counts of shape {counts.shape} do not fit {len(label_names)} class names.")
-    # Text stays text (small, and a reader can select it); a fixed salt and no date make equal pictures equal bytes.
-    with import_matplotlib().rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "fedkeep", "font.size": 9.0, "text.parse_math": False}
-    ):
-        buffer = io.StringIO()
-        _heat_map(counts, label_names, title).savefig(buffer, format="svg", metadata={"Date": None})
+    shown, buffer = evenly_spaced(len(counts)), io.StringIO()
+    with theme():
+        from matplotlib import colormaps
+        from matplotlib.colors import LogNorm
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8.4, 1 + float(np.clip(0.19 * len(label_names), 1.4, 5.5))), layout="constrained")
+        axes = figure.add_subplot()
+        picture = axes.imshow(
+            np.ma.masked_equal(counts[shown].T, 0),
+            norm=LogNorm(1, max(2.0, float(counts.max(initial=0)))),
+            cmap=colormaps["viridis_r"].with_extremes(bad="white"),
+            aspect="auto",
+            interpolation="none",  # one pixel a cell in the file, scaled without smoothing by the reader's program
+        )
+        axes.set_title(title, loc="left", parse_math=False)
+        every = f" ({len(shown):,} of {len(counts):,} shown, evenly spaced)" if len(shown) < len(counts) else ""
+        axes.set_xlabel(f"client{every}")
+        ticks = np.unique(np.linspace(0, len(shown) - 1, 8).round().astype(np.int64))
+        axes.set_xticks(ticks, [f"{shown[tick]:,}" for tick in ticks])
+        step = -(-len(label_names) // MOST_LABELS)
+        places = range(0, len(label_names), step)
+        axes.set_yticks(places, [label_names[place] for place in places], parse_math=False)
+        figure.colorbar(picture, ax=axes, pad=0.01, label="examples (white: none)")
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     # Without the XML prolog the text can stand in an HTML page as well as in a file of its own.
     return text[text.index("<svg") :]
 
 
-def _heat_map(counts: NDArray[Any], label_names: Sequence[str], title: str) -> Any:
-    """Return the matplotlib Figure of the heat map."""
-    from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    clients, classes = counts.shape
-    shown = np.arange(clients)
-    if clients > MOST_CLIENTS:
-        shown = np.linspace(0, clients - 1, MOST_CLIENTS).round().astype(np.int64)
-    table = counts[shown].T.astype(np.float64)
-    rows_high = float(np.clip(0.19 * classes, 1.4, 5.5))
-    figure = Figure(figsize=(8.4, rows_high + 1.0), layout="constrained")
-    axes = figure.add_subplot()
-    picture = axes.imshow(
-        np.ma.masked_equal(table, 0),
-        norm=LogNorm(1, max(2.0, float(table.max(initial=0)))),
-        cmap=_colours(),
-        aspect="auto",
-        interpolation="none",  # one pixel a cell in the file, scaled without smoothing by the reader's program
-    )
-    axes.set_title(title, loc="left", fontsize=10)
-    every = f" ({len(shown):,} of {clients:,} shown, evenly spaced)" if len(shown) < clients else ""
-    axes.set_xlabel(f"client{every}")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-    if len(shown) < clients:
-        ticks = np.linspace(0, len(shown) - 1, 6).round().astype(np.int64)
-        axes.set_xticks(ticks, [f"{shown[tick]:,}" for tick in ticks])
-    step = -(-classes // MOST_LABELS)
-    axes.set_yticks(range(0, classes, step), [str(name) for name in label_names[::step]])
-    axes.tick_params(length=2, labelsize=8)
-    axes.spines[:].set_color("0.7")
-    # Thin lines part the cells while there are few enough to leave room for them.
-    if len(shown) <= 120 and classes <= 40:
-        axes.set_xticks(np.arange(len(shown) + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color="0.88", linewidth=0.4)
-        axes.tick_params(which="minor", length=0)
-    bar = figure.colorbar(picture, ax=axes, pad=0.01, aspect=max(8.0, 6.0 * rows_high), label="examples (white: none)")
-    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    bar.ax.yaxis.set_minor_formatter(lambda value, _: "")
-    bar.outline.set_color("0.7")
-    return figure
-
-
-def _colours() -> Any:
-    """Return light to dark, visible against the white of empty cells from its first colour on."""
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap
-
-    # The palest sixth of the map would be hard to tell from white.
-    colours = colormaps["YlGnBu"](np.linspace(0.18, 1.0, 256))
-    return LinearSegmentedColormap.from_list("fedkeep", colours).with_extremes(bad="white")
+def evenly_spaced(count: int) -> NDArray[np.int64]:
+    """Return which of so many clients are shown: all, or `MOST_CLIENTS` of them, int64."""
+    return np.unique(np.linspace(0, count - 1, min(count, MOST_CLIENTS)).round().astype(np.int64))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from fedkeep.reporting.differences import Difference, difference
 from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
-from fedkeep.reporting.summary import Row, trials_of
+from fedkeep.reporting.summary import Difference, Row, difference, trials_of
 
 NAMED = 3
 """Methods that a sentence names; of more it says how many."""

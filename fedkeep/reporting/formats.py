@@ -3,54 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
-from fedkeep.metrics import Interval
-from fedkeep.reporting.differences import EXPLANATION, differences, leaders, show_difference, show_interval
-from fedkeep.reporting.metric import METRICS, columns_for, headline
-from fedkeep.reporting.summary import Row, trials_of
-from fedkeep.reporting.table import NOTHING, full_caption, show_value
+from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, of_callbacks
+from fedkeep.reporting.summary import EXPLANATION, Row, differences, leaders, show_difference, show_interval, trials_of
+from fedkeep.reporting.table import NOTHING, TextTable, full_caption, show_value
 
 INTERVALS = (
     " In brackets the 95 % interval of a mean over seeds; of one seed, marked *, over blocks of its evaluations."
 )
 
 
-@dataclass(frozen=True)
-class TextTable:
-    """A table as text, before it is Markdown or LaTeX.
+def result_table(rows: Sequence[Row], columns: Sequence[Metric] = ()) -> TextTable:
+    """Return the table of results: what methods are compared by has its interval; bold is what `leaders` finds.
 
-    ``heads``: The titles of the columns; the first column is a label.
-    ``lines``: The cells.
-    ``note``: What the numbers are.
-    ``bold``: The cells, as (line, column), that lead their columns.
+    ``columns``: By default those of results.
     """
-
-    heads: list[str]
-    lines: list[list[str]]
-    note: str
-    bold: set[tuple[int, int]] = field(default_factory=set)
-
-
-def result_table(rows: Sequence[Row]) -> TextTable:
-    """Return the table of results: what methods are compared by has its interval; bold is what `leaders` finds."""
     trials = trials_of(rows)
-    columns, intervals = columns_for(trials), headline(trials)
+    columns, intervals = columns or columns_for(trials), headline(trials)
     lines: list[list[str]] = []
-    bold: set[tuple[int, int]] = set()
     for row in rows:
-        cells = [row.name, str(len(row.seeds)) if row.finished else NOTHING]
+        cells = ["\n".join([row.label, *[f"({row.note})"] * bool(row.note)])]
+        cells.append(str(len(row.seeds)) if row.finished else NOTHING)
         for metric in columns:
             interval = show_interval(row.interval(metric)) if metric in intervals and row.finished else ""
-            cells.append(" ".join([show_value(row, metric, rows), *[interval] * bool(interval)]))
+            cells.append("\n".join([show_value(row, metric, rows), *[interval] * bool(interval)]))
         lines.append(cells)
-    for j, metric in enumerate(columns):
-        bold |= {(i, j + 2) for i in leaders(rows, metric)}
-    note = full_caption(rows) + (INTERVALS if any("[" in cell for line in lines for cell in line[2:]) else "")
-    return TextTable(["method", "seeds", *(metric.heading(trials) for metric in columns)], lines, note, bold)
+    bold = {(i, j) for j, metric in enumerate(columns, start=2) for i in leaders(rows, metric)}
+    note = full_caption(rows) + INTERVALS * any("\n" in cell for line in lines for cell in line[2:])
+    heads = ["method", "seeds", *(metric.heading(trials) for metric in columns)]
+    return TextTable(heads, lines, note, bold, {i for i, row in enumerate(rows) if not row.finished})
 
 
 def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None:
@@ -98,22 +83,8 @@ def tables(rows: Sequence[Row], against: str = "", target: float | None = None) 
 
 def markdown(rows: Sequence[Row], against: str = "", target: float | None = None) -> str:
     """Return `tables` as Markdown, each with its note below."""
-    parts = []
-    for table in tables(rows, against, target):
-        lines = [
-            _markdown_line([escaping.markdown(head) for head in table.heads]),
-            "|:--|" + "--:|" * (len(table.heads) - 1),
-        ]
-        for i, cells in enumerate(table.lines):
-            marked = [f"**{cell}**" if (i, j) in table.bold else cell for j, cell in enumerate(cells)]
-            shown = escaping.markdown(cells[0])
-            lines.append(_markdown_line([shown, *marked[1:]]))
-        parts.append("\n".join([*lines, "", escaping.markdown(table.note), ""]))
-    return "\n".join(parts)
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    found = tables(rows, against, target)
+    return "\n".join(f"{table.markdown()}\n\n{escaping.markdown(table.note)}\n" for table in found)
 
 
 def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -> str:
@@ -178,74 +149,61 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
 
     Numbers are at full precision: fractions, seconds, bytes; what was not measured is empty.
     """
-    headline_metrics = headline(trials_of(rows))
-    reference = against or _reference(rows)
+    compared, reference = headline(trials_of(rows)), against or _reference(rows)
     gains = {
         (found.label, metric.name): found
-        for metric in headline_metrics
+        for metric in compared
         for found in (differences(rows, reference, metric) if reference else [])
     }
-    header = ["method", "finished", "learned", "seeds", "rounds", "rounds_planned", "window_first", "window_last"]
-    header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n", "_low", "_high")]
-    if reference:
-        parts = ("", "_low", "_high", "_n")
-        header += ["reference", *(f"{metric.name}_difference{part}" for metric in headline_metrics for part in parts)]
-    header += ["rounds_to_target"] * (target is not None)
-    lines: list[list[str]] = [header]
+    columns, lines = [*METRICS.values(), *of_callbacks(trials_of(rows))], list[dict[str, Any]]()
     for row in rows:
-        rounds = [
-            _range(trial.rounds_done for trial in row.trials),
-            _range(trial.rounds_planned for trial in row.trials),
-        ]
-        line = [row.label, _yes(row.finished), _yes(row.learned), " ".join(map(str, row.seeds)), *rounds]
-        line += map(str, row.trials[0].window_rounds)
-        for metric in METRICS.values():
+        first, last = row.trials[0].window_rounds
+        line: dict[str, Any] = {"method": row.label, "finished": row.finished, "learned": row.learned}
+        line |= {"seeds": " ".join(map(str, row.seeds)), "rounds": _range(trial.rounds_done for trial in row.trials)}
+        line |= {"rounds_planned": _range(trial.rounds_planned for trial in row.trials)}
+        line |= {"window_first": first, "window_last": last}
+        for metric in columns:
+            name = metric.name
             spread, interval = row.value(metric), row.interval(metric)
-            line += [_number(spread.mean), _number(spread.std), str(spread.n), *_ends(interval)]
+            line |= {name: spread.mean, f"{name}_std": spread.std, f"{name}_n": spread.n}
+            line |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
         if reference:
-            mine = [gains.get((row.label, metric.name)) if row.finished else None for metric in headline_metrics]
-            line.append(next((found.reference for found in mine if found), ""))
-            for found in mine:
-                line += (
-                    [_number(found.interval.mean), *_ends(found.interval), str(len(found.seeds))] if found else [""] * 4
-                )
+            mine = {metric.name: gains.get((row.label, metric.name)) if row.finished else None for metric in compared}
+            line["reference"] = next((found.reference for found in mine.values() if found), "")
+            for name, found in mine.items():
+                ends = (found.interval.mean, found.interval.low, found.interval.high) if found else ("", "", "")
+                line |= zip((f"{name}_difference{part}" for part in ("", "_low", "_high")), ends, strict=True)
+                line[f"{name}_difference_n"] = len(found.seeds) if found else ""
         if target is not None:
-            line.append(_number(sum(trial.rounds_to(target / 100) for trial in row.trials) / len(row.trials)))
+            line["rounds_to_target"] = sum(trial.rounds_to(target / 100) for trial in row.trials) / len(row.trials)
         lines.append(line)
-    return csv_text(lines)
-
-
-def _ends(interval: Interval) -> list[str]:
-    return [_number(interval.low), _number(interval.high)]
+    return csv_of(lines)
 
 
 def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
-    header = ["method", "algorithm", "sequential", "seed", "finished", "rounds", "rounds_planned"]
-    header += ["window_first", "window_last", *METRICS]
-    counts = ["evaluations", "lost_clients", "refused_replies", "rolled_back_rounds", "total_bytes"]
-    lines: list[list[str]] = [[*header, *counts]]
-    for trial in (trial for row in rows for trial in row.trials):
-        line = [trial.label, trial.algorithm, _yes(trial.sequential), str(trial.seed), _yes(trial.finished)]
-        line += map(str, (trial.rounds_done, trial.rounds_planned, *trial.window_rounds))
-        line += [_number(metric.of(trial)) for metric in METRICS.values()]
-        line += [
-            str(len(trial.evaluated)),
-            str(len(trial.lost)),
-            str(len(trial.refused)),
-            str(len(trial.rolled_back)),
-            str(trial.traffic),
-        ]
-        lines.append(line)
-    return csv_text(lines)
+    columns, lines = [*METRICS.values(), *of_callbacks(trials_of(rows))], list[dict[str, Any]]()
+    for trial in trials_of(rows):
+        first, last = trial.window_rounds
+        line: dict[str, Any] = {"method": trial.label, "algorithm": trial.algorithm, "sequential": trial.sequential}
+        line |= {"seed": trial.seed, "finished": trial.finished, "rounds": trial.rounds_done}
+        line |= {"rounds_planned": trial.rounds_planned, "window_first": first, "window_last": last}
+        line |= {metric.name: metric.of(trial) for metric in columns}
+        line |= {"evaluations": len(trial.evaluated), "lost_clients": len(trial.lost)}
+        line |= {"refused_replies": len(trial.refused), "rolled_back_rounds": len(trial.rolled_back)}
+        lines.append(line | {"total_bytes": trial.traffic})
+    return csv_of(lines)
 
 
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else repr(float(value))
+def csv_of(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return lines, which have the same names, as CSV; what was not measured (NaN) is empty."""
+    return csv_text([[*lines[0]], *(map(_csv_cell, line.values()) for line in lines)] if lines else [])
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if isinstance(value, float) and math.isnan(value) else str(value)
 
 
 def _range(values: object) -> str:

@@ -7,25 +7,31 @@ tables and smooth lines; it loads nothing, which the page's own policy (its ``Co
 from __future__ import annotations
 
 import shlex
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
-from fedkeep.reporting.data_read import data_read
-from fedkeep.reporting.differences import EXPLANATION, difference_or_reason, leaders, show_difference, show_interval
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
 from fedkeep.reporting.findings import findings
+from fedkeep.reporting.formats import markdown, result_table, trials_csv
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, shown_in
+from fedkeep.reporting.metric import METRICS, columns_for, headline, shown_in
+from fedkeep.reporting.record import data_read
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
     class_names,
@@ -35,11 +41,23 @@ from fedkeep.reporting.report_charts import (
     partition_heatmap,
     teacher_heatmaps,
 )
-from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
-from fedkeep.reporting.table import NOTHING, caption, human_bytes, initial_models, show, show_value
-from fedkeep.reporting.templates import page, script
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import (
+    EXPLANATION,
+    Row,
+    Spread,
+    deduplicate,
+    difference_or_reason,
+    show_difference,
+    summary,
+    trials_of,
+)
+from fedkeep.reporting.table import NOTHING, TextTable, human_bytes, initial_models, show
 from fedkeep.reporting.trial import TrialResult
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 CLIENTS_SHOWN = 3  # of local training, the first of the cohort
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
@@ -76,19 +94,18 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
         "swatches": {label: _swatch(style, place) for place, (label, style) in enumerate(line_styles.items())},
-        "note": caption(rows),
         "window": window,
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
-        "chain": _columns([row for row in rows if any(trial.chain for trial in row.trials)], shown_in("sequences")),
-        "local": _columns(
-            [row for row in rows if any(trial.local_models for trial in row.trials)], shown_in("local models")
+        "chain": result_table([row for row in rows if any(t.chain for t in row.trials)], shown_in("sequences")),
+        "local": result_table(
+            [row for row in rows if any(t.local_models for t in row.trials)], shown_in("local models")
         ),
         "trained": local_training(rows),
         "differences": _differences(finished),
+        "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
         "charts": [line_chart(rows, line_styles, name, window) for name, curve in CURVES.items() if curve.heading],
         "legend": list(line_styles),
-        "intervals": next((kind for row in finished if (kind := _kind(row, rows))), ""),
         "class_heatmaps": class_heatmaps(rows),
         "teachers": teacher_heatmaps(rows),
         "confusions": confusion_heatmaps(rows),
@@ -181,51 +198,24 @@ def _swatch(style: LineStyle, place: int) -> dict[str, Any]:
     }
 
 
-def _results(rows: Sequence[Row]) -> dict[str, Any]:
+def _results(rows: Sequence[Row]) -> TextTable:
     beside = {"window_mean": [METRICS["window_std"]]}
-    return _columns(rows, [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))])
+    columns = [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))]
+    table = result_table(rows, columns)
+    units = ["", "", *(", %" if metric.unit == "%" else "" for metric in columns)]
+    return replace(table, heads=[head + unit for head, unit in zip(table.heads, units, strict=True)])
 
 
-def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:
-    best = [leaders(rows, metric) for metric in columns]
-    headings = [metric.heading(trials_of(rows)) for metric in columns]
-    lines = [
-        {
-            "row": row,
-            "values": [
-                (show_value(row, m, rows), i in best[j], _interval(row, m, rows)) for j, m in enumerate(columns)
-            ],
-        }
-        for i, row in enumerate(rows)
-    ]
-    return {"columns": list(zip(columns, headings, strict=True)), "lines": lines}
-
-
-def _interval(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
-    """Return the interval of a mean by which methods are compared; empty for others."""
-    return show_interval(row.interval(metric)) if row.finished and metric in headline(trials_of(rows)) else ""
-
-
-def _kind(row: Row, rows: Sequence[Row]) -> str:
-    """Return what the interval of a row rests on; empty where there is none."""
-    interval = row.interval(headline(trials_of(rows))[0])
-    return "" if not interval.known else "blocks" if interval.blocks else "seeds"
-
-
-def _differences(rows: Sequence[Row]) -> dict[str, Any]:
+def _differences(rows: Sequence[Row]) -> TextTable:
     """Return the gains of each method on every other that comes before it, paired by seed, with their intervals."""
     metric = headline(trials_of(rows))[0]
     lines = []
     for place, row in enumerate(rows[1:], start=1):
-        gains: list[tuple[str, str]] = []
-        for reference in rows[:place]:
-            found = difference_or_reason(row, reference, metric)
-            each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
-            gains.append((show_difference(found), each if len(found.values) > 1 else ""))
-        lines.append({"label": row.label, "gains": gains})
-    references = [row.label for row in rows[:-1]]
-    of = metric.heading(trials_of(rows))
-    return {"references": references, "lines": lines, "of": of, "explanation": EXPLANATION}
+        found = [difference_or_reason(row, reference, metric) for reference in rows[:place]]
+        each = [", ".join(f"{100 * value:+.2f}" for value in gain.values) * (len(gain.values) > 1) for gain in found]
+        gains = [f"{show_difference(gain)}\n{values}" for gain, values in zip(found, each, strict=True)]
+        lines.append([row.label, *gains, *[""] * (len(rows) - 1 - place)])
+    return TextTable(["method", *(f"minus {row.label}" for row in rows[:-1])], lines, EXPLANATION)
 
 
 def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -257,32 +247,22 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 
 
-def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
-    costs = []
+def _costs(rows: Sequence[Row]) -> TextTable:
     played = {id(trial) for trial in deduplicate(rows)}
+    rows = [row for row in rows if any(id(trial) in played for trial in row.trials)]  # an average costs nothing
+    heads = ["method", "training, s", "teachers, s", "both per round, s", "evaluation, s"]
+    heads += ["down per client and round", "up per client and round", "all traffic"]
+    lines = []
     for row in rows:
-        trials = row.trials
-        if not any(id(trial) in played for trial in trials):
-            continue  # an average costs nothing
-
-        def seconds(part: str, trials: tuple[TrialResult, ...] = trials) -> str:
-            return show(Spread.of(trial.seconds(part) for trial in trials), "s")
-
-        rounds = Spread.of(trial.train_seconds / trial.rounds_done for trial in trials if trial.rounds_done)
-        costs.append(
-            {
-                "label": row.label,
-                "note": row.note,
-                "training": seconds("train"),
-                "teachers": seconds("teachers"),
-                "round": f"{rounds.mean:.2f}" if rounds.n else NOTHING,
-                "evaluate": seconds("evaluate"),
-                "down": human_bytes(row.value("down").mean),
-                "up": human_bytes(row.value("up").mean),
-                "total": human_bytes(Spread.of(trial.traffic for trial in trials).mean),
-            }
+        training, teachers, evaluation = (
+            show(Spread.of(trial.seconds(part) for trial in row.trials), "s")
+            for part in ("train", "teachers", "evaluate")
         )
-    return costs
+        a_round = Spread.of(trial.train_seconds / trial.rounds_done for trial in row.trials if trial.rounds_done)
+        traffic = (row.value("down"), row.value("up"), Spread.of(trial.traffic for trial in row.trials))
+        cells = [training, teachers, f"{a_round.mean:.2f}" if a_round.n else NOTHING, evaluation]
+        lines.append(["\n".join([row.label, row.note]), *cells, *(human_bytes(spread.mean) for spread in traffic)])
+    return TextTable(heads, lines, dim={i for i, row in enumerate(rows) if not row.finished})
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
@@ -378,11 +358,7 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
     clients = [model["client"] for model in trials[0].local_models if model["round"] == number]
     counts = trials[0].partition.get("counts") or []
     shown = [
-        {
-            "client": client,
-            "examples": counts[int(client)] if counts else [],
-            "lines": _lines(trials, number, client),
-        }
+        {"client": client, "examples": counts[int(client)] if counts else [], "lines": _lines(trials, number, client)}
         for client in clients[:CLIENTS_SHOWN]
     ]
     names = list(map(str, trials[0].info.get("label_names") or range(trials[0].class_history.shape[1])))
@@ -421,3 +397,57 @@ def _received(trial: TrialResult, number: int) -> list[float] | None:
     travels = (trial.info.get("evaluation_models") or ["last"])[0] == "last"
     before = [values for round, values in zip(trial.evaluated, trial.class_history, strict=True) if round == number - 1]
     return (100 * before[0]).tolist() if before and travels else None
+
+
+def page(template: str, context: Mapping[str, Any]) -> str:
+    """Return a page as HTML text; what the context lacks and the template names is an error."""
+    return _environment().get_template(template).render(context)
+
+
+@cache
+def script() -> dict[str, str]:
+    """Return the script of the report, and its hash, by which a page allows this script and no other."""
+    text = files("fedkeep.reporting").joinpath("report.js").read_text(encoding="utf-8")
+    digest = b64encode(sha256(text.encode()).digest()).decode()
+    return {"text": text, "hash": f"sha256-{digest}"}
+
+
+@cache  # it keeps the templates compiled
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = files("fedkeep.reporting")
+    loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+REPORT = "report.html"
+
+
+def is_reported(folder: str | Path) -> bool:
+    """Tell whether `write_all` came to its end after the last trial of a run folder was finished."""
+    last = Path(folder) / REPORT  # of what it writes
+    results = [file.stat().st_mtime_ns for file in Path(folder).glob(f"{TRIALS}/*/result.json")]
+    return last.is_file() and last.stat().st_mtime_ns >= max(results, default=0)
+
+
+def write_all(path: str | Path, out: str | Path | None = None) -> Run:
+    """Write results.csv, table.md and report.html of a run, each whole or not at all, and return the run.
+
+    An unfinished run gets them too, with its unfinished trials marked; calling it again replaces them.
+
+    ``path``: A run folder, an archive of one, or a folder in an archive.
+    ``out``: The folder to write into: by default the run folder, and `default_out` of an archive.
+    """
+    run = read_run(path)
+    rows = summary(run)
+    folder = Path(out) if out is not None else default_out(run.path)
+    atomic_write(folder / "results.csv", trials_csv(rows))
+    atomic_write(folder / "table.md", markdown(rows))
+    write_report(run, folder / REPORT)
+    return run
+
+
+def default_out(path: Path) -> Path:
+    """Return where a run's report is written: into its folder, or, of an archive, into one of its own under runs/."""
+    return path if path.is_dir() else Path("runs") / f"report-{path.name.removesuffix(ARCHIVE_SUFFIX)}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isnan, nan
 from operator import attrgetter
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.experiment.description import describe_data
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.trials.callbacks import Callback, Outcome
 
 LOGGED = "log."
 """What the name of a metric begins with that a method recorded itself."""
@@ -107,7 +111,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class LoggedMetric(Metric):
-    """What a method recorded by `Server.log`, in the mean over the window; with tasks, over that of the last one."""
+    """What a method logged or a callback measured, in the mean over the window; with tasks, that of the last one."""
 
     windowed: bool = True
 
@@ -117,7 +121,9 @@ class LoggedMetric(Metric):
 
     def by_round(self, trial: TrialResult) -> dict[int, float]:
         window = trial.windows[-1] if trial.windows else ()
-        found = {row["round"]: (row.get("log") or {}).get(self.title) for row in trial.rounds}
+        found = {
+            row["round"]: {**(row.get("log") or {}), **row.get("measured", {})}.get(self.title) for row in trial.rounds
+        }
         return {n: float(value) for n, value in found.items() if n in window and isinstance(value, int | float)}
 
 
@@ -205,7 +211,7 @@ def add_metric(metric: Metric) -> None:
 def metric_of(metric: str | Metric) -> Metric:
     """Return a metric by name; raise `RunError` for a name that is none.
 
-    ``log.NAME`` is the number that a method recorded as NAME by `Server.log`, in the mean over the window.
+    ``log.NAME`` is the number that a method logged as NAME, or a callback measured, in the mean over the window.
     """
     if isinstance(metric, Metric):
         return metric
@@ -228,7 +234,13 @@ def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
     listed = list(trials)
     first = shown_in("with tasks" if any(trial.task_sizes for trial in listed) else "without tasks")
     measured = (m for m in shown_in("if measured") if any(not isnan(m.of(trial)) for trial in listed))
-    return (*first, *shown_in("always"), *measured)
+    return (*first, *shown_in("always"), *measured, *of_callbacks(listed))
+
+
+def of_callbacks(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
+    """Return a metric for each name under which a callback measured a number."""
+    names = dict.fromkeys(name for trial in trials for row in trial.rounds for name in row.get("measured", ()))
+    return tuple(LoggedMetric(f"{LOGGED}{name}", name) for name in names)
 
 
 def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
@@ -236,3 +248,57 @@ def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
     tasks = any(trial.task_sizes for trial in trials)
     names = ("window_incremental", "forgetting_chaudhry") if tasks else ("window_mean", "window_forgetting")
     return METRICS[names[0]], METRICS[names[1]]
+
+
+class EarlyStopping(Callback):
+    """Ends a trial when a metric has not become better for some evaluations; a resumed trial counts them anew.
+
+    Parameters
+    ----------
+    patience : int
+        Number of evaluations in a row without a better value.
+    metric : str, optional
+        The name of a metric that is no mean over a window, such as ``"last"``, ``"balanced"`` or one of your own.
+        Default: the test loss.
+
+    Raises
+    ------
+    RunError
+        If there is no such metric.
+    ConfigError
+        If the metric is known at the end only, or neither higher nor lower values of it are better.
+    """
+
+    def __init__(self, patience: int = 10, metric: str | None = None) -> None:
+        self.patience = patience
+        self.metric = None if metric is None else metric_of(metric)
+        if self.metric and (self.metric.covers_window or not self.metric.better):
+            raise ConfigError(
+                f"early stopping needs a metric that is known after every evaluation and ranks methods, which {metric} "
+                "is not. Name another, such as last or balanced, or leave it out to take the test loss."
+            )
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        self.best, self.waited = -math.inf, 0
+        self.rounds: list[dict[str, Any]] = []
+        self.timings: list[dict[str, Any]] = []
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> Outcome:
+        self.rounds.append(result.record)
+        self.timings.append({"round": result.record.get("round"), **result.timings})
+        if "test_loss" in result.record:
+            value = self._value(state, result.record["test_loss"])
+            self.waited = 0 if value > self.best else self.waited + 1
+            self.best = value if value > self.best else self.best
+        return self.waited >= self.patience, {}
+
+    def _value(self, state: SimulationState, loss: float | None) -> float:
+        """Return what is to rise; NaN where it is not known, such as the loss of a model that diverged."""
+        if self.metric is None:
+            return math.nan if loss is None else -loss
+        algorithm, stream = state.algorithm, state.federation.stream
+        tasks = [task.num_classes - task.num_old_classes for task in stream.tasks] if stream else []
+        info = describe_data(state.federation) | {"rounds": state.rounds, "tasks": tasks}
+        info |= {"algorithm": algorithm.name(), "seed": state.settings.seed, "sequential": algorithm.sequential}
+        trial = TrialResult(algorithm.name(), self.rounds, self.timings, {}, info, finished=False)
+        return self.metric.better * self.metric.of(trial)

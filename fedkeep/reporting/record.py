@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,32 @@ class LostClient:
 
 
 @dataclass(frozen=True)
+class Window:
+    """The rounds at the end over which tables average.
+
+    ``share``: As `fedkeep.metrics.window_rounds` takes it.
+    ``turn``: The rounds in a whole turn of the methods that are compared; 1 where none takes turns.
+    ``memory``: The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other
+        models.
+    """
+
+    share: float = 0.5
+    turn: int = 1
+    memory: float = 0.0
+
+
+@dataclass(frozen=True)
 class Record:
     """One method with one seed: what was configured, and one record per finished round.
 
     Accuracies and forgetting are fractions; a value that was never measured is NaN.
 
     ``label``: The name of the method in tables.
-    ``algorithm``: The name under which the method is registered.
-    ``seed``: The trial's seed.
-    ``sequential``: Whether the clients of a round trained one after another.
     ``rounds``, ``timings``: One entry a round, as in rounds.jsonl and timings.jsonl.
     ``partition``: As in partition.json.
     ``info``: As in trial.json.
     ``finished``: Whether the trial came to its end.
     ``path``: The trial's folder, or its place in an archive.
-    ``window``: The rounds at the end over which tables average, as `fedkeep.metrics.window_rounds` takes it.
-    ``turn``: The rounds in a whole turn of the methods that this one is compared with; 1 where none takes turns.
-    ``memory``: The rounds on which an evaluation depends: 1 / (1 - decay) of a moving average over rounds, 0 of other
-        models.
     ``ledger``: One entry for each round in which something left with noise, as in privacy.jsonl, which no resume cuts
         back; empty of other trials, and of old records.
     ``confusions``: As in confusion.json, a row for each true class; empty of other models than the first, and of old
@@ -52,21 +60,36 @@ class Record:
     """
 
     label: str
-    algorithm: str
-    options: Mapping[str, Any]
-    seed: int
-    sequential: bool
     rounds: list[dict[str, Any]]
     timings: list[dict[str, Any]]
     partition: Mapping[str, Any]
     info: Mapping[str, Any]
     finished: bool
     path: Path | None = None
-    window: float = 0.5
-    turn: int = 1
-    memory: float = 0.0
+    window: Window = field(default_factory=Window)
     confusions: tuple[tuple[int, ...], ...] = ()
     ledger: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def algorithm(self) -> str:
+        """Return the name under which the method is registered."""
+        return str(self.info["algorithm"])
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Return the method's options."""
+        return self.info.get("options") or {}
+
+    @property
+    def seed(self) -> int:
+        """Return the trial's seed."""
+        return int(self.info["seed"])
+
+    @property
+    def sequential(self) -> bool:
+        """Return whether the clients of a round trained one after another."""
+        # Kept archives have a schedule instead.
+        return bool(self.info.get("sequential", self.info.get("schedule") == "sequential"))
 
     @property
     def rounds_done(self) -> int:
@@ -94,7 +117,7 @@ class Record:
     @property
     def window_rounds(self) -> tuple[int, int]:
         """Return the first and the last round over which tables average; with tasks, of each task."""
-        return metrics.window_rounds(max(self.task_rounds, 1), self.window, self.turn)
+        return metrics.window_rounds(max(self.task_rounds, 1), self.window.share, self.window.turn)
 
     @cached_property
     def windows(self) -> list[range]:
@@ -307,3 +330,63 @@ def mean_of(values: Iterable[float]) -> float:
     """Return the mean of values; NaN if there are none."""
     known = list(values)
     return float(np.mean(known)) if known else float("nan")
+
+
+NOT_KNOWN = "?"
+"""Stands for a number that was not recorded."""
+_INPUTS = {"uint8": "images of {}", "int64": "{} token ids", "float32": "numbers of {}"}
+
+
+@dataclass(frozen=True)
+class DataRead:
+    """Numbers of examples, as a trial's description and its partition have them.
+
+    ``classes``: Of each class its name, its examples at clients (None: not recorded) and its test examples.
+    ``clients``: Of each client its name and its examples; empty if they are not recorded.
+    """
+
+    inputs: str
+    classes: Sequence[tuple[str, int | None, int]]
+    clients: Sequence[tuple[str, int]]
+    num_clients: int
+    note: str
+
+    def facts(self, shown: int = 200) -> list[tuple[str, str]]:
+        """Return it in a few words each; of long lists the first entries."""
+        sizes = [size for _, size in self.clients]
+        held = f"{sum(sizes):,} at " if sizes else ""
+        each = f" ({min(sizes):,} to {max(sizes):,} each)" if sizes else ""
+        of_classes = (f"{name} {NOT_KNOWN if train is None else train} + {test}" for name, train, test in self.classes)
+        total = sum(test for _, _, test in self.classes)
+        return [
+            ("inputs", self.inputs),
+            ("examples", f"{held}{self.num_clients} clients{each} for training, {total:,} for testing"),
+            ("classes, training + testing", _listed(of_classes, shown)),
+            ("clients", _listed((f"{name}: {size}" for name, size in self.clients), shown)),
+            ("noted", self.note),
+        ]
+
+
+def data_read(info: Mapping[str, Any], partition: Mapping[str, Any]) -> DataRead:
+    """Return what was read for a trial; earlier versions recorded less."""
+    test = list(map(int, info.get("test_total") or []))
+    names = list(map(str, info.get("label_names") or []))
+    names = names if len(names) == len(test) else list(map(str, range(len(test))))
+    counts = np.asarray(partition.get("counts") or np.zeros((0, len(test))), dtype=np.int64)
+    train: list[int | None] = [*map(int, counts.sum(0))] if len(counts) else [None] * len(test)
+    clients = partition.get("client_names") or range(len(counts))
+    about = info.get("input") or {}
+    features, shape = about.get("features") or [], " x ".join(map(str, about.get("shape") or []))
+    inputs = _INPUTS.get(str(about.get("type")), "{}").format(shape) if shape else ""
+    return DataRead(
+        f"{len(features)} features: {_listed(features, 30)}" if features else inputs,
+        list(zip(names, train, test, strict=True)),
+        [(str(name), int(size)) for name, size in zip(clients, counts.sum(1), strict=False)],
+        int(info.get("num_clients") or len(counts)),
+        str(info.get("dataset_note") or ""),
+    )
+
+
+def _listed(words: Iterable[object], shown: int) -> str:
+    every = list(map(str, words))
+    return ", ".join(every[:shown]) + (f" and {len(every) - shown:,} more" if len(every) > shown else "")

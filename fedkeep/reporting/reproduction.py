@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from fedkeep._utils import escaping
 from fedkeep._utils.files import atomic_write
-from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.reporting.comparison import ColumnResult, MethodResult, Reproduction, spread_of
-from fedkeep.reporting.differences import EXPLANATION, show_difference
-from fedkeep.reporting.metric import metric_of
-from fedkeep.reporting.run_folder import method_of
-from fedkeep.reporting.summary import Spread
-from fedkeep.reporting.table import NOTHING, frozen, show
-from fedkeep.reporting.templates import page
+from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.experiment.recipe import PAPER_METRICS
+from fedkeep.experiment.reproduce import NOTE, table_of
+from fedkeep.reporting.archive import open_run
+from fedkeep.reporting.formats import csv_of
+from fedkeep.reporting.html import page
+from fedkeep.reporting.metric import Metric, headline, metric_of
+from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
+from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
+from fedkeep.reporting.table import NOTHING, TextTable, frozen, show
 
 NOTES = "notes.md"
 """The file beside reproductions in which a person says something about them, under their names."""
@@ -54,6 +60,11 @@ def caption(reproduction: Reproduction) -> str:
     return (CAPTION + explained + AVERAGES * any(column.has_averages for column in reproduction.columns)).strip()
 
 
+def column_table(column: ColumnResult) -> TextTable:
+    """Return a column's table, with what is to be said of it as its note."""
+    return TextTable(heads(column), [texts(column, line) for line in column.lines], about(column))
+
+
 def texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return a line as it is shown, under `heads`."""
     row = line.row
@@ -79,12 +90,15 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     if reproduction.notes:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
-        titles = [escaping.markdown(head) for head in heads(column)]
-        parts += [f"{'#' * (level + 1)} {escaping.markdown(column.run.title)}", "", about(column), ""]
-        shown = [texts(column, line) for line in column.lines]
-        parts += ["| " + " | ".join(titles) + " |", "|:--|" + "--:|" * (len(titles) - 1)]
-        parts += [f"| {' | '.join([escaping.markdown(first), *others])} |" for first, *others in shown]
-        parts.append("")
+        table = column_table(column)
+        parts += [
+            f"{'#' * (level + 1)} {escaping.markdown(column.run.title)}",
+            "",
+            table.note,
+            "",
+            table.markdown(),
+            "",
+        ]
     return "\n".join([*parts, caption(reproduction), ""])
 
 
@@ -97,43 +111,32 @@ def as_csv(reproduction: Reproduction) -> str:
     """Return the reproduction as CSV, one line per method and column, in percent at full precision."""
     measured = [name for column in reproduction.columns for name in column.measured]
     names = list(dict.fromkeys(("window_mean", "last", "best", "forgetting", *measured)))
-    header = ["table", "column", "method", "finished", "seeds", "rounds", "window_first", "window_last"]
-    header += ["paper", "paper_std", "difference", "against", "gain", "gain_low", "gain_high", "gain_from"]
-    lines: list[list[str]] = [[*header, *(f"{name}{part}" for name in names for part in ("", "_std"))]]
+    lines = []
     for column in reproduction.columns:
-        for line in column.lines:
-            row = line.row
-            head = [reproduction.name, column.name, line.label if row is None else row.label]
-            head += ["" if row is None else "yes" if row.finished else "no"]
-            head += ["" if row is None else " ".join(map(str, row.seeds))]
-            head += ["" if row is None else str(min(trial.rounds_done for trial in row.trials))]
-            head += ["", ""] if row is None else map(str, row.trials[0].window_rounds)
-            paper = [math.nan, math.nan] if line.paper is None else [line.paper.mean, line.paper.std]
-            spreads = [row.value(name) if row else Spread.of(()) for name in names]
-            ours = [100 * value for s in spreads for value in (s.mean, s.std)]
-            to_paper = math.nan if line.difference is None else line.difference
-            gain = column.gain(line)
-            against = ["", "", "", "", ""]
-            if gain is not None:
-                ends = _numbers(100 * value for value in (gain.interval.mean, gain.interval.low, gain.interval.high))
-                against = [gain.reference, *ends, "blocks" if gain.interval.blocks else "seeds"]
-            lines.append([*head, *_numbers([*paper, to_paper]), *against, *_numbers(ours)])
-    return escaping.csv_text(lines)
-
-
-def _numbers(values: Iterable[float]) -> list[str]:
-    return ["" if math.isnan(value) else repr(value) for value in values]
+        for method in column.lines:
+            row, paper, gain = method.row, method.paper or Spread.of(()), column.gain(method)
+            first, last = ("", "") if row is None else row.trials[0].window_rounds
+            line: dict[str, Any] = {"table": reproduction.name, "column": column.name, "method": _label(method)}
+            line |= {"finished": "" if row is None else row.finished}
+            line |= {"seeds": "" if row is None else " ".join(map(str, row.seeds))}
+            line |= {"rounds": "" if row is None else min(trial.rounds_done for trial in row.trials)}
+            line |= {"window_first": first, "window_last": last, "paper": paper.mean, "paper_std": paper.std}
+            line |= {"difference": math.nan if method.difference is None else method.difference}
+            line |= {"against": gain.reference if gain else ""}
+            ends = [gain.interval.mean, gain.interval.low, gain.interval.high] if gain else [math.nan] * 3
+            line |= zip(("gain", "gain_low", "gain_high"), (100 * end for end in ends), strict=True)
+            line |= {"gain_from": "" if gain is None else "blocks" if gain.interval.blocks else "seeds"}
+            for name in names:
+                spread = row.value(name) if row else Spread.of(())
+                line |= {name: 100 * spread.mean, f"{name}_std": 100 * spread.std}
+            lines.append(line)
+    return csv_of(lines)
 
 
 def html(reproduction: Reproduction) -> str:
     """Return the reproduction as one self-contained HTML page."""
-    columns = [
-        {"column": c, "about": about(c), "heads": heads(c), "lines": [texts(c, line) for line in c.lines]}
-        for c in reproduction.columns
-    ]
-    return page(
-        "reproduction.html.jinja", {"table": reproduction, "columns": columns, "caption": caption(reproduction)}
-    )
+    tables = [(column.run.title, column_table(column)) for column in reproduction.columns]
+    return page("reproduction.html.jinja", {"table": reproduction, "tables": tables, "caption": caption(reproduction)})
 
 
 def write(reproduction: Reproduction, folder: Path) -> None:
@@ -241,3 +244,254 @@ def _paper(spread: Spread | None) -> str:
     if spread is None:
         return NOTHING
     return f"{spread.mean:.2f}" + ("" if math.isnan(spread.std) else f" ±{spread.std:.2f}")
+
+
+Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard deviation], in percent or rounds
+MEASURED = ("window_mean", "forgetting")
+"""What the paper's accuracy and forgetting are compared with, where a recipe's ``paper.measured`` names no others."""
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method in one column of a table.
+
+    ``paper``: The accuracy that the paper printed, in percent.
+    ``row``: What we have of it.
+    ``metric``: The metric by which ours is compared.
+    """
+
+    label: str
+    paper: Spread | None
+    row: Row | None
+    metric: str = MEASURED[0]
+
+    @property
+    def ours(self) -> Spread | None:
+        """Return our accuracy, a fraction."""
+        return None if self.row is None else self.row.value(self.metric)
+
+    @property
+    def difference(self) -> float | None:
+        """Return ours minus the paper's in percentage points; None unless both are there, ours to the last round."""
+        if self.paper is None or self.ours is None or not (self.row and self.row.finished):
+            return None
+        return 100 * self.ours.mean - self.paper.mean
+
+
+@dataclass(frozen=True)
+class ColumnResult:
+    """One column of a reproduced table, as far as it was run."""
+
+    name: str
+    run: Run
+
+    @property
+    def paper(self) -> Mapping[str, Any]:
+        """Return the recipe's ``[paper]``."""
+        found: Mapping[str, Any] = self.run.settings.get("paper", {})
+        return found
+
+    @property
+    def measured(self) -> tuple[str, str]:
+        """Return the metrics with which the paper's accuracy and forgetting are compared."""
+        accuracy, forgetting = self.paper.get("measured", MEASURED)
+        return accuracy, forgetting
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Return our rows, finished or not."""
+        return summary(self.run)
+
+    def line(self, label: str) -> MethodResult:
+        """Return what the paper and we have for a method; of one that was run on a grid the best, as in papers."""
+        paper = spread_of(self.paper.get("accuracy", {}), label)
+        methods = self.run.settings.get("methods", [])
+        points = {str(method["label"]) for method in methods if method.get("grid_of") == label}
+        rows = [row for row in self.rows if row.label == label or row.label in points]
+        done = [row for row in rows if row.finished]
+        if len(done) > 1:  # on seeds that all of them have, if there are such
+            common = set.intersection(*(set(row.seeds) for row in done))
+            done.sort(key=lambda row: _on(row, common or set(row.seeds), self.measured[0]))
+        return MethodResult(label, paper, done[-1] if done else rows[0] if rows else None, self.measured[0])
+
+    @cached_property
+    def lines(self) -> list[MethodResult]:
+        """Return the paper's methods in its order, then ours that it does not have."""
+        printed = [label for name in PAPER_METRICS for label in self.paper.get(name, {})]
+        lines = [self.line(label) for label in dict.fromkeys(printed)]
+        used = [line.row for line in lines]
+        return lines + [MethodResult(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
+
+    @property
+    def heading(self) -> str:
+        """Return what our accuracy is, with the rounds that it covers."""
+        return metric_of(self.measured[0]).heading(self.run.trials)
+
+    @cached_property
+    def reference(self) -> MethodResult | None:
+        """Return the finished method with which ours are compared: the one that is best in the paper.
+
+        A recipe may name another in ``paper.against``. Where the paper prints no accuracy and no forgetting, it is the
+        first that is finished.
+        """
+        done = [line for line in self.lines if line.row is not None and line.row.finished]
+        named = [line for line in done if line.label == self.paper.get("against")]
+        if named or not done:
+            return named[0] if named else None
+        name, sign = ("accuracy", 1) if self.paper.get("accuracy") else ("forgetting", -1)
+        numbers = self.paper.get(name, {})
+        printed = [line for line in done if line.label in numbers]
+        return max(printed, key=lambda line: sign * float(numbers[line.label][0]), default=done[0])
+
+    @property
+    def deciding(self) -> Metric:
+        """Return the metric of the differences between ours: a mean over a window, whatever the paper reports."""
+        return headline(self.run.trials)[0] if self.has_tasks else metric_of(self.measured[0])
+
+    def gain(self, line: MethodResult) -> Difference | None:
+        """Return what a method gained on the `reference`, paired by seed; None of the reference and without either."""
+        base = self.reference
+        if base is None or base.row is None or line.row is None or not line.row.finished or line.row is base.row:
+            return None
+        return difference(line.row, base.row, self.deciding)
+
+    @cached_property
+    def agreement(self) -> tuple[int, int, int, int]:
+        """Return how many pairs of methods come in the paper's order, of how many; and the same of clear pairs.
+
+        By accuracy, or by forgetting where the paper prints only that, on the seeds that both have; without methods
+        of whose window a round was rolled back. A pair is clear if the paper prints standard deviations and separates
+        it by more than twice the larger of them.
+        """
+        name = "accuracy" if "accuracy" in self.paper else "forgetting"
+        metric = self.measured[name == "forgetting"]
+        known = []
+        for line in self.lines:
+            paper = spread_of(self.paper.get(name, {}), line.label)
+            if paper is not None and line.row is not None and line.row.finished and not line.row.broken:
+                known.append((paper, line.row))
+        same = pairs = clear_same = clear = 0
+        for (paper, row), (other, rival) in combinations(known, 2):
+            gap, common = paper.mean - other.mean, set(row.seeds) & set(rival.seeds)
+            if not gap or not common:
+                continue  # a tie of the paper's, or nothing to compare
+            agrees = gap * (_on(row, common, metric) - _on(rival, common, metric)) > 0
+            printed = not math.isnan(paper.std + other.std)
+            wide = printed and abs(gap) > 2 * max(paper.std, other.std)
+            same, pairs = same + agrees, pairs + 1
+            clear_same, clear = clear_same + (wide and agrees), clear + wide
+        return same, pairs, clear_same, clear
+
+    @property
+    def verdict(self) -> str:
+        """Say in a sentence how the order of the methods compares with the paper's."""
+        if not any(self.paper.get(name) for name in ("accuracy", "forgetting")):
+            return "No accuracy or forgetting is printed for it."
+        same, pairs, clear_same, clear = self.agreement
+        broken = [
+            line.label for line in self.lines if line.paper and line.row and line.row.finished and line.row.broken
+        ]
+        without = f", without {' and '.join(broken)}, in whose window rounds were rolled back" if broken else ""
+        if not pairs:
+            return "There are no two finished methods to compare the order of."
+        if same == pairs:
+            return (
+                f"The order of the methods is the paper's, in all {pairs} pairs{without}."
+                if pairs > 1
+                else f"The order of the two methods is the paper's{without}."
+            )
+        wide = f"; of those that the paper separates by more than two standard deviations, {clear_same} of {clear}"
+        return f"In the paper's order: {same} of {pairs} pairs of methods{wide if clear else ''}{without}."
+
+    @property
+    def share(self) -> str:
+        """Say which part of the rounds was run; nothing if it was all."""
+        full = self.paper.get("rounds")
+        return f"{self._rounds} of {full} rounds" if full and full != self._rounds else ""
+
+    @property
+    def _rounds(self) -> Any:
+        return self.run.settings.get("run", {}).get("rounds")
+
+    @property
+    def scale(self) -> str:
+        """Say how much was run."""
+        seeds = sorted({trial.seed for trial in self.run.trials if trial.finished})
+        told = ", ".join(map(str, seeds)) if seeds else "none yet"
+        best = any(line.paper and line.row and line.row.label != line.label for line in self.lines)
+        grid = "; a method with values in brackets is the best of its grid on the test set, as papers print it"
+        rounds = self.share or f"{self._rounds} rounds"
+        return f"{rounds}; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
+
+    @property
+    def forgets(self) -> bool:
+        """Return whether ours is a run of several tasks whose forgetting no paper prints."""
+        return self.has_tasks and "forgetting" not in self.paper
+
+    @property
+    def has_tasks(self) -> bool:
+        """Tell whether classes arrived in tasks."""
+        return any(trial.task_sizes for trial in self.run.trials)
+
+    @property
+    def target(self) -> float:
+        """Return the accuracy, a fraction, to which rounds or times are counted; NaN if there is none."""
+        return float(self.paper.get("target", math.nan)) / 100
+
+    @cached_property
+    def has_averages(self) -> bool:
+        """Tell whether averages were evaluated of models for which the paper prints an accuracy."""
+        printed = self.paper.get("accuracy", {})
+        averaged = any(row.label not in printed and method_of(row.label) in printed for row in self.rows)
+        return averaged and not self.has_tasks
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A reproduced table: its columns that were begun."""
+
+    name: str
+    columns: tuple[ColumnResult, ...]
+
+    @property
+    def title(self) -> str:
+        """Return what the paper calls it, and which part of its rounds was run, if that is the same in all columns."""
+        if not self.columns:
+            return self.name
+        shares = {column.share for column in self.columns}
+        part = f", {shares.pop()}" if len(shares) == 1 and "" not in shares else ""
+        return str(self.columns[0].paper.get("table", self.name)) + part
+
+    @property
+    def notes(self) -> str:
+        """Return what the recipes say about reading this table."""
+        return str(self.columns[0].paper.get("notes", "")) if self.columns else ""
+
+
+def read_reproduction(folder: Path) -> Reproduction:
+    """Read a reproduction: its columns are run folders beside each other, on disk or in an archive.
+
+    ``folder``: What ``fedkeep reproduce`` wrote, or ``fedkeep archive`` of it.
+    """
+    columns = [ColumnResult(path.name, read_run(path)) for path in runs_in(folder)]
+    if not columns:
+        raise RunError(f"{folder} holds no column of a reproduction: there is no run folder in it.")
+    order = [str(name) for name in columns[0].paper.get("columns", ())]
+    columns.sort(key=lambda column: (order.index(column.name) if column.name in order else len(order), column.name))
+    note = open_run(folder) / NOTE
+    if not note.is_file():
+        raise RunError(f"nothing in {folder} says which table it reproduces: there is no {NOTE}.")
+    return Reproduction(table_of(note), tuple(columns))
+
+
+def spread_of(numbers: Numbers, label: str) -> Spread | None:
+    """Return what a paper printed for a method, in its units; None if nothing."""
+    if label not in numbers:
+        return None
+    mean, *std = numbers[label]
+    return Spread(float(mean), float(std[0]) if std else math.nan, 0)
+
+
+def _on(row: Row, seeds: set[int], metric: str) -> float:
+    """Return a row's mean over some of its seeds."""
+    return Spread.of(metric_of(metric).of(trial) for trial in row.trials if trial.seed in seeds).mean

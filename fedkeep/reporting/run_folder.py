@@ -14,20 +14,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep._utils.digests import is_sealed, read_json, read_toml
+from fedkeep._utils.identity import ForeignFile
 from fedkeep.errors import RunError
-from fedkeep.experiment.belonging import check_inputs, check_recipe, check_trial
-from fedkeep.experiment.paths import (
-    ARCHIVE_SUFFIX,
-    TRIAL_FILE,
-    TRIALS,
-    find_checkpoint_damage,
-    find_damage,
-)
+from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, find_checkpoint_damage, find_damage
 from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
+from fedkeep.reporting.record import Window
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.evaluation_models import EvaluationModel
 from fedkeep.rounds.run_settings import RunSettings
@@ -173,7 +169,7 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     )  # old recipes name none
     decay = section.get("ema_decay") if isinstance(section, Mapping) else None
     decay = float(decay) if isinstance(decay, int | float) and 0 <= decay < 1 else RunSettings().ema_decay
-    return [replace(trial, window=window, turn=max(turns, default=1), memory=1 / (1 - decay)) for trial in trials]
+    return [replace(trial, window=Window(window, max(turns, default=1), 1 / (1 - decay))) for trial in trials]
 
 
 def method_of(label: str) -> str:
@@ -203,10 +199,6 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
         )
     return TrialResult(
         label=str(info["label"]),
-        algorithm=str(info["algorithm"]),
-        options=info.get("options") or {},
-        seed=int(info["seed"]),
-        sequential=bool(info.get("sequential", info.get("schedule") == "sequential")),  # schedule: in kept archives
         rounds=rounds,
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
         ledger=_read_lines(folder / LEDGER),
@@ -243,7 +235,7 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
             label=trial.label + AVERAGE_SUFFIX[name],
             rounds=rounds,
             confusions=trial.confusions if name == first else (),
-            memory=trial.memory if name == "moving" else _memory_of(trial),
+            window=trial.window if name == "moving" else replace(trial.window, memory=_memory_of(trial)),
         )
 
 
@@ -353,3 +345,88 @@ def _runs_of_archive(path: Path) -> list[Path]:
     if "run.json" in names:
         return [path]
     return [path / name.partition("/")[0] for name in sorted(names) if name.partition("/")[2] == "run.json"]
+
+
+Status = Literal["finished", "unfinished", "damaged", "foreign"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found of one trial, or of the run's own files.
+
+    ``name``: The trial's folder; ``run`` for the run's own files.
+    ``status``: What the trial is. Foreign files are whole, and belong to another run or trial.
+    ``details``: What was checked, or a sentence for each damaged or foreign file.
+    """
+
+    name: str
+    status: Status
+    details: tuple[str, ...]
+
+
+def verify_run(path: str | Path) -> list[Verification]:
+    """Check that every file of a run is whole and belongs to it, models and checkpoints included.
+
+    ``path``: A run folder, an archive of one, or a folder in an archive.
+    Returns: First the run's own files, then its trials by name.
+    """
+    root = open_run(Path(path))
+    if not (root / "run.json").is_file():
+        read_run(path)  # says what is there instead
+    found: list[str] = []
+    for name, read in (("run.json", read_json), ("recipe.toml", read_toml)):
+        try:
+            read(root / name)
+        except RunError as error:
+            found.append(str(error))
+    found = found or find_code_damage(root)
+    status: Status = "damaged" if found else "finished"
+    folders = trial_folders(root)
+    if not found:
+        try:
+            check_recipe(root)
+            check_inputs(filter(None, map(_inputs, folders)))
+        except ForeignFile as error:
+            status, found = "foreign", [str(error)]
+    whole = status == "finished"
+    run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
+    trials = [(folder, _verify_trial(folder, isinstance(root, Path))) for folder in folders]
+    return [run, *(_verify_belonging(root, trial, folder) if whole else trial for folder, trial in trials)]
+
+
+def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
+    """Return folder, seed and hashes of the data of a trial, if they can be read."""
+    try:
+        info = read_json(trial / TRIAL_FILE)
+        return trial, int(info["seed"]), dict(info.get("dependencies", {}))
+    except (RunError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _verify_belonging(root: Traversable, found: Verification, trial: Traversable) -> Verification:
+    """Add to what was found of a trial's files whether they belong to the run, whose own files are whole."""
+    try:
+        is_told = check_trial(root, trial)
+    except ForeignFile as error:
+        return replace(
+            found, status="foreign", details=(str(error), *(found.details if found.status == "damaged" else ()))
+        )
+    return found if is_told or found.status == "damaged" else replace(found, details=(*found.details, UNKNOWN))
+
+
+def _verify_trial(trial: Traversable, models: bool) -> Verification:
+    """Check a trial; an archive holds no models and checkpoints."""
+    if (trial / MANIFEST).is_file():
+        found = find_damage(trial, only_records=not models)
+        return Verification(
+            trial.name, "damaged" if found else "finished", tuple(found or ["all files of its manifest"])
+        )
+    names = manifests(trial / "checkpoint")
+    found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
+    try:
+        if names or (trial / TRIAL_FILE).is_file():
+            read_json(trial / TRIAL_FILE)
+    except RunError as error:
+        found.append(str(error))
+    checked = f"checkpoints of rounds {', '.join(name[9:-5] for name in reversed(names))}" if names else "no checkpoint"
+    return Verification(trial.name, "damaged" if found else "unfinished", tuple(dict.fromkeys(found)) or (checked,))

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import isfunction
 from typing import Any, Protocol
 
+from fedkeep.errors import FedKeepError
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
 from fedkeep.models.weights import form_of
@@ -209,6 +211,26 @@ class ReplyStep:
     def reason_to_stop(self, state: SimulationState) -> str:
         """Say why more rounds would be wasted; empty if the run goes on."""
         return ""
+
+
+def named(step: ReplyStep) -> ReplyStep:
+    """Return a step of the user's, with a note of its name on every exception that its methods raise."""
+    for method in [name for name, value in vars(ReplyStep).items() if isfunction(value)]:
+        setattr(step, method, _noting(step, method))
+    return step
+
+
+def _noting(step: ReplyStep, method: str) -> Callable[..., Any]:
+    def noting(*args: Any) -> Any:
+        try:
+            return getattr(type(step), method)(step, *args)
+        except (Fault, FedKeepError):
+            raise
+        except Exception as error:
+            error.add_note(f"It was raised by the reply step {step.name}.")
+            raise
+
+    return noting
 
 
 def set_aside(steps: Iterable[ReplyStep], state: SimulationState) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""Gradients of a model by parameter: its diagonal Fisher information, and the sensitivity of its outputs."""
+"""The diagonal Fisher information of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 
 import torch
@@ -23,41 +22,18 @@ def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, b
     ``batch``: Number of examples in a batch; with 1 this is the diagonal of the empirical Fisher information matrix.
     Returns: A tensor for each parameter, of the parameter's shape; zeros without examples.
     """
-    return _mean_gradients(network, model, images, labels, batch, _log_likelihood, torch.square)
-
-
-def sensitivity(network: nn.Module, model: Weights, images: Tensor, labels: Tensor) -> Weights:
-    """Compute the mean over examples of the absolute gradient of the logits' squared length.
-
-    ``network``: A network of the model's form, in evaluation mode.
-    ``images``: Normalised images, float32 [n, channels, height, width].
-    ``labels``: Their labels, int64 [n], which are not used.
-    Returns: A tensor for each parameter, of the parameter's shape; zeros without examples.
-    """
-    return _mean_gradients(network, model, images, labels, 1, _squared_length, torch.abs)
-
-
-def _mean_gradients(
-    network: nn.Module,
-    model: Weights,
-    images: Tensor,
-    labels: Tensor,
-    batch: int,
-    value: Callable[[Tensor, Tensor], Tensor],
-    magnitude: Callable[[Tensor], Tensor],
-) -> Weights:
-    """Compute the mean over batches of ``magnitude(gradient of value(logits, labels))``."""
     first = {id(weight): name for name, weight in reversed([*network.named_parameters()])}
     # A weight with two names is one parameter; a buffer that is not in the state dict stays the network's own.
     shared = {name: first[id(weight)] for name, weight in network.named_parameters(remove_duplicate=False)}
     parameters = {name: model[name] for name in first.values() if name in model}
     buffers = {name: model[name] for name, _ in network.named_buffers() if name in model}
 
-    def batch_value(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
+    def log_likelihood(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
         whole = {name: weights[same] for name, same in shared.items() if same in weights} | buffers
-        return value(functional_call(network, whole, (images,), tie_weights=False), labels)
+        logits = functional_call(network, whole, (images,), tie_weights=False)
+        return log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).mean()
 
-    gradient = grad(batch_value)
+    gradient = grad(log_likelihood)
     if batch == 1:
         images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
         gradients, rows = vmap(gradient, (None, 0, 0)), examples_at_once(parameters)
@@ -68,14 +44,6 @@ def _mean_gradients(
         return {name: total[same] for name, same in shared.items() if name in model and same in total}
     for some_images, some_labels in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
         for name, gradient_of in gradients(parameters, some_images, some_labels).items():
-            total[name] += magnitude(gradient_of).sum(0) if batch == 1 else magnitude(gradient_of)
+            total[name] += gradient_of.square().sum(0) if batch == 1 else gradient_of.square()
     mean = {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
     return {name: mean[same] for name, same in shared.items() if name in model and same in mean}
-
-
-def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    return log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).mean()
-
-
-def _squared_length(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.square().sum(-1).mean()

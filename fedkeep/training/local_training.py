@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.optim.sgd import sgd
 
 from fedkeep._utils import progress, seeds
-from fedkeep._utils.devices import to_device
 from fedkeep._utils.noise_stream import NoiseStream
+from fedkeep._utils.torch_state import to_device
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training

@@ -28,7 +28,7 @@ from fedkeep.models.heads import expand_like
 from fedkeep.models.weights import check_weights, load_weights
 from fedkeep.training.context import ClientContext
 from fedkeep.training.dp_sgd import num_steps, private_fit, sample_rate
-from fedkeep.training.fisher import fisher, sensitivity
+from fedkeep.training.fisher import fisher
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_check import ModelCheck, mean_of_labels
 from fedkeep.training.teacher_cache import TeacherCache
@@ -203,12 +203,6 @@ class LocalParty(Party[Any]):
         self.context.timer.by_example |= batch == 1
         with self.context.training_time():
             return fisher(self.context.runner.eval_network, model, *self._sample(examples), batch)
-
-    def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
-        self.refuse_if_private("the sensitivity of its examples")
-        self.context.timer.by_example = True
-        with self.context.training_time():
-            return sensitivity(self.context.runner.eval_network, model, *self._sample(examples))
 
     def _sample(self, examples: int | None) -> tuple[Tensor, Tensor]:
         """Return the party's images and labels: all of them, or that many, chosen at random."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedkeep._utils import progress
-from fedkeep._utils.devices import to_device
+from fedkeep._utils.torch_state import to_device
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.pytree import replace_tensors, stack_tensors
 from fedkeep.losses import Batch, Loss

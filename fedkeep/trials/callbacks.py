@@ -47,7 +47,7 @@ class Callback:
         -------
         tuple[bool, Mapping[str, float]] or None
             Whether the trial ends with this round, as if it had been the last one; and numbers by name, which are in
-            the round's record, and in tables and comparisons as those are that a method logs. None: neither.
+            the round's record as ``measured``, and columns of tables; `fedkeep compare` calls them log.NAME.
         """
         return None
 

@@ -14,7 +14,7 @@ from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.rounds.cohort import RoundCohort
-from fedkeep.rounds.reply_step import ReplyStep, set_aside
+from fedkeep.rounds.reply_step import ReplyStep, named, set_aside
 from fedkeep.rounds.reply_store import load
 from fedkeep.rounds.round import RoundState, TooFewClients
 from fedkeep.rounds.state import RoundResult, Settings, SimulationState
@@ -46,7 +46,7 @@ class Simulation(SimulationState):
 
     def take_steps(self, own: Sequence[ReplyStep]) -> None:
         """Begin with new reply steps, the user's own among them; refuse what cannot be carried out with them."""
-        self.steps = reply_steps(own)
+        self.steps = reply_steps([named(step) for step in own])
         reasons = [reason for step in self.steps if step.applies(self) and (reason := step.reason_against(self))]
         if reasons:
             raise ConfigError(" ".join(reasons))

@@ -115,11 +115,15 @@ def _add_metrics(result: RoundResult, outcome: Outcome) -> bool:
     """Add what a callback measured to a round's record, and tell whether it ends the trial."""
     if outcome is None:
         return False
+    if not isinstance(outcome, tuple) or len(outcome) != 2 or not isinstance(outcome[1], Mapping):
+        raise TypeError(f"on_round_end returns (stop, metrics), such as (False, {{}}), or None, not {outcome!r:.80}")
     stop, metrics = outcome
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"the metric {name!r} is {value!r:.80}, not a number")
-    result.record["log"] = {**result.record["log"], **{name: float(value) for name, value in metrics.items()}}
+    if metrics:
+        added = result.record.get("measured", {})
+        result.record["measured"] = {**added, **{name: float(value) for name, value in metrics.items()}}
     return bool(stop)
 
 

@@ -19,11 +19,8 @@ VARIANTS: dict[str, Algorithm[Any, Any]] = {name: tiny.configured(cls) for name,
 VARIANTS["sfedkd-random"] = METHODS["sfedkd"](teachers=2, selection="random")  # type: ignore[call-arg]
 VARIANTS["fedadkd-true-single_term-zero_logit"] = METHODS["fedadkd"](tckd="single_term", nckd_mask="zero_logit")  # type: ignore[call-arg]
 VARIANTS["fedcurv-batch"] = METHODS["fedcurv"](fisher="batch")  # type: ignore[call-arg]
-VARIANTS["cwc-mas"] = METHODS["cwc"](importance="mas")  # type: ignore[call-arg]
 VARIANTS["cwc-si"] = METHODS["cwc"](importance="si")  # type: ignore[call-arg]
 
-VARIANTS["fedicarl-memory"] = METHODS["fedicarl"](max_exemplars=9)  # type: ignore[call-arg]
-VARIANTS["fedicarl-nearest_mean"] = METHODS["fedicarl"](classify="nearest_mean")  # type: ignore[call-arg]
 VARIANTS["target-repo"] = METHODS["target"](**tiny.INVERSION, compat="repo")
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_classes="all", ce_classes="all", exemplars_per_class=2)  # type: ignore[call-arg]
 VARIANTS["fedicarl-glfc"] = METHODS["fedicarl"](loss="glfc")  # type: ignore[call-arg]

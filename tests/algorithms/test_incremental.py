@@ -12,7 +12,7 @@ from interception import record_fits
 from recorded_jobs import TWO_ONE, AnyAlgorithm, RecordedJobs, distilled, logits, loss_of, second_task
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, update_memory
 from fedkeep.algorithms.incremental.fedewc import EWCState, FedEWC
@@ -28,7 +28,6 @@ from fedkeep.interface import Client, Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.losses import ZERO_LOSS
 from fedkeep.losses.classification import TSDReading, tsd_loss
-from fedkeep.losses.prototypes import nearest_mean_scores
 from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, classifier_tensors
 from fedkeep.models.weights import mean
@@ -205,40 +204,6 @@ def test_exemplars_are_herded_or_drawn() -> None:
     herded, drawn = kept(FediCaRL(exemplars_per_class=2)), kept(FLwF2T(ce_classes="all", exemplars_per_class=2))
     assert herded.shape == drawn.shape
     assert not torch.equal(herded, drawn)
-
-
-def test_a_full_memory() -> None:
-    small = tiny.simulation_with_tasks(FediCaRL(max_exemplars=3), TWO_ONE, cohort_size=4)
-    tiny.run_rounds(small)
-    assert all(len(state.memory["label"]) <= 3 for state in small.client_states.values())
-    roomy = tiny.simulation_with_tasks(FediCaRL(exemplars_per_class=1, max_exemplars=30), TWO_ONE, cohort_size=4)
-    tiny.run_rounds(roomy)
-    for state in roomy.client_states.values():
-        assert int(torch.bincount(state.memory["label"]).max()) == 1, "no more of a class because there is room"
-
-
-def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
-    simulation = tiny.simulation_with_tasks(
-        FediCaRL(classify="nearest_mean", exemplars_per_class=3), TWO_ONE, cohort_size=4
-    )
-    tiny.run_rounds(simulation, 3)
-    held = [concat(simulation.federation.data(c), simulation.client_states[c].memory) for c in "0123"]
-    data = {name: torch.cat([one[name] for one in held]) for name in ("input", "label")}
-    rows = normalize(simulation.server.features(simulation.server.model, data), dim=1)
-    means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
-    test = simulation.federation.dataset.test
-    scores = nearest_mean_scores(simulation.server.features(simulation.server.model, test), means)
-    found = simulation.algorithm.predict(simulation.server, simulation.server.model, test["input"])
-    torch.testing.assert_close(found, scores, rtol=1e-4, atol=1e-5)
-    record = simulation.run_round().record
-    hits = (
-        simulation.algorithm.predict(simulation.server, simulation.server.model, test["input"]).argmax(-1)
-        == test["label"]
-    )
-    assert sum(record["correct"]) == int(hits.sum())
-    linear = tiny.simulation_with_tasks(FediCaRL(exemplars_per_class=3), TWO_ONE, cohort_size=4)
-    tiny.run_rounds(linear)
-    assert tiny.equal(linear.server.model, simulation.server.model), "another look at the same model"
 
 
 @pytest.mark.parametrize(("level", "start"), [("lwf", 2), ("icarl", 0)])
@@ -469,33 +434,3 @@ def test_models_are_aligned_with_one_that_has_learned_the_task() -> None:
         bases.append(simulation.server.state.base)
     for task in (1, 2):
         assert set(bases[5 * task - 5 : 5 * task]) == set("01234") - absent(task)
-
-
-def test_means_of_features_stay_until_somebody_has_the_class_again() -> None:
-    stream = tiny.stream((1, 2), clients=5, absent=0)
-    method = FediCaRL(classify="nearest_mean")
-    simulation = tiny.simulation_with_tasks(method, stream, rounds=4, cohort_size=1)
-    held: set[int] = set()
-    for _ in range(8):
-        before = simulation.server.state.normalized_means
-        (client,) = simulation.run_round().record["cohort"]
-        now = set(simulation.federation.data(client)["label"].tolist())
-        now |= set(simulation.client_states[client].memory.get("label", torch.tensor([])).tolist())
-        held |= now
-        means = simulation.server.state.normalized_means
-        assert {c for c, row in enumerate(means) if not row.isnan().any()} == held
-        for c in held - now:
-            assert torch.equal(means[c], before[c])
-
-
-def test_only_the_model_of_which_the_means_are_is_evaluated() -> None:
-    stream = tiny.stream((1, 2), clients=5, absent=0)
-    for classify, rows in (("linear", {"moving"}), ("nearest_mean", set())):
-        simulation = tiny.simulation_with_tasks(
-            FediCaRL(classify=classify),  # type: ignore[arg-type]
-            stream,
-            rounds=1,
-            cohort_size=5,
-            evaluation_models=("last", "moving"),
-        )
-        assert set(tiny.run_rounds(simulation)[-1].get("evaluation_models", {})) == rows

@@ -191,8 +191,6 @@ def cwc(
             model = hand.train(client, number, model, loss, path if measure == "si" else None)
             if measure == "si":
                 output = path.importance(model, damping)
-            elif measure == "mas":
-                output = memory_aware(hand, model, client)
             else:
                 output = hand.squared_gradients(model, client, 1, 500)
             importance = combined((1.0, importance), (1.0, output))
@@ -218,18 +216,6 @@ class Path:
         return {name: (gain / (way[name] + damping)).clamp(min=0) for name, gain in self.gain.items()}
 
 
-def memory_aware(hand: Hand, model: Model, client: str) -> Model:
-    """Memory-aware synapses (Aljundi et al., 2018): the mean size of the gradients of the logits' squared length."""
-    images, _ = hand.data(client)
-    live = {name: weight.detach().clone().requires_grad_() for name, weight in model.items()}
-    total = zeros(model)
-    for image in images:
-        length = (hand.logits(live, image[None]) ** 2).sum()
-        for name, slope in zip(live, torch.autograd.grad(length, list(live.values())), strict=True):
-            total[name] = total[name] + slope.abs() / len(images)
-    return total
-
-
 @pytest.mark.parametrize(
     ("weight", "sigma"),
     [(3.0, 0.5), (3.0, 0.9), (3.0, 1.0), (3.0, 0.0), (100.0, 0.5)],  # the last beyond the cap
@@ -246,7 +232,6 @@ def test_cwc(weight: float, sigma: float) -> None:
 
 MEASURES: list[dict[str, Any]] = [
     {"measure": "fisher"},
-    {"measure": "mas"},
     {"measure": "si"},
 ]
 
@@ -310,7 +295,7 @@ def test_cwc_is_capped_before_it_overshoots() -> None:
     assert byhand.distance(simulation.server.model, simulation.context.runner.initial) < 10
 
 
-@pytest.mark.parametrize("options", [{}, {"attenuation": 1.0}, {"importance": "mas"}, {"importance": "si"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"attenuation": 1.0}, {"importance": "si"}], ids=str)
 def test_cwc_without_penalty_is_fedseq(options: dict[str, Any]) -> None:
     plain = byhand.run_rounds(FedSeq(), ROUNDS).server.model
     assert tiny.equal(byhand.run_rounds(CWC(w_penalty=0.0, **options), ROUNDS).server.model, plain)

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from fedkeep.cli.arguments import DEVICE, MACHINE, add_arguments, natural, percent, share
+from fedkeep.cli.commands import DEVICE, MACHINE, add_arguments, natural, percent, share
 from fedkeep.experiment.runtime import Machine
 from fedkeep.options import options_of
 

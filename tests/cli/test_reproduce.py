@@ -21,8 +21,7 @@ from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.runtime import Machine
-from fedkeep.reporting.comparison import read_reproduction
-from fedkeep.reporting.reproduction import further_heads, further_texts
+from fedkeep.reporting.reproduction import further_heads, further_texts, read_reproduction
 
 BASE = tiny.RECIPE.replace('title = "tiny"', 'title = "Toy"').replace("seeds = [0]", "seeds = [0, 1]")
 PAPER = """

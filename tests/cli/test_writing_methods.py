@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from fedkeep.cli import main
-from fedkeep.cli.completion import script
+from fedkeep.cli.show import script
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, get_algorithm, on_client
 from fedkeep.interface.method_checks import check_method

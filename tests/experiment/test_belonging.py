@@ -17,8 +17,7 @@ from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.belonging import UNKNOWN
 from fedkeep.experiment.plugins import code_of, import_user_code
 from fedkeep.reporting.archive import write_archive
-from fedkeep.reporting.run_folder import read_run
-from fedkeep.reporting.verification import verify_run
+from fedkeep.reporting.run_folder import read_run, verify_run
 
 METHOD = """
 from dataclasses import dataclass

@@ -18,9 +18,9 @@ from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError
 from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
 from fedkeep.executors.workers import Worker, serve
-from fedkeep.experiment import cohort_workers
-from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
+from fedkeep.experiment import trial_runner
 from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import CohortWorkers, useful_workers
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.trial import run_trial
 
@@ -112,7 +112,7 @@ def test_workers_change_nothing_but_the_time(method: str, tmp_path: Path, monkey
     recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), methods=[method], rounds=4)
     alone = fedkeep.run(recipe, out=tmp_path / "alone", machine=Machine(workers=2))
     assert not executors, "a run of seconds is not worth it"
-    monkeypatch.setattr(cohort_workers, "MIN_SECONDS_LEFT", 0.0)
+    monkeypatch.setattr(trial_runner, "MIN_SECONDS_LEFT", 0.0)
     shared = fedkeep.run(recipe, out=tmp_path / "shared", machine=Machine(workers=2))
     assert len(executors) == 4
     assert all(worker.heard for worker in executors[0].workers), "both have worked"

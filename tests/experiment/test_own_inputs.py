@@ -13,9 +13,8 @@ import fedkeep
 from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.experiment.run import _new_folder
-from fedkeep.reporting.differences import differences
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.reporting.summary import summary
+from fedkeep.reporting.summary import differences, summary
 
 SGD = fedkeep.SGD(lr=0.5, batch_size=8)
 

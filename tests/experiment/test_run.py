@@ -24,7 +24,7 @@ from fedkeep._utils import progress
 from fedkeep._utils.digests import read_json, write_json
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import experiment as module
-from fedkeep.experiment import plugins, provenance, trial_runner
+from fedkeep.experiment import plugins, runtime, trial_runner
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run
@@ -343,7 +343,7 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
-    here = provenance.describe_version()
+    here = runtime.describe_version()
     assert here.startswith("FedKeep ")
     assert f"PyTorch {torch.__version__}" in here
     monkeypatch.setattr(trial_runner, "describe_version", lambda: "FedKeep 9")

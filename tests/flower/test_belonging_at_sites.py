@@ -14,7 +14,7 @@ from trial import Killed, config, killing
 from fedkeep._utils.identity import Identity, seal, unseal
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.executor import ReplyLog
 from fedkeep.flower.server import serve
 from fedkeep.rounds.messages import Fault, no_reply
 

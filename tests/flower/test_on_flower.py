@@ -38,10 +38,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedkeep.flower import records as records_module
-from fedkeep.flower.client_app import app as client_app
+from fedkeep.flower.apps import client as client_app
+from fedkeep.flower.apps import server as server_app
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.records import FlowerTransport, pack, unpack
-from fedkeep.flower.server_app import app as server_app
 from fedkeep.rounds.messages import Fault
 
 QUICK = ["fedavg", "sfedkd"]

@@ -27,7 +27,7 @@ from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.flower import secagg_site
+from fedkeep.flower import secagg
 from fedkeep.flower.secagg import SEED_BYTES, mask, threshold
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore
@@ -247,12 +247,12 @@ def test_a_lost_site_whose_key_is_of_another_kind_loses_a_round_and_no_run(
 ) -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    create, lost = secagg_site.create_shares, silent([1], Stage.COLLECT_MASKED_VECTORS, [1])
+    create, lost = secagg.create_shares, silent([1], Stage.COLLECT_MASKED_VECTORS, [1])
 
     def share(secret: bytes, threshold: int, members: int) -> list[bytes]:
         return create(secret if len(secret) == SEED_BYTES else key.private_bytes(*form), threshold, members)
 
-    monkeypatch.setattr(secagg_site, "create_shares", share)  # at all sites: only the lost one's key is put together
+    monkeypatch.setattr(secagg, "create_shares", share)  # at all sites: only the lost one's key is put together
     run_sites(recipe, tmp_path, lost)
     first, second = records(tmp_path / "sites")
     assert (first["rolled_back"], second["rolled_back"]) == (True, False)

@@ -37,8 +37,7 @@ from fedkeep.experiment.build import check_device, load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
-from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.executor import FlowerExecutor, ReplyLog
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
@@ -105,7 +104,7 @@ def test_a_server_has_another_device_than_its_sites(
     assert records(alone("scaffold")) == records(tmp_path / "sites")
 
 
-@pytest.mark.parametrize("letter", ["a", "\u0431", "\u9662"])  # of one, two and three bytes
+@pytest.mark.parametrize("letter", ["\u9662"])  # of three bytes
 def test_a_site_may_have_a_long_name_in_any_script(letter: str, recipe: str, tmp_path: Path) -> None:
     sites = node_configs(tmp_path / "states")
     names = letter * 100, letter * 99 + "0"

@@ -27,14 +27,14 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.flower import client_app, records
-from fedkeep.flower.server_app import app as server
+from fedkeep.flower import apps, records
+from fedkeep.flower.apps import server
 
 __all__ = ["client", "server"]
 TIMES = Path(os.environ["TIMES"])
 calls = {}
 client = ClientApp()
-client.query("introduce")(client_app.introduce)
+client.query("introduce")(apps.introduce)
 
 
 def note(what, call, **more):
@@ -53,7 +53,7 @@ def process_start():
 def perform(message, context):
     call = records.unpack(message.content, float("inf")).head["call"]
     note("entered", call, started=process_start())
-    reply = client_app.perform(message, context)
+    reply = apps.perform(message, context)
     answer = records.unpack(reply.content, float("inf")).head["answer"]["tuple"]
     note("left", call, train=answer[1] + answer[2])
     return reply

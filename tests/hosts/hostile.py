@@ -40,20 +40,20 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.flower import client_app
+from fedkeep.flower import apps
 from fedkeep.flower.records import pack, unpack
-from fedkeep.flower.server_app import app as server
+from fedkeep.flower.apps import server
 from fedkeep.flower.transport import Envelope
 
 __all__ = ["client", "server"]
 client = ClientApp()
-client.query("introduce")(client_app.introduce)
+client.query("introduce")(apps.introduce)
 
 
 @client.train("perform")
 def perform(message, context):
     how, kept = os.environ.get("HOSTILE", ""), Path(os.environ.get("KEPT", "kept.bin"))
-    reply = client_app.perform(message, context)
+    reply = apps.perform(message, context)
     if not how:
         return reply
     envelope = unpack(reply.content, float("inf"))

@@ -35,19 +35,19 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.flower import client_app
+from fedkeep.flower import apps
 from fedkeep.flower.transport import Envelope
-from fedkeep.flower.server_app import app as server
+from fedkeep.flower.apps import server
 from fedkeep.flower.records import pack, unpack
 
 __all__ = ["client", "server"]
 client = ClientApp()
-client.query("introduce")(client_app.introduce)
+client.query("introduce")(apps.introduce)
 
 
 @client.train("perform")
 def perform(message, context):
-    reply = client_app.perform(message, context)
+    reply = apps.perform(message, context)
     request = unpack(message.content, float("inf")).head["request"]
     how = json.loads(os.environ.get("SPOIL", "{}")).get(str(request["round"]))
     if how is None or request["step"] != "train":

@@ -1,10 +1,9 @@
-"""Herding and the nearest mean, against the search written out naively."""
+"""Herding, against the search written out naively."""
 
 from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from table_model import noise
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedkeep.losses.prototypes import herd, nearest_mean_scores
+from fedkeep.losses.prototypes import herd
 
 
 def naive(features: Tensor, count: int) -> list[int]:
@@ -75,14 +74,3 @@ def test_herded_exemplars_tell_the_mean_better_than_random_ones() -> None:
     orders = (torch.randperm(200, generator=torch.Generator().manual_seed(seed)) for seed in range(20))
     others = [float((features[order[:10]].mean(0) - mean).norm()) for order in orders]
     assert ours < min(others) / 2
-
-
-def test_the_nearest_mean_by_hand() -> None:
-    half = math.pi / 8  # between 0 and 45 degrees
-    none = [math.nan, math.nan]
-    means = torch.tensor([[math.cos(half), math.sin(half)], none, [0.0, 1.0], none])
-    scores = nearest_mean_scores(torch.tensor([[9.0, 1.0], [0.1, 4.0]]), means)
-    assert scores.argmax(1).tolist() == [0, 2]
-    direction = torch.tensor([9.0, 1.0]) / math.sqrt(82)
-    assert float(scores[0, 0]) == pytest.approx(-float((direction - means[0]).square().sum()), rel=1e-4)
-    assert scores[:, 1].tolist() == [-math.inf, -math.inf]

@@ -8,7 +8,7 @@ import torch
 from table_model import EXACT, data, draw, features, model, value_and_gradients
 
 from fedkeep.losses import SupCon
-from fedkeep.losses.contrastive import supervised_contrastive
+from fedkeep.losses.features import supervised_contrastive
 
 EXAMPLES, WIDTH, CLASSES = 9, 4, 3
 STUDENT = model(EXAMPLES, WIDTH, CLASSES, seed=1)

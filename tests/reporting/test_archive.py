@@ -170,7 +170,6 @@ def test_several_runs_share_an_archive(
     assert main(["archive", "runs/tau-1", "--out", "results/choices.zip"]) == 0
     assert [len(read_run(path).trials) for path in runs_in(Path("results"))] == [1, 2]
     assert main(["compare", "results/choices.zip/tau-0.5", "results/choices.zip/tau-1", "--format", "csv"]) == 0
-    assert main(["verify", "results/choices.zip/tau-1"]) == 0
     capsys.readouterr()
     assert main(["report", "results/choices.zip/tau-0.5"]) == 0
     assert "runs/report-tau-0.5/report.html" in capsys.readouterr().out

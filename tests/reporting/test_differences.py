@@ -13,12 +13,11 @@ import pytest
 from synthetic_run import RECIPE, write_json, write_run, write_trial
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.differences import difference, differences, leaders, show_difference
 from fedkeep.reporting.formats import markdown, rows_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, rounds_covered
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.reporting.summary import summary
+from fedkeep.reporting.summary import difference, differences, leaders, show_difference, summary
 from fedkeep.reporting.table import caption
 
 T1 = 12.706204736432095  # Student's t for 95 % with one degree of freedom

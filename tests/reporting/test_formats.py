@@ -13,11 +13,10 @@ from synthetic_run import write_run, write_trial
 
 from fedkeep.cli import main
 from fedkeep.errors import RunError
-from fedkeep.reporting.differences import difference, show_difference, show_interval
 from fedkeep.reporting.figures import curves, save_figure
 from fedkeep.reporting.formats import latex, markdown, rows_csv
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.reporting.summary import Row, summary
+from fedkeep.reporting.summary import Row, difference, show_difference, show_interval, summary
 from fedkeep.reporting.table import print_table
 
 

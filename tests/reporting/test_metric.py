@@ -15,12 +15,11 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.reporting.differences import difference
 from fedkeep.reporting.formats import markdown, rows_csv, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, Metric, columns_for, metric_of
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.reporting.summary import summary
+from fedkeep.reporting.summary import difference, summary
 from fedkeep.reporting.trial import TrialResult
 
 

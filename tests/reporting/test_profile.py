@@ -9,7 +9,7 @@ import tiny
 from rich.console import Console
 
 import fedkeep
-from fedkeep.reporting.profile import profile_table, shares, step_table
+from fedkeep.reporting.table import profile_table, shares, step_table
 
 
 def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:

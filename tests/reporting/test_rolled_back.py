@@ -8,10 +8,9 @@ import pytest
 import tiny
 
 import fedkeep
-from fedkeep.reporting.comparison import ColumnResult
 from fedkeep.reporting.formats import markdown
 from fedkeep.reporting.html import _costs, _lost
-from fedkeep.reporting.reproduction import texts
+from fedkeep.reporting.reproduction import ColumnResult, texts
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import deduplicate, summary
 from fedkeep.reporting.table import caption
@@ -51,7 +50,7 @@ def test_what_was_run_once_counts_once(rolled_back_run: Run) -> None:
     rows = summary(rolled_back_run)
     assert [trial.label for trial in deduplicate(rows)] == ["FedAvg", "FedSeq"]
     assert len(rows) == 4
-    assert [costs["label"] for costs in _costs(rows)] == ["FedAvg", "FedSeq"]
+    assert [line[0].split("\n")[0] for line in _costs(rows).lines] == ["FedAvg", "FedSeq"]
     output = _lost(rows)
     assert output["rolled_back"] == sum(len(set(row.trials[0].rolled_back)) for row in rows) / 2, (
         "not once for each average"

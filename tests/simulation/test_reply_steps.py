@@ -12,8 +12,9 @@ import tiny
 
 import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.cli import main
 from fedkeep.errors import RunError
-from fedkeep.experiment.plugins import import_user_code, steps_of
+from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.rounds.messages import Fault
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
@@ -102,7 +103,7 @@ def test_a_step_of_a_used_file_is_new_for_each_trial(tmp_path: Path) -> None:
     file = tmp_path / "own_step.py"
     file.write_text(FILE)
     import_user_code([str(file)])
-    first, second = (steps_of([str(file)]) for _ in range(2))
+    first, second = (instances_of(ReplyStep, [str(file)]) for _ in range(2))
     assert [step.name for step in first] == ["NoRepeatedLoss"]
     assert first[0] is not second[0]
 
@@ -118,9 +119,46 @@ def test_a_callback_measures_and_ends_a_trial(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], rounds=4)
     run = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Halve()])
     for trial in run.trials:
-        assert [row["log"]["half"] for row in trial.rounds] == [0.5, 1.0]
+        assert [row["measured"]["half"] for row in trial.rounds] == [0.5, 1.0]
         assert trial.finished
         assert trial.rounds_planned == 2
+    assert "log.half" in (tmp_path / "run" / "results.csv").read_text().splitlines()[0]
+    assert "| half, round 2 |" in (tmp_path / "run" / "table.md").read_text()
+    assert run.compare("FedSeq", "FedAvg", "log.half").reason == ""
+    assert "FedSeq and FedAvg recorded no hlaf" in run.compare("FedSeq", "FedAvg", "log.hlaf").reason
+
+
+def test_a_callback_of_a_used_file_is_taken_and_in_python_only_those_that_are_given(tmp_path: Path) -> None:
+    file = tmp_path / "own_callback.py"
+    body = "    def on_round_end(self, state, result):\n        return True, {}\n"
+    file.write_text(f"import fedkeep\n\nclass Ends(fedkeep.Callback):\n{body}")
+    recipe = str(tiny.write_recipe(tmp_path))
+    shown = ["--methods", "fedavg", "--rounds", "3", "--seeds", "0", "--quiet"]
+    assert main(["run", recipe, "--use", str(file), "--out", str(tmp_path / "typed"), *shown]) == 0
+    assert len((tmp_path / "typed/trials/fedavg-seed0/rounds.jsonl").read_text().splitlines()) == 1
+    machine = fedkeep.Machine(use=(str(file),))
+    run = fedkeep.run(load_recipe(recipe, methods=["fedavg"], rounds=3), out=tmp_path / "run", machine=machine)
+    assert run.trials[0].rounds_planned == 3
+
+
+def test_what_is_no_callback_and_no_step_is_told_at_once() -> None:
+    with pytest.raises(fedkeep.FedKeepError) as refused:
+        fedkeep.run("demo", callbacks=[Halve], steps=[3, Halve()])
+    for part in (
+        "the class Halve: give an object, Halve()",
+        "steps holds 3, which is no fedkeep.ReplyStep",
+        "Halve object",
+    ):
+        assert part in str(refused.value)
+    with pytest.raises(fedkeep.FedKeepError, match="steps is a list, not"):
+        fedkeep.run("demo", steps=FirstIsRefused())
+
+
+def test_an_exception_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FirstIsRefused, "screen", lambda self, round, replies: {}[round])
+    with pytest.raises(KeyError) as raised:
+        stepped().run_round()
+    assert raised.value.__notes__ == ["It was raised by the reply step FirstIsRefused."]
 
 
 class Fails(fedkeep.Callback):

@@ -476,29 +476,6 @@ def test_fisher_without_examples_is_zero() -> None:
     assert not any(value.any() for value in party.fisher(party.model).values())
 
 
-@pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
-def test_sensitivity_is_the_mean_size_of_the_answers_gradients(factory: Callable[[], nn.Module]) -> None:
-    party = server(factory)
-    got = party.sensitivity(party.model)
-    network = party.network(party.model).double()
-    expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
-    for image in party.data["input"].double():
-        network.zero_grad()
-        (network(image[None]) ** 2).sum().backward()
-        for name, weight in network.named_parameters():
-            expected[name] += weight.grad.abs() / len(party.data["label"])
-    assert got.keys() == expected.keys()
-    for name, value in got.items():
-        torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-8)
-    some, all_of_them = party.sensitivity(party.model, 5), server(factory)
-    chosen = torch.randperm(70, generator=seeds.rng(0, "fisher", task=1, round=2))[:5]
-    all_of_them.data = {name: column[chosen] for name, column in all_of_them.data.items()}
-    for name, value in all_of_them.sensitivity(all_of_them.model, 99).items():
-        torch.testing.assert_close(some[name], value)
-    nobody = server(factory, count=0)
-    assert not any(value.any() for value in nobody.sensitivity(nobody.model).values())
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
     networks, training, data = ModelRunner(tiny.network, 0, CPU), SETTINGS[name], columns(11)

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply, clip_logits, mean_logits, validate_logits
-from fedkeep.algorithms.incremental.class_incremental import (
-    concat,
-    distill_old_classes,
-    label_loss,
-    mark_generated,
-)
+from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, label_loss, mark_generated
 from fedkeep.algorithms.incremental.generated_replay import (
     ImagePool,
     extend_pool,
@@ -22,11 +17,7 @@ from fedkeep.algorithms.incremental.generated_replay import (
     replay_data,
     select_images,
 )
-from fedkeep.algorithms.incremental.prototype_generation import (
-    PrototypeOptions,
-    PrototypeReply,
-    validate_prototypes,
-)
+from fedkeep.algorithms.incremental.prototype_generation import PrototypeOptions, PrototypeReply, validate_prototypes
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, each, on_client
 from fedkeep.interface.party import Party
 from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Head, Loss, Scale
@@ -126,11 +117,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
             self,
             server,
             clients,
-            max(
-                self.images_per_new_class,
-                self.images_per_old_class,
-                self.server_images_per_class,
-            ),
+            max(self.images_per_new_class, self.images_per_old_class, self.server_images_per_class),
         )
         if server.num_old_classes:
             replayed = select_images(server.state.pool, 0, server.num_old_classes, self.server_images_per_class)

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedkeep.algorithms.heterogeneous.logit_exchange import (
+    LogitExchange,
     LogitReply,
     PublicClientState,
     PublicServerState,
     clip_logits,
     distill_into,
-    validate_logits,
 )
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
+from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.losses import CrossEntropy, Loss, Scaled
 from fedkeep.losses.distillation import soft_label_loss
-from fedkeep.models import Weights
 from fedkeep.options import option
 
 
 @dataclass(frozen=True)
-class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
+class FedGEMS(LogitExchange[PublicClientState]):
     """Federated learning of larger server models via selective knowledge fusion, on labelled images that all have.
 
     The loss on a public image, at the server and at clients, is epsilon CE + (1 - epsilon) KD. The server's teacher is
@@ -38,9 +36,6 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
     title = "FedGEMS"
     paper = "Cheng et al., 2021: FedGEMS, federated learning of larger server models via selective knowledge fusion"
     needs = ("auxiliary",)
-    networks = "any"
-    handles_tasks = True  # clients keep their own models, and the public images, from task to task
-    clients_read_initial_model = True
 
     tau: float = option(1.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
     epsilon: float = option(0.75, "share of the cross-entropy with the public set's labels", low=0.0, high=1.0)
@@ -48,8 +43,8 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
-        state, public = server.state, server.data
-        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
+        public = server.data
+        self.send_public(server, cohort)
         replies = cohort.ask(self.train).values()
         teacher = self.fuse_selectively(server, [clip_logits(reply.logits) for reply in replies])
         loss = self.public_loss(teacher, public)
@@ -69,19 +64,6 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
     def public_loss(self, teacher: Tensor, public: Data) -> Loss:
         """Return epsilon CE + (1 - epsilon) KD on the public images, for a teacher's logits."""
         return Scaled(self.epsilon, CrossEntropy()) + soft_label_loss(teacher, public, self.tau, 1 - self.epsilon)
-
-    def own_model(self, state: PublicClientState) -> Weights:
-        return state.model
-
-    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
-        if not isinstance(reply, LogitReply):
-            return None
-        return validate_logits(reply, len(server.data["label"]), server.num_classes)
-
-    @on_client
-    def receive_public(self, client: Client[PublicClientState], public: Data) -> None:
-        """Keep the public images."""
-        client.state.public = public
 
     @on_client
     def train(self, client: Client[PublicClientState]) -> LogitReply:

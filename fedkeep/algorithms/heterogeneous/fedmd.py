@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from fedkeep.algorithms.heterogeneous.logit_exchange import (
+    LogitExchange,
     LogitReply,
     PublicClientState,
     PublicServerState,
     clip_logits,
     distill_into,
     mean_logits,
-    validate_logits,
 )
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
+from fedkeep.interface import Client, Cohort, Server, on_client
 from fedkeep.losses import CrossEntropy
 from fedkeep.losses.distillation import LogitMatching
-from fedkeep.models import Weights
 from fedkeep.options import option
 
 
 @dataclass(frozen=True)
-class FedMD(Algorithm[PublicServerState, PublicClientState]):
+class FedMD(LogitExchange[PublicClientState]):
     """Heterogeneous federated learning by model distillation: digest the consensus, then revisit the own examples.
 
     The consensus is the mean of the clients' logits, and it is matched in squares. FedMD has no model on the server;
@@ -35,33 +33,17 @@ class FedMD(Algorithm[PublicServerState, PublicClientState]):
     title = "FedMD"
     paper = "Li and Wang, 2019: FedMD, heterogenous federated learning via model distillation"
     needs = ("public",)
-    networks = "any"
-    handles_tasks = True  # clients keep their own models, and the public images, from task to task
-    clients_read_initial_model = True
 
     server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
-        state, public = server.state, server.data
-        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
+        public = server.data
+        self.send_public(server, cohort)
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], 1.0, "logit")
         server.model = distill_into(server, server.model, LogitMatching(consensus), public, self.server_epochs)
         cohort.start(self.distill, consensus)
-
-    def own_model(self, state: PublicClientState) -> Weights:
-        return state.model
-
-    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
-        if not isinstance(reply, LogitReply):
-            return None
-        return validate_logits(reply, len(server.data["label"]), server.num_classes)
-
-    @on_client
-    def receive_public(self, client: Client[PublicClientState], public: Data) -> None:
-        """Keep the public images."""
-        client.state.public = public
 
     @on_client
     def train(self, client: Client[PublicClientState]) -> LogitReply:

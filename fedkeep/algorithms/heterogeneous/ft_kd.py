@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
 from torch import Tensor
-from typing_extensions import TypeVar
 
 from fedkeep.algorithms.heterogeneous.logit_exchange import (
+    K,
+    LogitExchange,
     LogitReply,
-    PublicClientState,
     PublicServerState,
     clip_logits,
     distill_into,
     mean_logits,
-    validate_logits,
 )
 from fedkeep.algorithms.incremental.class_incremental import label_loss
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
+from fedkeep.interface import Client, Cohort, Server, on_client
 from fedkeep.losses import ZERO_LOSS, Head, Loss, Scale
 from fedkeep.losses.distillation import soft_label_loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
-K = TypeVar("K", bound=PublicClientState, default=PublicClientState)
-
 
 @dataclass(frozen=True)
-class FTKD(Algorithm[PublicServerState, K], Generic[K]):
+class FTKD(LogitExchange[K], Generic[K]):
     """Fine-tuning with knowledge distillation, for clients of different networks.
 
     In a round every client trains its own model on its own examples and sends its logits on a public set. The server
@@ -44,9 +41,6 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     title = "FT+KD"
     paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019)"
     needs = ("public",)
-    networks = "any"
-    handles_tasks = True  # clients keep their own models, and the public images, from task to task
-    clients_read_initial_model = True
 
     head: Head = option("joint", "joint: softmaxes run over all outputs seen so far; sliced: over the task's own")
     tau: float = option(2.0, "softmax temperature of the distillation", low=1e-3)
@@ -55,26 +49,13 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
-        state, public = server.state, server.data
-        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
+        public = server.data
+        self.send_public(server, cohort)
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, "prob")
         loss = soft_label_loss(consensus, public, self.tau, scale=self.kd_scale)
         server.model = distill_into(server, server.model, loss, public, self.server_epochs)
         cohort.start(self.distill, consensus)
-
-    def own_model(self, state: K) -> Weights:
-        return state.model
-
-    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
-        if not isinstance(reply, LogitReply):
-            return None
-        return validate_logits(reply, len(server.data["label"]), server.num_classes)
-
-    @on_client
-    def receive_public(self, client: Client[K], public: Data) -> None:
-        """Keep the public images."""
-        client.state.public = public
 
     @on_client
     def train(self, client: Client[K]) -> LogitReply:

@@ -1,16 +1,17 @@
-"""Functions of methods whose clients send logits on common images instead of weights."""
+"""What methods share whose clients send logits on common images instead of weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from fedkeep.interface import Data
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
 from fedkeep.interface.party import Party
 from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models import Weights
@@ -52,6 +53,36 @@ class PublicClientState:
 
     model: Weights = field(default_factory=dict)
     public: Data = field(default_factory=dict)
+
+
+K = TypeVar("K", bound=PublicClientState, default=PublicClientState)
+
+
+@dataclass(frozen=True)
+class LogitExchange(Algorithm[PublicServerState, K], Generic[K]):
+    """Base of methods whose clients keep models of their own, which no other party has, and share public images."""
+
+    networks = "any"
+    handles_tasks = True  # clients keep their own models, and the public images, from task to task
+    clients_read_initial_model = True
+
+    def send_public(self, server: Server[PublicServerState], cohort: Cohort) -> None:
+        """Send the public images to clients that have not received them."""
+        state = server.state
+        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, server.data))
+
+    @on_client
+    def receive_public(self, client: Client[K], public: Data) -> None:
+        """Keep the public images."""
+        client.state.public = public
+
+    def own_model(self, state: K) -> Weights:
+        return state.model
+
+    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, LogitReply):
+            return None
+        return validate_logits(reply, len(server.data["label"]), server.num_classes)
 
 
 def clip_logits(logits: Tensor) -> Tensor:

@@ -14,11 +14,7 @@ from fedkeep.algorithms.incremental.generated_replay import (
     replay_data,
     select_images,
 )
-from fedkeep.algorithms.incremental.prototype_generation import (
-    PrototypeOptions,
-    PrototypeReply,
-    validate_prototypes,
-)
+from fedkeep.algorithms.incremental.prototype_generation import PrototypeOptions, PrototypeReply, validate_prototypes
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
 from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Loss, Scaled, SupCon
 from fedkeep.models import Weights

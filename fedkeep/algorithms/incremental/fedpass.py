@@ -102,9 +102,7 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
     w_features: float = option(10.0, "weight of the distance of features from the old model's", low=0.0)
     tau: float = option(0.1, "softmax temperature of both cross-entropies", low=1e-3)
     scale: float | None = option(
-        None,
-        "factor on the whole loss; none: 1 with Adam or clipped gradients, 0.02 with plain SGD",
-        low=0.0,
+        None, "factor on the whole loss; none: 1 with Adam or clipped gradients, 0.02 with plain SGD", low=0.0
     )
     scope: Literal["client", "global"] = option("client", "whose prototypes a client learns with: its own, or all")
     radius: Radius = option("first", "task from which the size of the noise is taken")

@@ -124,10 +124,9 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
 
     @property
     def reason_against_dp_sgd(self) -> str:
-        kept = {
-            "pass": "mean features of old classes",
-            "icarl": "examples that they choose by their features",
-        }.get(self.level)
+        kept = {"pass": "mean features of old classes", "icarl": "examples that they choose by their features"}.get(
+            self.level
+        )
         why = (
             f"with FedSKF.level={self.level} clients keep {kept}, which epsilon would not cover. Set FedSKF.level=lwf."
         )

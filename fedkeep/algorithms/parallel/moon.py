@@ -23,7 +23,7 @@ class LastModel:
 
 @dataclass(frozen=True)
 class MOON(Algorithm[NoState, LastModel]):
-    """Model-contrastive federated learning: CE + mu * contrast of features (eq. 3; see `fedkeep.losses.contrastive`).
+    """Model-contrastive federated learning: CE + mu * contrast of features (eq. 3; see `fedkeep.losses.features`).
 
     As in FedNTD's program: features are the classifier's input, without a projection head, mu = 0.1, tau = 0.5. The
     original has a head of two layers and tunes mu up to 10. At a client's first local training its own last model is

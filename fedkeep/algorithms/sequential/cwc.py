@@ -49,9 +49,9 @@ class CWC(Algorithm[AccumulatedImportance]):
     start of every round. O is capped where lr * w_penalty * O would exceed 1, beyond which a step overshoots. Two
     models are sent per client. With ``w_penalty=0`` this is FedSeq.
 
-    What mattered is the diagonal Fisher information (``importance=fisher``) or the sensitivity of the outputs
-    (``mas``, memory-aware synapses) at the new model, of at most 500 examples; or what each parameter's path through
-    the training gained (``si``, synaptic intelligence), of all that were trained on.
+    What mattered is the diagonal Fisher information (``importance=fisher``) at the new model, of at most 500 examples;
+    or what each parameter's path through the training gained (``si``, synaptic intelligence), of all that were trained
+    on.
     """
 
     title = "CWC (reconstructed)"
@@ -61,7 +61,7 @@ class CWC(Algorithm[AccumulatedImportance]):
 
     w_penalty: float = option(100.0, "weight of the penalty (lambda; grid 1, 10, 100, 1000)", low=0.0)
     attenuation: float = option(0.5, "share that importances keep each round (sigma)", low=0.0, high=1.0)
-    importance: Literal["fisher", "mas", "si"] = option("fisher", "how a parameter's importance is measured")
+    importance: Literal["fisher", "si"] = option("fisher", "how a parameter's importance is measured")
 
     @classmethod
     def name(cls) -> str:
@@ -90,10 +90,7 @@ class CWC(Algorithm[AccumulatedImportance]):
         start = {name: model[name] for name in client.parameter_names}
         path = PathIntegral(start, penalty) if self.importance == "si" else None
         fit = client.fit(model, CrossEntropy() + (penalty or ZERO_LOSS), step_callback=path)
-        if path:
-            added: Weights = path.importance(fit.model, SI_DAMPING)
-        else:
-            added = client.sensitivity(fit.model, 500) if self.importance == "mas" else client.fisher(fit.model, 500)
+        added: Weights = path.importance(fit.model, SI_DAMPING) if path else client.fisher(fit.model, 500)
         return FitWithImportance(**vars(fit), importance=add(importance, added) if importance else added)
 
     def penalty(self, client: Client, model: Weights, importance: Weights) -> QuadraticPenalty | None:

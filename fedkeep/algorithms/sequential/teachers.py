@@ -77,11 +77,7 @@ def log_teachers(server: Server[Any], teachers: Sequence[str], rules: Sequence[P
 
 
 def prepare_distillation(
-    client: Client[PreparedDistillation],
-    teachers: Sequence[Weights],
-    rule: WeightRule | None,
-    tau: float,
-    scale: Scale,
+    client: Client[PreparedDistillation], teachers: Sequence[Weights], rule: WeightRule | None, tau: float, scale: Scale
 ) -> None:
     """Compute the teachers' outputs on a client's examples, and keep them until it trains.
 

@@ -14,9 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedkeep._utils.libraries import require_optional
 from fedkeep.data.dataset import format_shape
-from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError, ValueRefused
+from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError, ValueRefused, require_optional
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import Options, option

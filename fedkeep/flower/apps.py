@@ -1,23 +1,25 @@
-"""The Flower ClientApp: it passes the server's messages on to `fedkeep.flower.client_handler`."""
+"""The Flower apps: they pass messages on to `fedkeep.flower.server` and `fedkeep.flower.client_handler`."""
 
 from __future__ import annotations
 
+import logging
 import math
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.flower.client_handler import handle_message
-from fedkeep.flower.config import read_node_config
-from fedkeep.flower.logs import show_logs
-from fedkeep.flower.records import pack, unpack
+from fedkeep.flower.config import read_node_config, read_run_config
+from fedkeep.flower.records import FlowerTransport, pack, unpack
+from fedkeep.flower.server import serve
 from fedkeep.flower.transport import Envelope, MessageKind
 
-app = ClientApp()
+client, server = ClientApp(), ServerApp()
 
 
-@app.query("introduce")
+@client.query("introduce")
 def introduce(message: Message, context: Context) -> Message:
     """Reply with this site's name and its number of examples.
 
@@ -28,7 +30,7 @@ def introduce(message: Message, context: Context) -> Message:
     return _reply("introduce", message, context)
 
 
-@app.train("perform")
+@client.train("perform")
 def perform(message: Message, context: Context) -> Message:
     """Run a client step on this site's examples.
 
@@ -39,7 +41,7 @@ def perform(message: Message, context: Context) -> Message:
     return _reply("perform", message, context)
 
 
-@app.train("aggregate")
+@client.train("aggregate")
 def aggregate(message: Message, context: Context) -> Message:
     """Answer in one stage of secure aggregation.
 
@@ -60,3 +62,26 @@ def _reply(kind: MessageKind, message: Message, context: Context) -> Message:
         log.error("this site cannot answer: %s", error)
         reply = Envelope({"error": str(error)})
     return Message(pack(reply), reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the recipe that the run configuration names.
+
+    ``grid``: Flower's access to the connected nodes.
+    """
+    show_logs()
+    config = read_run_config(context.run_config)
+    serve(FlowerTransport(grid, config.largest_reply * 1e6), config)
+
+
+def show_logs() -> logging.Logger:
+    """Send FedKeep's log messages to standard error. A second call in the same process changes nothing."""
+    logger = logging.getLogger("fedkeep")
+    logger.setLevel(logging.INFO)
+    if not any(isinstance(handler, logging.StreamHandler) for handler in logger.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s fedkeep: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    return logger

@@ -1,4 +1,4 @@
-"""``fedkeep generator``: train a diffusion model."""
+"""``fedkeep generator`` and ``fedkeep pretrain``: train a diffusion model, or an extractor, before a run uses it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedkeep.cli.progress import Counter
 from fedkeep.cli.text import say
+from fedkeep.data import Augmentation, load
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.overrides import read_settings
@@ -22,11 +23,13 @@ from fedkeep.generation.diffusion.training import (
     load_training_data,
     train_generator,
 )
+from fedkeep.training.pretraining import FORMS, Form, Pretraining, pretrain
 
 
-def train(options: Namespace, console: Console) -> int:
+def train_diffusion(options: Namespace, console: Console) -> int:
     """Train a generator, or continue its training."""
-    require_diffusers()
+    if find_spec("diffusers") is None:
+        raise MissingExtra("fedkeep generator", "diffusion")
     if options.regime not in get_args(Regime):
         raise ConfigError(
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
@@ -53,7 +56,7 @@ def train(options: Namespace, console: Console) -> int:
     )
     per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
     say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
-    print_regime(console, source.regime)
+    say(console, f"regime {source.regime}: {REGIMES[source.regime]}")
     with Counter(console, "steps", options.quiet) as counter:
         generator = train_generator(
             card,
@@ -70,12 +73,29 @@ def train(options: Namespace, console: Console) -> int:
     return 0
 
 
-def print_regime(console: Console, regime: Regime) -> None:
-    """Say how a generator's images relate to the clients'."""
-    say(console, f"regime {regime}: {REGIMES[regime]}")
-
-
-def require_diffusers() -> None:
-    """Raise `MissingExtra` without the library."""
-    if find_spec("diffusers") is None:
-        raise MissingExtra("fedkeep generator", "diffusion")
+def train_extractor(options: Namespace, console: Console) -> int:
+    """Train an extractor, or continue its training."""
+    if find_spec("transformers") is None:
+        raise MissingExtra("fedkeep pretrain", "diffusion")
+    if options.network not in FORMS:
+        raise ConfigError(f"there is no network {options.network!r} here.{did_you_mean(options.network, FORMS)}")
+    device = check_device(options.device)
+    sections = {"network": FORMS[options.network], "training": Pretraining, "augmentation": Augmentation}
+    given = read_settings(options.settings, sections, {"augmentation": {"crop_padding": 4, "horizontal_flip": True}})
+    settings = cast(Pretraining, given["training"])
+    dataset = load(options.data, data_dir=options.data_dir)
+    say(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
+    with Counter(console, "steps", options.quiet) as counter:
+        extractor = pretrain(
+            cast(Form, given["network"]),
+            dataset,
+            settings,
+            cast(Augmentation, given["augmentation"]),
+            Path(options.out),
+            seed=options.seed,
+            device=device,
+            on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
+        )
+    say(console, extractor.about)
+    say(console, f"wrote {options.out}; use it: --set model.name=pretrained --set model.source={options.out}")
+    return 0
