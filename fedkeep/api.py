@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import keep_weights
+from fedkeep.experiment.plugins import keep_loss
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.run import open_run, prepare_run, retry_command
@@ -29,6 +30,7 @@ from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.models.custom import Custom, Factory
 from fedkeep.reporting.html import write_all
+from fedkeep.reporting.metric import check_main
 from fedkeep.results import RunResult, result_of
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.training.pooled import PooledTraining
@@ -54,6 +56,8 @@ def run(
     weights: str | Path | Mapping[str, Tensor] | None = None,
     pretraining: Mapping[str, Any] | PooledTraining | None = None,
     training: Training | None = None,
+    loss: str | Callable[..., Tensor] | nn.Module | type[nn.Module] | None = None,
+    metric: str | None = None,
     methods: MethodLike | Iterable[MethodLike] | None = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
@@ -105,6 +109,10 @@ def run(
         Pooled training on all clients' examples before the first round, such as ``{"passes": 6, "lr": 0.02}``.
     training : Training, optional
         The settings of local training.
+    loss : Callable or nn.Module or str, optional
+        A function of logits and labels that takes the place of the cross-entropy in clients' training.
+    metric : str, optional
+        What methods are first compared by, such as ``"auroc"``; default: accuracy.
     methods : Iterable[Algorithm or str], optional
         The methods, such as ``[FedSeq(), SFedKD(teachers=3)]``, or their names, such as ``["fedseq"]``.
     rounds : int, optional
@@ -161,6 +169,8 @@ def run(
         weights=weights,
         pretraining=pretraining,
         training=training,
+        loss=loss,
+        metric=metric,
         methods=methods,
         rounds=rounds,
         cohort_size=cohort_size,
@@ -171,6 +181,7 @@ def run(
     )
     if log is not None:
         given = replace(given, log=(log,) if isinstance(log, str) else tuple(log))
+    check_main(given.run.metric)
     machine = machine or Machine()
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
@@ -188,6 +199,7 @@ def resume(
     partition: Rows | None = None,
     model: nn.Module | Factory | type[nn.Module] | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    loss: Callable[..., Tensor] | nn.Module | None = None,
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
@@ -207,6 +219,8 @@ def resume(
         The network, if it was given in Python and cannot be imported: that of a notebook, for one.
     weights : Mapping[str, Tensor], optional
         The state dict from which the run began, if it was given in Python and is no longer in the cache folder.
+    loss : Callable or nn.Module, optional
+        The loss, if it was given in Python and cannot be imported.
     machine : Machine, optional
         Workers and folders; device, threads, stack and compile are those with which the run began.
     on_progress : Callable[[Progress], None], optional
@@ -228,6 +242,8 @@ def resume(
         If the folder is not a run folder, or the run cannot be continued, such as with other data or another network.
     """
     _refuse_workers("resume")
+    if loss is not None:
+        keep_loss(loss)
     _check_objects(callbacks, steps)
     folder, machine = Path(folder), machine or Machine()
     experiment = open_run(folder, machine, None if model is None else architecture_of(model))

@@ -166,8 +166,9 @@ class RunResult(Run):
 
         Parameters
         ----------
-        metric : {"accuracy", "forgetting", "balanced"}
-            What is drawn; ``"balanced"`` is the mean of the classes' accuracies.
+        metric : str
+            What is drawn: ``"accuracy"``, ``"forgetting"``, ``"balanced"`` (the mean of the classes' accuracies),
+            ``"loss"``, or a metric by its name in CSV files.
 
         Returns
         -------

@@ -42,6 +42,7 @@ LARGER = {
     "ClientContext": 14,
     "CatalogEntry": 14,
     "ModelRunner": 14,
+    "Training": 17,
     "LocalServer": 13,
     "LatentInverter": 13,
     "TextInverter": 15,

@@ -194,12 +194,11 @@ _DEMO = arg("recipe", RECIPE, nargs="?", default="demo")
 _FOLDER = arg("folder", "a new or an empty folder", metavar="DIR")
 _ON_DEVICE = [_SEED, DEVICE[0], *DATA, QUIET]
 _FORMATS = ("table", "markdown", "latex", "csv", "html")
-_CURVES = ("accuracy", "forgetting", "balanced", "loss")
 _SHOWN = [
     arg("--against", "method to which a table shows differences (default: the first)", metavar="METHOD"),
     arg("--target", "in tables, also the first round that reaches this accuracy", percent, "PERCENT"),
     several("--figure", "draw curves as .pdf, .svg or .png", "FILE"),
-    arg("--curve", f"what --figure draws: {', '.join(_CURVES)}", metavar="CURVE", choices=_CURVES),
+    arg("--curve", "what --figure draws: accuracy, forgetting, balanced, loss, or a metric such as auroc"),
     arg("--width", "width of --figure (default: 3.3, a column)", inches, "INCHES"),
     *USE,
 ]
@@ -265,7 +264,7 @@ _command(
     *(each for each in CHANGES if each[0] != "--seeds"),
     arg("--seeds", "seeds to run instead of the recipe's", numbers, "0,1", default=[100, 101]),
     arg("--validation", "share of the training examples that decides (default: the recipe's, or 0.1)", float, "0.1"),
-    arg("--metric", "what decides, such as window_forgetting (default: window_mean, accuracy)"),
+    arg("--metric", "what decides, such as window_forgetting (default: run.metric, or accuracy)"),
     arg("--search", "N points that Optuna chooses; the grid may have ranges: lr=0.001..0.1", natural, "N", default=0),
     switch("--reported-seeds", "allow the recipe's own seeds"),
     _NEW_RUN,

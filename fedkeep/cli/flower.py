@@ -1,4 +1,4 @@
-"""``fedkeep flower``: set up a federation on Flower."""
+"""``fedkeep flower``: set up a federation on Flower, such as a small app for a user's own project."""
 
 from __future__ import annotations
 

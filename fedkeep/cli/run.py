@@ -32,6 +32,7 @@ from fedkeep.options import as_table, options_of
 from fedkeep.reporting.findings import is_undecided
 from fedkeep.reporting.html import REPORT, write_all
 from fedkeep.reporting.learning import warnings
+from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.record import data_read
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table, profile_table, step_table
@@ -48,6 +49,7 @@ def run(options: Namespace, console: Console) -> int:
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     recipe = replace(recipe, title=options.title) if options.title else recipe
+    check_main(recipe.run.metric)
     if options.dry_run:
         return dry_run({"": recipe}, machine, console)
     experiment = Experiment(recipe, machine)

@@ -1,4 +1,4 @@
-"""Commands that only read: list methods, data sets and recipes, compare runs, write reports."""
+"""Commands that only read: list methods, data sets and recipes, compare runs, write reports; and shell completion."""
 
 from __future__ import annotations
 

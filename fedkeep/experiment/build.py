@@ -22,6 +22,7 @@ from fedkeep.data.dataset import describe_input
 from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
+from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
 from fedkeep.generation.diffusion.generator import Generator, check_installed
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
@@ -201,6 +202,7 @@ def build_simulation(
     """
     dataset = federation.dataset
     check_federation(recipe, federation, data_dir)
+    check_label_loss(recipe.training_of(method), dataset, check_device(device))
     model = resolve_pretrained(recipe.model, data_dir)
 
     @cache
@@ -226,6 +228,17 @@ def build_simulation(
         client_factories=client_factories(recipe, federation, data_dir),
         initial=initial,
     )
+
+
+def check_label_loss(training: Training, dataset: DataSet, device: torch.device) -> None:
+    """Find the loss of labels that a recipe names, and check class weights."""
+    weights = training.class_weights
+    if isinstance(weights, tuple) and len(weights) != dataset.num_classes:
+        raise ConfigError(
+            f"training.class_weights has {len(weights)} numbers, and {dataset.name} {dataset.num_classes} classes: "
+            f"{', '.join(dataset.label_names[:12])}. Give one for each, in this order."
+        )
+    find_loss(training.loss, device)
 
 
 def _with_lr_rounds(training: Training, recipe: Recipe) -> Training:
@@ -293,6 +306,8 @@ def check_token_ids(model: Architecture, dataset: DataSet) -> None:
 def _check_inputs(recipe: Recipe, federation: Federation) -> None:
     """Check that the inputs are what the methods and the networks need."""
     dataset = federation.dataset
+    for method in recipe.methods:
+        check_label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
     for model in (recipe.model, *(client.model for client in recipe.client_models)):
         check_token_ids(model, dataset)
     if dataset.has_images:

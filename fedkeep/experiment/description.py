@@ -63,6 +63,8 @@ def describe_trial(
     }
     if idle := method.algorithm.idle_part(classes, federation.num_tasks):
         description["idle_part"] = idle
+    if recipe.run.metric:
+        description["metric"] = recipe.run.metric
     if recipe.has_tasks:
         tasks = final.stream.tasks if final.stream else ()
         description["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]

@@ -14,13 +14,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
+from torch import nn
+
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.method_checks import check_method
+from fedkeep.losses.classification import OWN_LOSSES
 
 T = TypeVar("T")
 _PREFIX = "fedkeep_used_"
 """What the names of modules begin with that were imported from files."""
+
+
+_MODULES: dict[str, ModuleType] = {}
+"""The modules that the user named."""
 
 
 def import_user_code(names: Iterable[str]) -> None:
@@ -36,13 +44,42 @@ def import_user_code(names: Iterable[str]) -> None:
             _import_file(path)
         else:
             try:
-                _check_methods(importlib.import_module(name))
+                _MODULES[name] = importlib.import_module(name)
+                _check_methods(_MODULES[name])
             except ModuleNotFoundError as error:
                 if error.name is not None and not name.startswith(error.name):
                     raise
                 raise ConfigError(
                     f"--use {name}: there is no such module. Give a path to a .py file, or install it."
                 ) from error
+
+
+def keep_loss(loss: Any) -> str:
+    """Keep a loss that was given in Python, and return its name in recipes."""
+    if isinstance(loss, str):
+        return loss
+    if not callable(loss):
+        raise ConfigError(f"loss must be a function of logits and labels, or a torch.nn.Module, not {loss!r:.60}.")
+    of = loss if why_not_importable(loss) is None else type(loss)
+    name = f"{of.__module__}.{of.__qualname__}" if of is loss else f"given.{getattr(loss, '__name__', of.__name__)}"
+    OWN_LOSSES[name] = loss
+    return name
+
+
+def find_loss(name: str, device: torch.device) -> None:
+    """Find what ``training.loss`` names, of what the user gave or named with ``--use``."""
+    if name == "cross-entropy":
+        return
+    module, _, function = name.rpartition(".")
+    held = sys.modules.get(f"{_PREFIX}{module.removeprefix(_PREFIX)}") or _MODULES.get(module)
+    found = OWN_LOSSES.get(name) or getattr(held, function, None)
+    if found is None or not callable(found):
+        raise ConfigError(
+            f"training.loss = {name!r} is not known here. Write module.function, with --use module or --use module.py; "
+            "or give the loss in Python, loss=...; a resume too needs it."
+        )
+    made = found() if isinstance(found, type) else found
+    OWN_LOSSES[name] = made.to(device) if isinstance(made, nn.Module) else made
 
 
 def source_of(name: str) -> Path:

@@ -21,11 +21,12 @@ from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.initial_model import keep_weights
-from fedkeep.experiment.plugins import modules_of, why_not_importable
+from fedkeep.experiment.plugins import keep_loss, modules_of, why_not_importable
 from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Training, get_algorithm
+from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import MLP, Architecture, architectures, get_architecture
 from fedkeep.models.custom import Custom, custom
 from fedkeep.options import build
@@ -49,6 +50,7 @@ def make_recipe(
     methods: Any = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
+    metric: str | None = None,
     settings: Sequence[str] = (),
     machine: Machine | None = None,
     **given: Any,
@@ -67,9 +69,12 @@ def make_recipe(
         base, methods = _named(recipe, settings, methods, machine.allow_code)
     given = {name: value for name, value in given.items() if value is not None}
     columns = {name: given.pop(name) for name in COLUMNS if name in given}
+    loss = given.pop("loss", None)
     changes = _data_and_partition(base, data, partition, machine.data_dir, columns)
     changes |= {name: READ[name](value) for name, value in given.items()}
-    length: dict[str, Any] = {"rounds": rounds, "cohort_size": cohort_size}
+    if loss is not None:
+        changes["training"] = replace(changes.get("training", base.training), loss=keep_loss(loss))
+    length: dict[str, Any] = {"rounds": rounds, "cohort_size": cohort_size, "metric": metric}
     run = replace(base.run, **{name: value for name, value in length.items() if value is not None})
     if only_data:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
@@ -266,6 +271,7 @@ def own_classes(recipe: Recipe) -> list[Any]:
     """Return the classes and functions in a recipe that are not FedKeep's: methods, the scheme and the model."""
     model = recipe.model.origin if isinstance(recipe.model, Custom) else type(recipe.model)
     classes = [*(type(method.algorithm) for method in recipe.methods), type(recipe.partition), model]
+    classes += [loss for name, loss in OWN_LOSSES.items() if name == recipe.training.loss]
     return [value for value in classes if not str(getattr(value, "__module__", "")).startswith("fedkeep.")]
 
 

@@ -1,4 +1,4 @@
-"""A recipe: everything that determines an experiment, as a value."""
+"""A recipe: everything that determines an experiment, as a value; with the networks of server and clients."""
 
 from __future__ import annotations
 
@@ -452,6 +452,16 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
             f"{begun} makes the initial model of one network, and [[client_models]] gives clients others. Leave one of "
             "the two out."
         )
+    if recipe.training.class_weights != "none" and recipe.privacy.noise_multiplier:
+        yield (
+            "training.class_weights divide by the weights of a batch, and DP-SGD (privacy.noise_multiplier) takes each "
+            "example alone. Give a training.loss that weighs classes, or leave one of the two out."
+        )
+    if isinstance(recipe.training.class_weights, tuple) and recipe.has_tasks:
+        yield (
+            "training.class_weights are in the order of the classes' names, and with [tasks] classes arrive in another "
+            "one. Set training.class_weights=balanced."
+        )
     noised = [name for name in PROMISES if getattr(recipe.privacy, name)]
     if recipe.pretraining.passes and noised:
         yield (
@@ -480,6 +490,10 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
         recipe.attack.kind,
         recipe.training_of(method).optimizer,
     )
+    training, own_loss = recipe.training_of(method), method.algorithm.reason_against_label_loss
+    given = training.loss != "cross-entropy" or training.class_weights != "none"
+    if given and own_loss:
+        yield (f"{label} takes no training.loss or training.class_weights: {own_loss}. Leave the method or them out.")
     if not returns_model(type(method.algorithm)):
         if recipe.defense.robust_aggregation != "mean" and not method.algorithm.sequential:
             yield (

@@ -1,4 +1,4 @@
-"""Run the trials of experiments, one after another or in worker processes."""
+"""Run the trials of experiments, one after another or in worker processes, which may share a trial's cohorts."""
 
 from __future__ import annotations
 

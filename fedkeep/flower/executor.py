@@ -1,4 +1,7 @@
-"""An executor that runs client steps at sites: it sends requests over a transport and checks the replies."""
+"""An executor that runs client steps at sites: it sends requests over a transport and checks the replies.
+
+Replies of the current round lie on the server's disk: a restarted server does not ask for the same step twice.
+"""
 
 from __future__ import annotations
 

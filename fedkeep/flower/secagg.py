@@ -1,8 +1,13 @@
-"""What sites and server share of SecAgg (Bonawitz et al., 2017), from Flower's primitives: stages, threshold, masks.
+"""SecAgg (Bonawitz et al., 2017) from Flower's primitives: the server learns a sum of masked updates, and nothing else.
 
 SecAgg is SecAgg+ (Bell et al., 2020) where every two sites are neighbours. Flower gives keys, key agreement, encryption
 and secret shares. Its generator of masks, `pseudo_rand_gen`, is not used: it folds a key of 256 bits into 32, of which
 at most 28 vary, so that a server could try all masks. SecAgg asks for AES in counter mode, which is used here.
+
+The server carries keys and encrypted shares between sites, and unmasks the sum alone. The four stages are messages of
+their own, which any process of a site can answer: the secrets of an aggregation wait in a file. A stage is answered
+once. The same question again gets the same answer, and another question none, since two answers about one secret would
+give it away.
 """
 
 from __future__ import annotations

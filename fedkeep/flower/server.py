@@ -49,6 +49,7 @@ from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.html import is_reported, write_all
+from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.run_folder import Run
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
@@ -70,6 +71,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
     import_user_code(_own_code(config))
     recipe = _load_recipe(config)
     check_packages(recipe.log)
+    check_main(recipe.run.metric)
     folder = _open_run_folder(recipe, config)
     threads = recorded_machine(folder, Machine()).threads
     with _log_to_file(folder / "server.log"), plain_torch(threads):

@@ -163,6 +163,15 @@ class Algorithm(Options, ABC, Generic[S, C]):
         )
         return kept if self.keeps_examples else ""
 
+    @property
+    def reason_against_label_loss(self) -> str:
+        """Why ``training.loss`` and ``training.class_weights`` are not for the method; empty: they are.
+
+        They take the place of each `fedkeep.losses.CrossEntropy` in what clients give to `Client.fit`. A method whose
+        clients learn from labels by something else says so here, such as "its loss weighs classes itself".
+        """
+        return ""
+
     def idle_part(self, num_classes: int, num_tasks: int) -> str:
         """Return what of the method does nothing in a run of so many classes and tasks, and why; empty: all of it acts.
 

@@ -62,6 +62,17 @@ class Training(Options):
     )
     lr_step_size: int = option(1, "step: rounds between two decays", low=1)
     lr_min: float = option(0.0, "cosine: learning rate at the end", low=0.0)
+    loss: str = option(
+        "cross-entropy",
+        "of clients' labels, in the place of the cross-entropy: a function or module of your own, as module.name of "
+        "what --use names",
+    )
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = option(
+        "none",
+        "of the cross-entropy, as of torch.nn.CrossEntropyLoss: a number for each class, in the order of their names; "
+        "balanced: inverse to the client's own examples of each class",
+        low=0.0,
+    )
     lr_rounds: int = option(0, "cosine: rounds until lr_min; 0: all rounds of the run, or of the task", low=0)
 
     def check(self) -> None:
@@ -72,6 +83,8 @@ class Training(Options):
             raise ConfigError(f"training.momentum is of SGD; {self.optimizer} has betas. Set momentum to 0.")
         if self.lr_schedule == "cosine" and self.lr_decay != 1.0:
             raise ConfigError("training.lr_decay has no effect with lr_schedule = cosine. Set it to 1.")
+        if self.loss != "cross-entropy" and self.class_weights != "none":
+            raise ConfigError("training.class_weights are of the cross-entropy. Weigh classes in training.loss itself.")
         defaults = {name: field.default for name, field in options_of(Training).items()}
         for name, (of, values) in _USED_WITH.items():
             if getattr(self, name) != defaults[name] and getattr(self, of) not in values:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy
 
 from fedkeep.data import Data
+from fedkeep.errors import ConfigError
 from fedkeep.losses.base import Batch, Loss, ModelView, TeacherOutputs
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Weights
@@ -42,6 +43,43 @@ class CrossEntropy(Loss):
         batch = batches[self.dataset_index]
         logits = upcast(model.logits(batch))
         return cross_entropy(logits if self.tau == 1.0 else logits / self.tau, batch.data["label"])
+
+
+OWN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
+"""What users gave as ``training.loss``, by the names that recipes have for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelLoss(Loss):
+    """What stands in the place of a `CrossEntropy` whose recipe gives ``training.loss`` or ``training.class_weights``.
+
+    ``function``: Maps logits [b, classes] and labels to a scalar; None: the cross-entropy.
+    ``weight``: [classes], as of `torch.nn.CrossEntropyLoss`.
+    ``name``: Of the function, for errors.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor] | None
+    weight: Tensor | None
+    dataset_index: int = 0
+    tau: float = 1.0
+    name: str = ""
+
+    @property
+    def compares_examples(self) -> bool:
+        return self.weight is not None  # the mean is divided by the weights of the batch
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.dataset_index]
+        logits, labels = upcast(model.logits(batch)) / self.tau, batch.data["label"]
+        if self.function is None:
+            return cross_entropy(logits, labels, self.weight)
+        value = self.function(logits, labels)
+        if not isinstance(value, Tensor) or value.ndim:
+            what = f"one of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(
+                f"training.loss: {self.name} must return a scalar tensor, such as the mean over the batch, not {what}."
+            )
+        return value
 
 
 @dataclass(frozen=True, eq=False)

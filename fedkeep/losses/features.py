@@ -1,4 +1,4 @@
-"""Losses on the classifier's input: near anchors of the classes, or near a teacher's features."""
+"""Losses on the classifier's input: near anchors of the classes, near a teacher's, or contrasted (MOON, SupCon)."""
 
 from __future__ import annotations
 

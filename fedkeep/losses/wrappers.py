@@ -7,8 +7,9 @@ classifier get no gradient. Classes are numbered in order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedkeep.data import Data
 from fedkeep.errors import ConfigError
 from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, TeacherOutputs
+from fedkeep.losses.classification import CrossEntropy
 from fedkeep.models import Weights
 
 ROTATIONS = 4
@@ -124,6 +126,22 @@ class Rotated(Loss):
             return self
         rotated = _rotate_data(data)
         return replace(self, term=self.term.cache_teachers(outputs.for_data(rotated), rotated, dataset_index))
+
+
+def replace_cross_entropy(loss: Loss, make: Callable[[CrossEntropy, slice], Loss], seen: slice = slice(None)) -> Loss:
+    """Return a loss with others in the place of its cross-entropies; ``make`` is also told which classes each sees."""
+    if isinstance(loss, CrossEntropy):
+        return make(loss, seen)
+    if isinstance(loss, ClassSubset):
+        seen = slice(loss.start, loss.stop)
+    parts: dict[str, Any] = {}
+    for name in (field.name for field in fields(loss)):
+        part = getattr(loss, name)
+        if isinstance(part, Loss):
+            parts[name] = replace_cross_entropy(part, make, seen)
+        elif isinstance(part, tuple) and part and all(isinstance(each, Loss) for each in part):
+            parts[name] = tuple(replace_cross_entropy(each, make, seen) for each in part)
+    return replace(loss, **parts) if parts else loss
 
 
 def rotate(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

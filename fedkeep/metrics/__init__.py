@@ -11,6 +11,7 @@ from fedkeep.metrics.accuracy import (
 )
 from fedkeep.metrics.local_models import consistency, drift, kold
 from fedkeep.metrics.memorisation import near_copies
+from fedkeep.metrics.scores import calibration_error, chance_auroc, scores
 from fedkeep.metrics.statistics import (
     LEVEL,
     Interval,
@@ -45,7 +46,9 @@ __all__ = [
     "balanced_accuracy",
     "best",
     "block_interval",
+    "calibration_error",
     "chance_accuracy",
+    "chance_auroc",
     "class_accuracy",
     "class_forgetting",
     "consistency",
@@ -61,6 +64,7 @@ __all__ = [
     "near_copies",
     "paired",
     "rounds_to",
+    "scores",
     "t_interval",
     "task_accuracies",
     "window_rounds",

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.errors import RunError
+from fedkeep.errors import RunError, did_you_mean
+from fedkeep.reporting.metric import LOGGED, METRICS, metric_of
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.trial import TrialResult
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
-CurveMetric = Literal["accuracy", "forgetting", "balanced", "loss"]
+CurveMetric: TypeAlias = str
+"""One of `CURVES`, or the name of a metric."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,18 @@ CURVES: Mapping[CurveMetric, Curve] = {
     "balanced": Curve("Mean class-wise accuracy, %", "balanced_history"),
     "loss": Curve("Loss on the global test set", "test_losses", "Loss on the test set over rounds", scale=1),
 }
+
+
+def curve_of(metric: CurveMetric) -> Curve:
+    """Return what is drawn of a metric; raise `RunError` for a name that is none."""
+    if metric in CURVES:
+        return CURVES[metric]
+    if metric not in METRICS and not metric.startswith(LOGGED):
+        raise RunError(f"There are no curves of {metric!r}.{did_you_mean(metric, [*CURVES, *METRICS])}")
+    found = metric_of(metric)
+    scale, unit = (100, ", %") if found.unit == "%" else (1, "")
+    return Curve(f"{found.title}{unit}", "", f"{found.title} over rounds{unit}", scale)
+
 
 INK, MUTED, GRID, PAPER = "#1c2530", "#5c6773", "#dde2e7", "#ffffff"
 # Each at least 4.5:1 on white, of different lightness or hue for every common colour blindness; line styles differ too.
@@ -136,14 +150,13 @@ def curves(
     An unfinished trial is a thin line of its own that ends in a cross and enters no mean.
 
     ``trials``: Trials of any number of labels and seeds; those of one label are taken as comparable.
-    ``metric``: ``"accuracy"``, ``"forgetting"``, ``"balanced"`` or ``"loss"``.
+    ``metric``: ``"accuracy"``, ``"forgetting"``, ``"balanced"``, ``"loss"``, or a metric by its name in CSV files.
     ``line_styles``: The styles by label, where several figures show different trials; from `styles`.
     ``window``: How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title
         names it.
     ``width``: In inches, by default that of a column of a paper. Letters keep their size.
     """
-    if metric not in CURVES:
-        raise RunError(f"There are no curves of {metric!r}; known: {', '.join(CURVES)}.")
+    curve = curve_of(metric)
     line_styles = line_styles or styles(trial.label for trial in trials)
     window = window or smoothing(trials)
     with theme():
@@ -154,7 +167,7 @@ def curves(
         labels = dict.fromkeys(trial.label for trial in trials)
         of_labels = {label: [trial for trial in trials if trial.label == label] for label in labels}
         drawn = [label for label in labels if _draw_label(axes, of_labels[label], metric, line_styles[label], window)]
-        _dress(axes, CURVES[metric].title + (f" (running mean of {window} evaluations)" if window > 1 else ""))
+        _dress(axes, curve.title + (f" (running mean of {window} evaluations)" if window > 1 else ""))
         if drawn:
             _add_legend(figure, drawn, line_styles)
         else:
@@ -169,8 +182,13 @@ def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1)
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
     """
-    curve = CURVES[metric]
-    tables = [dict(zip(map(int, trial.evaluated), getattr(trial, curve.history), strict=True)) for trial in trials]
+    curve = curve_of(metric)
+    tables = [
+        dict(zip(map(int, trial.evaluated), getattr(trial, curve.history), strict=True))
+        if curve.history
+        else metric_of(metric).by_evaluation(trial)
+        for trial in trials
+    ]
     if metric == "accuracy":  # a given initial model is that of round 0
         tables = [
             ({0: t.initial_accuracy} if t.initial_model else {}) | table

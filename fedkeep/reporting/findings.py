@@ -9,18 +9,23 @@ from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.summary import Difference, Row, difference, trials_of
 
+TELLING = 0.2
+"""Loss of a class from which it is told."""
+ENOUGH_EXAMPLES = 30
+"""Test examples from which the accuracy of a class says something."""
 NAMED = 3
 """Methods that a sentence names; of more it says how many."""
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """Say how the methods compare in accuracy and in forgetting, and what averaging their models gains.
+    """Say how methods compare in accuracy, what one round took from a class, and what averaging models gains.
 
-    Returns: A sentence each, of what there is to compare; the first is of accuracy.
+    Returns: A sentence each, of what there is to compare, the most telling first.
     """
     metrics = headline(trials_of(rows))
-    said = [_methods_apart(last_models(rows), metric) for metric in metrics]
-    return [sentence for sentence in (*said, _averages(rows, metrics[0])) if sentence]
+    accuracy, forgetting = (_methods_apart(last_models(rows), metric) for metric in metrics)
+    said = (accuracy, _worst_losses(rows), forgetting, _averages(rows, metrics[0]))
+    return [sentence for sentence in said if sentence]
 
 
 def last_models(rows: Iterable[Row]) -> list[Row]:
@@ -67,7 +72,8 @@ def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
     values = {row.label: f"{row.label} ({100 * row.value(metric).mean:.1f} %)" for row in rows}
     alike = [values[one.reference] for one in found if not one.interval.separated]
     apart = [one for one in found if one.interval.separated]
-    heading, seeds = metric.heading(trials_of(rows)).capitalize(), _seeds(found)
+    heading, seeds = metric.heading(trials_of(rows)), _seeds(found)
+    heading = heading[:1].upper() + heading[1:]
     if not apart:
         return f"{heading}: {_listed([values[best.label], *alike])} cannot be told apart with {seeds}."
     nearest = apart[0]
@@ -77,6 +83,42 @@ def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
         others = f"{len(apart) - 1} others" if len(apart) > 2 else values[apart[1].reference]
         said += f", further {_direction(nearest)} {others}"
     return f"{said}, and cannot be told apart from {_listed(alike)} with {seeds}." if alike else f"{said}."
+
+
+def _worst_losses(rows: Sequence[Row]) -> str:
+    """Say of each method from where to where a class fell at worst between two evaluations of the window."""
+    worst = {row.label: _worst_loss(row) for row in rows if _compares(row)}
+    losses = sorted(((*worst[row.label], row.label) for row in last_models(rows)), reverse=True)
+    said = [
+        f"{label} from {100 * before:.0f} to {100 * after:.0f} % of class {name}"
+        for lost, before, after, name, label in losses
+        if lost >= TELLING
+    ]
+    if not said:
+        return ""
+    averages = [worst[row.label][0] for row in rows if row.label in worst and _average(row) == AVERAGE_SUFFIX["moving"]]
+    kept = f"; a moving average lost {100 * max(averages):.0f} points at most" if averages else ""
+    every = all((trial.evaluated[1:] - trial.evaluated[:-1] == 1).all() for trial in trials_of(rows))
+    span = "What one round took" if every else "What was lost between two evaluations"
+    return f"{span}, at worst: {_listed(said)}{kept}."
+
+
+def _worst_loss(row: Row) -> tuple[float, float, float, str]:
+    """Return the largest loss of a class, its accuracy before and after, and its name."""
+    found = [(0.0, 0.0, 0.0, "")]
+    for trial in row.trials:
+        if trial.task_sizes:
+            continue
+        inside = trial.evaluated >= trial.window_rounds[0]
+        history = trial.class_history[inside]
+        names = trial.info.get("label_names", [])
+        for label, count in enumerate(trial.info.get("test_total", [])):
+            if count >= ENOUGH_EXAMPLES and len(history) > 1 and label < len(names):
+                falls = history[:-1, label] - history[1:, label]
+                place = int(falls.argmax())
+                before, after = float(history[place, label]), float(history[place + 1, label])
+                found.append((before - after, before, after, str(names[label])))
+    return max(found)
 
 
 def _averages(rows: Sequence[Row], metric: Metric) -> str:
@@ -90,9 +132,11 @@ def _averages(rows: Sequence[Row], metric: Metric) -> str:
             if _compares(other) and _average(other) and other.label.replace(_average(other), "", 1) == label
         ]
         averaged |= bool(found)
-        better = [(words, one) for words, one in found if one.interval.separated and one.interval.mean > 0]
+        better = [
+            (words, one) for words, one in found if one.interval.separated and metric.better * one.interval.mean > 0
+        ]
         if better:
-            words, most = max(better, key=lambda pair: pair[1].interval.mean)
+            words, most = max(better, key=lambda pair: metric.better * pair[1].interval.mean)
             gains.append(f"{label}'s {words} is {_points(most)} its last model ({_interval(most)})")
     if not averaged:
         return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
-from fedkeep.reporting.metric import METRICS, Metric, columns_for, headline, of_callbacks
+from fedkeep.reporting.metric import Metric, columns_for, headline, listed
 from fedkeep.reporting.summary import EXPLANATION, Row, differences, leaders, show_difference, show_interval, trials_of
 from fedkeep.reporting.table import NOTHING, TextTable, full_caption, show_value
 
@@ -155,7 +155,7 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
         for metric in compared
         for found in (differences(rows, reference, metric) if reference else [])
     }
-    columns, lines = [*METRICS.values(), *of_callbacks(trials_of(rows))], list[dict[str, Any]]()
+    columns, lines = listed(trials_of(rows)), list[dict[str, Any]]()
     for row in rows:
         first, last = row.trials[0].window_rounds
         line: dict[str, Any] = {"method": row.label, "finished": row.finished, "learned": row.learned}
@@ -182,7 +182,7 @@ def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None
 
 def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
-    columns, lines = [*METRICS.values(), *of_callbacks(trials_of(rows))], list[dict[str, Any]]()
+    columns, lines = listed(trials_of(rows)), list[dict[str, Any]]()
     for trial in trials_of(rows):
         first, last = trial.window_rounds
         line: dict[str, Any] = {"method": trial.label, "algorithm": trial.algorithm, "sequential": trial.sequential}

@@ -2,6 +2,7 @@
 
 It is whole without a script. The one that it holds, `report.js`, lets a reader point at values, hide methods, sort
 tables and smooth lines; it loads nothing, which the page's own policy (its ``Content-Security-Policy``) also forbids.
+`write_all` writes it beside the results as CSV and Markdown.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, sty
 from fedkeep.reporting.findings import findings
 from fedkeep.reporting.formats import markdown, result_table, trials_csv
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.metric import METRICS, columns_for, headline, shown_in
+from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
 from fedkeep.reporting.record import data_read
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
@@ -86,6 +87,8 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     line_styles = styles(trial.label for row in rows for trial in row.trials)
     window = smoothing(trial for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
+    main = main_metric(run.trials)
+    drawn = ([main.name] if main else []) + [name for name, curve in CURVES.items() if curve.heading]
     return {
         "run": run,
         "facts": _facts(run),
@@ -104,7 +107,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "trained": local_training(rows),
         "differences": _differences(finished),
         "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
-        "charts": [line_chart(rows, line_styles, name, window) for name, curve in CURVES.items() if curve.heading],
+        "charts": [line_chart(rows, line_styles, name, window) for name in drawn],
         "legend": list(line_styles),
         "class_heatmaps": class_heatmaps(rows),
         "teachers": teacher_heatmaps(rows),
@@ -242,7 +245,12 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     for row in shown:
         lasts = np.asarray([trial.class_history[-1] for trial in row.trials if len(trial.evaluated)])
         values = [100 * Spread.of(column).mean for column in lasts.T]
-        lines.append({"row": row, "values": values, "mean": 100 * row.value("balanced").mean})
+        lines.append({"row": row, "what": "", "values": values, "mean": 100 * row.value("balanced").mean})
+        others = np.asarray([trial.specificities[-1] for trial in row.trials if len(trial.evaluated)])
+        if not np.isnan(others).all():
+            values = [100 * Spread.of(column).mean for column in others.T]
+            mean = Spread.of(values).mean
+            lines.append({"row": row, "what": "specificity", "values": values, "mean": mean})
     names = class_names(shown[0].trials[0]) if shown else []
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 

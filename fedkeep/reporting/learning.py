@@ -49,7 +49,11 @@ class LearningMetrics(Record):
         if not self.evaluations:
             return False
         counts = [self.counted(row)[0] for row in self.last_quarter]
-        return metrics.is_at_chance(np.mean(counts, axis=0), self.counted(self.evaluations[-1])[1])
+        total = self.counted(self.evaluations[-1])[1]
+        ranks = [(row.get("scores") or {}).get("auroc") for row in self.last_quarter]
+        if ranks and None not in ranks and np.mean(np.asarray(ranks, dtype=np.float64)) > metrics.chance_auroc(total):
+            return False  # a rare class may never have the highest logit
+        return metrics.is_at_chance(np.mean(counts, axis=0), total)
 
     @property
     def not_finite(self) -> int:

@@ -1,24 +1,30 @@
-"""What a trial is measured by: the one list of metrics in which tables, comparisons and tuning look names up."""
+"""What a trial is measured by: the one list of metrics in which tables, comparisons and tuning look names up.
+
+`EarlyStopping` is the callback that ends a trial when a metric no longer gets better.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
 
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.description import describe_data
+from fedkeep.reporting.record import Window
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback, Outcome
 
 LOGGED = "log."
 """What the name of a metric begins with that a method recorded itself."""
-Shown: TypeAlias = Literal["without tasks", "with tasks", "always", "if measured", "sequences", "local models", "CSV"]
+Shown: TypeAlias = Literal[
+    "without tasks", "with tasks", "always", "if measured", "scored", "sequences", "local models", "CSV"
+]
 UNITS = ("%", "s", "bytes", "")
 
 
@@ -40,7 +46,8 @@ class Metric:
         1 where a higher value is better, -1 where a lower one is, 0 where methods are not ranked by it.
     shown : str
         Which tables have it: ``"without tasks"``, ``"with tasks"``, ``"always"`` (behind these) or ``"if measured"``
-        (last, where a trial has a value) for tables of results; ``"sequences"`` and ``"local models"`` for those of the
+        (last, where a trial has a value) for tables of results; ``"scored"`` for these and for CSV files where the
+        recipe names a metric (``run.metric``); ``"sequences"`` and ``"local models"`` for those of the
         report where local models were evaluated; ``"CSV"`` for none. CSV files have all.
     series : Callable[[TrialResult], dict[int, float]], optional
         Gives the values by round whose mean over the window it is.
@@ -98,6 +105,16 @@ class Metric:
         """Return the values by round whose mean it is; empty for a metric that is no such mean."""
         return self.series(trial) if self.series else {}
 
+    def by_evaluation(self, trial: TrialResult) -> dict[int, float]:
+        """Return the value at each evaluation, as if it had been the last one, and the only one of the window."""
+        if self.shown == "scored":
+            return dict(zip(map(int, trial.evaluated), map(float, trial.score_history(self.name)), strict=True))
+        return {
+            n: self.of(replace(trial, rounds=trial.rounds[: place + 1], finished=True, window=Window(1)))
+            for place, n in enumerate(row["round"] for row in trial.rounds)
+            if trial.rounds[place].get("correct") is not None
+        }
+
     def heading(self, trials: Iterable[TrialResult]) -> str:
         """Return the title, with the rounds that it covers if it covers a window.
 
@@ -145,6 +162,11 @@ def _percent(
     return Metric(name, title, "%", None, better, shown, attrgetter(series) if series else None, windowed, of_history)
 
 
+def _scored(name: str, title: str, better: int) -> Metric:
+    """Return a score that is measured where the recipe names a metric, in the mean over the window."""
+    return Metric(name, title, "%", None, better, "scored", lambda trial: trial.window_scores(name))
+
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -155,6 +177,11 @@ METRICS: dict[str, Metric] = {
         Metric("train_seconds", "train s", "s", shown="always"),
         Metric("down", "down / client / round", "bytes", shown="always"),
         Metric("up", "up / client / round", "bytes", shown="always"),
+        _scored("balanced_accuracy", "balanced accuracy", 1),
+        _scored("f1", "F1", 1),
+        _scored("auroc", "AUROC", 1),
+        _scored("ece", "calibration error", -1),
+        _scored("specificity", "specificity", 1),
         _percent("window_std", "standard deviation over rounds", 0, "CSV", windowed=True),
         _percent("forgetting", "forgetting, last", -1, "CSV", of_history=True),
         _percent("balanced", "mean over classes, last", 1, "CSV"),
@@ -232,7 +259,11 @@ def shown_in(table: Shown) -> tuple[Metric, ...]:
 def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
     """Return the columns of a table of these trials: with tasks, what is measured of them in place of accuracy."""
     listed = list(trials)
-    first = shown_in("with tasks" if any(trial.task_sizes for trial in listed) else "without tasks")
+    tasks = any(trial.task_sizes for trial in listed)
+    first = shown_in("with tasks" if tasks else "without tasks")
+    if main := main_metric(listed):
+        few = first if tasks else tuple(metric for metric in first if metric.covers_window)  # that a line has room
+        first = tuple(dict.fromkeys((main, *few, *shown_in("scored"))))
     measured = (m for m in shown_in("if measured") if any(not isnan(m.of(trial)) for trial in listed))
     return (*first, *shown_in("always"), *measured, *of_callbacks(listed))
 
@@ -244,10 +275,31 @@ def of_callbacks(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
 
 
 def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
-    """Return the accuracy and the forgetting by which methods are first compared."""
-    tasks = any(trial.task_sizes for trial in trials)
+    """Return the accuracy, or the metric that the recipe names, and the forgetting by which methods are compared."""
+    listed = list(trials)
+    tasks = any(trial.task_sizes for trial in listed)
     names = ("window_incremental", "forgetting_chaudhry") if tasks else ("window_mean", "window_forgetting")
-    return METRICS[names[0]], METRICS[names[1]]
+    return main_metric(listed) or METRICS[names[0]], METRICS[names[1]]
+
+
+def main_metric(trials: Iterable[TrialResult]) -> Metric | None:
+    """Return the metric that the recipe of all these trials names; None without one, and for an unknown one."""
+    names = {str(trial.info.get("metric") or "") for trial in trials}
+    return METRICS.get(names.pop()) if len(names) == 1 else None
+
+
+def check_main(name: str) -> None:
+    """Raise `ConfigError` if methods cannot be compared by what a recipe names (``run.metric``)."""
+    if name and not (name in METRICS and METRICS[name].better):
+        ranking = [metric.name for metric in METRICS.values() if metric.better]
+        raise ConfigError(f"run.metric is no metric that ranks methods: {name!r}.{did_you_mean(name, ranking)}")
+
+
+def listed(trials: Iterable[TrialResult]) -> list[Metric]:
+    """Return the metrics of a CSV file of trials."""
+    every = list(trials)
+    scored = any(trial.info.get("metric") for trial in every)
+    return [*(metric for metric in METRICS.values() if scored or metric.shown != "scored"), *of_callbacks(every)]
 
 
 class EarlyStopping(Callback):
@@ -258,27 +310,34 @@ class EarlyStopping(Callback):
     patience : int
         Number of evaluations in a row without a better value.
     metric : str, optional
-        The name of a metric that is no mean over a window, such as ``"last"``, ``"balanced"`` or one of your own.
-        Default: the test loss.
+        The name of a metric, such as ``"last"``, ``"auroc"`` or one of your own; of means over a window, the value of
+        the last evaluation counts. Default: the recipe's ``run.metric``, or else the test loss.
 
     Raises
     ------
     RunError
         If there is no such metric.
     ConfigError
-        If the metric is known at the end only, or neither higher nor lower values of it are better.
+        If neither higher nor lower values of the metric are better; with tasks, if it is a mean over a window.
     """
 
     def __init__(self, patience: int = 10, metric: str | None = None) -> None:
         self.patience = patience
         self.metric = None if metric is None else metric_of(metric)
-        if self.metric and (self.metric.covers_window or not self.metric.better):
+        if self.metric and not self.metric.better:
             raise ConfigError(
-                f"early stopping needs a metric that is known after every evaluation and ranks methods, which {metric} "
-                "is not. Name another, such as last or balanced, or leave it out to take the test loss."
+                f"early stopping needs a metric that ranks methods, and {metric} does not. Name another, such as last "
+                "or balanced, or leave it out to take the test loss."
             )
 
     def on_trial_begin(self, state: SimulationState) -> None:
+        name = state.settings.run.metric
+        self.watched = self.metric or (metric_of(name) if name else None)
+        if self.watched and self.watched.covers_window and state.federation.num_tasks > 1:
+            raise ConfigError(
+                f"{self.watched.name} is a mean over rounds of every task, which is not known before the end. Name "
+                "another metric, such as last or balanced."
+            )
         self.best, self.waited = -math.inf, 0
         self.rounds: list[dict[str, Any]] = []
         self.timings: list[dict[str, Any]] = []
@@ -294,11 +353,15 @@ class EarlyStopping(Callback):
 
     def _value(self, state: SimulationState, loss: float | None) -> float:
         """Return what is to rise; NaN where it is not known, such as the loss of a model that diverged."""
-        if self.metric is None:
+        if self.watched is None:
             return math.nan if loss is None else -loss
         algorithm, stream = state.algorithm, state.federation.stream
         tasks = [task.num_classes - task.num_old_classes for task in stream.tasks] if stream else []
         info = describe_data(state.federation) | {"rounds": state.rounds, "tasks": tasks}
         info |= {"algorithm": algorithm.name(), "seed": state.settings.seed, "sequential": algorithm.sequential}
-        trial = TrialResult(algorithm.name(), self.rounds, self.timings, {}, info, finished=False)
-        return self.metric.better * self.metric.of(trial)
+        rounds, timings = self.rounds, self.timings
+        if not tasks:  # a window counts from the first round that was seen: those before a resume were not
+            rounds = [row | {"round": n} for n, row in enumerate(rounds, start=1)]
+            timings = [row | {"round": n} for n, row in enumerate(timings, start=1)]
+        trial = TrialResult(algorithm.name(), rounds, timings, {}, info, finished=True, window=Window(1))
+        return self.watched.better * self.watched.of(trial)

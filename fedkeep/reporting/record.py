@@ -1,4 +1,4 @@
-"""What a run recorded of one trial, and what follows from it about tasks and costs."""
+"""What a run recorded of one trial: its data as they were read, and what follows about tasks and costs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkeep.metrics import kold
-from fedkeep.reporting.figures import CURVES, CurveMetric, Floats, LineStyle, evenly_spaced, history
+from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, curve_of, evenly_spaced, history
 from fedkeep.reporting.metric import rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row
@@ -105,11 +105,12 @@ def line_chart(
             )
         )
     ends = [f"{row.name} {smooth.mean(axis=0)[-1]:.1f} at round {rounds[-1]}" for row, rounds, smooth, _ in found]
-    unit = " in percent" if CURVES[metric].scale == 100 else ""
+    curve = curve_of(metric)
+    unit = " in percent" if curve.scale == 100 else ""
     alt = f"Line chart of {metric}{unit} over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
     x_ticks = [(100 * (tick - x[0]) / max(x[1] - x[0], 1), f"{tick:g}") for tick in _ticks(*x, whole=True)]
     y_ticks = [(100 * (tick - y[0]) / (y[1] - y[0]), f"{tick:g}") for tick in _ticks(*y)]
-    return Chart(metric, CURVES[metric].heading, alt, x, y, x_ticks, y_ticks, series)
+    return Chart(metric, curve.heading, alt, x, y, x_ticks, y_ticks, series)
 
 
 def _range(values: Floats) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""A reproduced table as it is shown: in Markdown, CSV and HTML, and on a page of several."""
+"""A reproduced table beside the paper's: numbers, differences, the order of the methods; in Markdown, CSV and HTML."""
 
 from __future__ import annotations
 

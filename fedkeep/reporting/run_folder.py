@@ -1,7 +1,7 @@
 """Read what a run wrote, from its folder or from an archive of it: one `Run` with its trials.
 
 A run that was killed leaves a cut last line and trials without a result; both are expected here, and marked. Whatever
-is read is checked against its digest (see `fedkeep._utils.digests`). Runs of versions without digests are read too.
+is read is checked against its digest (see `fedkeep._utils.digests`), and `verify_run` checks all files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One row per method: the trials of one or several runs, grouped by label and settings, summed up over seeds."""
+"""One row per method: the trials of one or several runs, grouped by label and settings, summed up over seeds.
+
+Rows are compared seed by seed: what a method gains on another, and whether the two are separated.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,12 @@ from fedkeep.training.pooled import PooledTraining
 # What of a recipe says nothing about a method's result, or is already in the trial itself.
 NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "log"})
 NO_EFFECT = frozenset(
-    {"recipe.run.evaluate_local_models", "recipe.run.evaluation_models", "recipe.run.evaluation_window"}
+    {
+        "recipe.run.evaluate_local_models",
+        "recipe.run.evaluation_models",
+        "recipe.run.evaluation_window",
+        "recipe.run.metric",
+    }
 )
 LATER_RECORDED = ("data", "network")
 """Digests of a user's own inputs, which earlier versions did not record: compared where all trials have them."""

@@ -1,4 +1,4 @@
-"""Tables: how values are shown, what stands below, and those for a terminal."""
+"""Tables: how values are shown, what stands below, and those for a terminal, of results and of where time went."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedkeep._utils import escaping
 from fedkeep.reporting.findings import findings
-from fedkeep.reporting.metric import Metric, columns_for, rounds_covered
+from fedkeep.reporting.metric import Metric, columns_for, main_metric, rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, leaders, trials_of
 from fedkeep.reporting.trial import TrialResult
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 
 NOTHING = "–"
+SYLLABLES = {
+    "tting": "t- ting",
+    "accuracy": "accu- racy",
+    "balanced": "bal- anced",
+    "calibration": "cali- bration",
+    "specificity": "speci- ficity",
+}
+"""How long words of headings are divided in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,8 @@ def caption(rows: Sequence[Row]) -> str:
     else:
         number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
-        seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, accuracy and forgetting in %."
+        what = "all but costs" if main_metric(trials_of(rows)) else "accuracy and forgetting"
+        seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, {what} in %."
     trials = deduplicate(rows)
     lost = sum(len(trial.lost) for trial in trials)
     asked = sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds)
@@ -183,7 +192,7 @@ def _notes(row: Row) -> list[str]:
 
 
 def print_table(rows: Sequence[Row], width: int = 80) -> Table:
-    """Return the table for a terminal, under what it says, to be given to a `rich.console.Console`.
+    """Return the table for a terminal, under the first of what it says, to be given to a `rich.console.Console`.
 
     ``width``: The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are
         left out, which the report has.
@@ -192,7 +201,7 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    first = escape("".join(findings(rows)[:1]))
+    first = escape(" ".join(findings(rows)[:2]))
     table = Table(title=first or None, title_justify="left", title_style="bold")
     table.caption, table.caption_justify = escape(full_caption(rows)), "left"
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
@@ -206,9 +215,10 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.
-        words = textwrap.wrap(
-            metric.heading(trials_of(rows)).replace("tting", "t- ting").replace("accuracy", "accu- racy"), 7
-        )
+        heading = metric.heading(trials_of(rows))
+        for word, parts in SYLLABLES.items():
+            heading = heading.replace(word, parts)
+        words = textwrap.wrap(heading, 7)
         table.add_column("\n".join(words), justify="right", overflow="fold", no_wrap=metric.unit != "%")
     best = [leaders(rows, metric) for metric in columns]
     uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many

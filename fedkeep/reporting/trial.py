@@ -240,9 +240,60 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
         return {str(name): float(value) for name, value in zip(names, values, strict=False)}
 
     @property
+    def class_specificity(self) -> dict[str, float]:
+        """Return the share of each class's non-examples that are not taken for it, as `class_accuracy`; often NaN."""
+        values = self.specificities[-1] if len(self.evaluated) else []
+        return dict(zip(self.class_accuracy, map(float, values), strict=False))
+
+    @property
     def balanced(self) -> float:
         """Return the mean of the class-wise accuracies at the last evaluation."""
         return float(self.balanced_history[-1]) if len(self.evaluated) else float("nan")
+
+    def score_history(self, name: str) -> Floats:
+        """Return a score (`fedkeep.metrics.scores`) of each evaluated round, float64 [T]; NaN where it is not known."""
+        if name == "balanced_accuracy":
+            return self.balanced_history
+        if name == "specificity":
+            return np.asarray([mean_of(_known(by_class)) for by_class in self.specificities], dtype=np.float64)
+        values = [(row.get("scores") or {}).get(name) for row in self.evaluations]
+        return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+
+    @cached_property
+    def specificities(self) -> Floats:
+        """Return the specificity of each class in each evaluated round, float64 [T, C]; NaN where it is not known."""
+        lines = [(row.get("scores") or {}).get("specificity") or [] for row in self.evaluations]
+        values = [[*line, *[None] * (len(self.test_total) - len(line))] for line in lines]
+        return np.asarray(values, dtype=np.float64).reshape(len(values), len(self.test_total))
+
+    def window_scores(self, name: str) -> dict[int, float]:
+        """Return a score by round, of the evaluations in the window (with tasks, of the last)."""
+        return self._in_window(self.score_history(name))
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Return the mean over classes of their accuracies (sensitivities), over the window."""
+        return mean_of(self.window_scores("balanced_accuracy").values())
+
+    @property
+    def f1(self) -> float:
+        """Return the mean over classes of the F1 score, over the window."""
+        return mean_of(self.window_scores("f1").values())
+
+    @property
+    def auroc(self) -> float:
+        """Return the area under the ROC curve, the mean over classes of one against the rest, over the window."""
+        return mean_of(self.window_scores("auroc").values())
+
+    @property
+    def ece(self) -> float:
+        """Return the expected calibration error of the softmax in 15 bins, over the window."""
+        return mean_of(self.window_scores("ece").values())
+
+    @property
+    def specificity(self) -> float:
+        """Return the mean over classes of the share of other classes' examples not taken for it, over the window."""
+        return mean_of(self.window_scores("specificity").values())
 
     @property
     def forgetting(self) -> float:

@@ -30,6 +30,11 @@ class RunSettings(Options):
         ("last", "round", "moving"),
         "models that are evaluated, each in its own row; `fedkeep export` takes the one that averages most",
     )
+    metric: str = option(
+        "",
+        "metric by which methods are first compared, such as auroc; then F1, AUROC, calibration and specificity are "
+        "measured too; empty: accuracy",
+    )
     ema_decay: float = option(
         0.8, "weight of the old value in the moving average of models, each round", low=0.0, high=1.0
     )

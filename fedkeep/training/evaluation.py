@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedkeep.interface import Data
+from fedkeep.metrics import scores
 from fedkeep.models import Weights
 from fedkeep.training.context import ClientContext
 from fedkeep.training.model_runner import BATCH
@@ -22,11 +24,13 @@ class Counts:
     ``correct``: Number of correct predictions by class.
     ``total``: Number of examples by class.
     ``loss``: Mean cross-entropy.
+    ``scores``: See `fedkeep.metrics.scores`; empty unless asked for.
     """
 
     correct: list[int]
     total: list[int]
     loss: float
+    scores: Mapping[str, Any] = field(default_factory=dict)
 
 
 def count_correct(context: ClientContext, model: Weights, data: Data) -> Counts:
@@ -50,10 +54,11 @@ def count_confusions(predict: Callable[[Tensor], Tensor], data: Data, classes: i
     return counts
 
 
-def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> Counts:
+def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: int, scored: bool = False) -> Counts:
     """Count correct predictions by class.
 
     ``predict``: Maps images as they are stored to scores, [n, classes].
+    ``scored``: Whether other scores are measured too.
     """
     # In parts: the whole test set, normalised to float32, would take four times its memory.
     logits = torch.cat([predict(part) for part in torch.split(data["input"], BATCH)])
@@ -63,4 +68,5 @@ def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: 
         correct=torch.bincount(hits, minlength=classes).tolist(),
         total=torch.bincount(labels, minlength=classes).tolist(),
         loss=cross_entropy(logits.float(), labels).item(),
+        scores=scores(labels.cpu(), logits.float().cpu()) if scored else {},
     )

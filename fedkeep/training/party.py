@@ -23,6 +23,8 @@ from fedkeep.interface.pytree import iter_instances, replace_tensors, tree_tenso
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback, Training
 from fedkeep.losses import Loss
 from fedkeep.losses.base import check_loss
+from fedkeep.losses.classification import OWN_LOSSES, CrossEntropy, LabelLoss
+from fedkeep.losses.wrappers import replace_cross_entropy
 from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like
 from fedkeep.models.weights import check_weights, load_weights
@@ -155,7 +157,7 @@ class LocalParty(Party[Any]):
             self._check(columns)
         if len(batch_sizes) > len(data):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
-        loss = self._to_device(self.cache_teachers(loss, *data))
+        loss = self._to_device(self.cache_teachers(self._with_own_labels(loss, data), *data))
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
         streams = [self._stream(columns, size) for columns, size in zip(data, sizes, strict=True)]
         epochs = self.training.epochs if epochs is None else epochs
@@ -163,6 +165,25 @@ class LocalParty(Party[Any]):
         return TrainJob(
             model, loss, streams, epochs, self.round, noise, epoch_ends_with, parametrization, step_callback
         )
+
+    def _with_own_labels(self, loss: Loss, data: Sequence[Data]) -> Loss:
+        """Return a client's loss with the recipe's loss of labels, or class weights, in its cross-entropies."""
+        function, weights = OWN_LOSSES.get(self.training.loss), self.training.class_weights
+        if not self.name or (function is None and weights == "none"):  # the server trains on what is not the clients'
+            return loss
+
+        def make(term: CrossEntropy, seen: slice) -> Loss:
+            weight = None
+            if weights == "balanced":
+                counts = torch.bincount(data[term.dataset_index]["label"], minlength=self.num_classes).float()
+                weight = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
+            elif weights != "none":
+                weight = torch.tensor(weights)
+            if weight is not None:
+                weight = weight.repeat_interleave(self.context.runner.rows_per_class)[seen]
+            return LabelLoss(function, weight, term.dataset_index, term.tau, self.training.loss)
+
+        return replace_cross_entropy(loss, make)
 
     def _to_device(self, loss: Loss) -> Loss:
         """Return a loss with its tensors on the device, so that they are not copied from the CPU in every step."""

@@ -97,8 +97,10 @@ class Evaluation(Callback):
             lambda images: state.algorithm.predict(state.server, model, images),
             state.federation.dataset.test,
             state.context.num_classes,
+            scored=bool(state.settings.run.metric),
         )
-        return {"correct": counts.correct, "test_loss": counts.loss}
+        measured = {"scores": counts.scores} if counts.scores else {}
+        return {"correct": counts.correct, "test_loss": counts.loss, **measured}
 
     def _backdoor(self, state: SimulationState) -> float:
         """Return how often the first evaluation model takes an image with a backdoor's trigger for its target."""

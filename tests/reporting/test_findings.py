@@ -76,3 +76,18 @@ def test_one_method_is_compared_with_none(tmp_path: Path) -> None:
     rows = summary(run_of(tmp_path / "run", A=[120, 130]))
     assert findings(rows) == []
     assert not is_undecided(rows)
+
+
+def test_what_one_round_took_from_a_class_is_told_at_its_worst(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedSeq", 0, [[90, 5], [50, 90], [92, 40], [90, 95]], total=[100, 100])
+    write_trial(run, "FedSeq", 1, [[90, 90], [90, 90], [93, 90], [31, 95]], total=[100, 100])
+    found = read_run(run)
+    average = [replace(trial, label="FedSeq, moving average") for trial in run_of(tmp_path / "b", FedSeq=[180]).trials]
+    rows = summary(replace(found, trials=(*found.trials, *average)))
+    assert findings(rows)[0] == (
+        "What one round took, at worst: FedSeq from 93 to 31 % of class 0; a moving average lost 0 points at most."
+    ), "rounds 3 and 4 are the window"
+    small = write_run(tmp_path / "small")
+    write_trial(small, "FedSeq", 0, [[10, 10], [10, 10], [10, 10], [0, 10]])
+    assert findings(summary(read_run(small))) == [], "ten examples tell nothing"

@@ -225,7 +225,7 @@ def test_curves_draw_the_mean_of_finished_seeds_and_each_unfinished_one(demo: Ru
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedAvg", "FedSeq", "SFedKD"]
     assert len({line.get_color() for line in lines}) == 3
     with pytest.raises(RunError, match="no curves of 'los'"):
-        curves(demo.trials, "los")  # type: ignore[arg-type]
+        curves(demo.trials, "los")
 
 
 def test_smoothing_grows_with_the_number_of_evaluations(demo: Run) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.aggregation import Aggregation, aggregate
-from fedkeep.algorithms.parallel.fedlsd import class_wise_distillation
+from fedkeep.algorithms.parallel.fedlsd import WEIGHED, class_wise_distillation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import Scale
@@ -54,6 +54,10 @@ class FedCAD(Algorithm):
     def check(self) -> None:
         if self.low > self.high:
             raise ConfigError(f"FedCAD.low is {self.low}, more than high, which is {self.high}.")
+
+    @property
+    def reason_against_label_loss(self) -> str:
+        return WEIGHED
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Weigh the classes (eq. 6), let all clients train, and average their models."""

@@ -30,9 +30,17 @@ class FedLSD(FedAvg):
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     first_round: int = option(1, "round from which the model teaches; before it this is FedAvg", low=1)
 
+    @property
+    def reason_against_label_loss(self) -> str:
+        return WEIGHED
+
     def local_loss(self, client: Client[Any], model: Weights) -> Loss:
         alpha = self.w_full if client.round >= self.first_round else 0.0
         return class_wise_distillation(model, torch.full((client.num_classes,), alpha), self.tau, self.kd_scale)
+
+
+WEIGHED = "its loss weighs the cross-entropy of each class itself"
+"""Why a recipe's loss of labels is not for a method with `class_wise_distillation`."""
 
 
 def class_wise_distillation(model: Weights, alpha: torch.Tensor, tau: float, scale: Scale) -> Loss:

@@ -1,0 +1,108 @@
+"""The metric that a recipe names decides in tables, figures, early stopping and tuning; without one nothing changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from synthetic_run import write_run, write_trial
+
+import fedkeep
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.reporting.figures import history
+from fedkeep.reporting.formats import markdown, rows_csv
+from fedkeep.reporting.html import render
+from fedkeep.reporting.metric import METRICS, check_main, columns_for, headline
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import print_table
+from fedkeep.rounds.run_settings import RunSettings
+
+RANKED = {"FedAvg": [0.6, 0.7, 0.7, 0.7], "FedSeq": [0.5, 0.8, 0.9, 0.9]}
+
+
+def scored_run(folder: Path, metric: str = "auroc") -> Run:
+    """Return a run of two methods with equal accuracy, of which FedSeq ranks better."""
+    write_run(folder)
+    for label, values in RANKED.items():
+        for seed in (0, 1):
+            trial = write_trial(folder, label, seed, [[90, 1]] * 4, total=[90, 10])
+            info = json.loads((trial / "trial.json").read_text())
+            (trial / "trial.json").write_text(json.dumps(info | {"metric": metric}))
+            rows = [json.loads(line) for line in (trial / "rounds.jsonl").read_text().splitlines()]
+            for row, auroc in zip(rows, values, strict=True):
+                row["scores"] = {"auroc": auroc + seed / 100, "f1": 0.5, "ece": None, "specificity": [0.1, 1.0]}
+            (trial / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_run(folder)
+
+
+def test_it_comes_first_in_tables_and_in_the_report(tmp_path: Path) -> None:
+    run = scored_run(tmp_path / "run")
+    rows = summary(run)
+    names = [metric.name for metric in columns_for(run.trials)]
+    assert names[:3] == ["auroc", "window_mean", "window_forgetting"]
+    assert names[3:7] == ["balanced_accuracy", "f1", "ece", "specificity"]
+    assert [metric.name for metric in headline(run.trials)] == ["auroc", "window_forgetting"]
+    assert markdown(rows).splitlines()[0].startswith("| method | seeds | AUROC, rounds 3–4 | accuracy, rounds 3–4 |")
+    assert ",auroc,auroc_std," in rows_csv(rows).splitlines()[0]
+    page = render(run)
+    assert "AUROC, rounds 3–4: FedSeq (" in page
+    assert '<h3 id="chart-auroc">AUROC over rounds, %</h3>' in page
+    assert '<span class="note">specificity</span>' in page
+    assert "AUROC" in str(print_table(rows).columns[1].header)
+    rounds, values = history([trial for trial in run.trials if trial.label == "FedSeq"][:1], "auroc")
+    assert rounds.tolist() == [1, 2, 3, 4]
+    assert values == pytest.approx(100 * np.asarray([RANKED["FedSeq"]]))
+    first = run.trials[0]
+    assert list(first.class_specificity.values()) == [0.1, 1.0]
+    assert first.specificity == pytest.approx(0.55)
+    assert np.isnan(first.ece)
+    assert first.learned  # AUROC is above chance, and the majority's share of accuracy is not
+    assert not read_run(plain(tmp_path / "plain")).trials[0].learned
+
+
+def plain(folder: Path) -> Path:
+    """Write a run that names no metric."""
+    write_run(folder)
+    write_trial(folder, "FedAvg", 0, [[90, 1]] * 4, total=[90, 10])
+    return folder
+
+
+def test_without_it_nothing_is_measured_or_shown(tmp_path: Path) -> None:
+    run = read_run(plain(tmp_path / "run"))
+    assert not {metric.name for metric in columns_for(run.trials)} & {"auroc", "balanced_accuracy"}
+    assert "auroc" not in rows_csv(summary(run)).splitlines()[0]
+    assert "scores" not in tiny.simulation(fedkeep.FedAvg(), rounds=1).run_round().record
+
+
+def test_evaluations_record_it_and_early_stopping_waits_for_it() -> None:
+    simulation = tiny.simulation(fedkeep.FedAvg(), rounds=2, metric="auroc")
+    stopping = fedkeep.EarlyStopping(patience=1)
+    stopping.on_trial_begin(simulation)
+    result = simulation.run_round()
+    found = result.record["scores"]
+    assert set(found) == {"f1", "auroc", "ece", "specificity"}
+    stopping.on_round_end(simulation, result)
+    assert stopping.best == pytest.approx(found["auroc"])
+    for gain, stops in ((0.01, False), (0.01, True)):
+        scores = {"scores": found | {"auroc": found["auroc"] + gain}}
+        assert stopping.on_round_end(simulation, replace(result, record=result.record | scores)) == (stops, {})
+    with pytest.raises(ConfigError, match="a mean over rounds of every task"):
+        fedkeep.EarlyStopping().on_trial_begin(tiny.simulation_with_tasks(fedkeep.FedLwF(), metric="f1"))
+
+
+def test_a_name_that_ranks_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'aurok'. Did you mean 'auroc'"):
+        check_main("aurok")
+    with pytest.raises(ConfigError, match="no metric that ranks methods: 'up'"):
+        check_main("up")
+    check_main("")
+    for metric in METRICS.values():
+        assert metric.meaning
+    with pytest.raises(RunError, match="There are no curves of 'aurok'"):
+        history([], "aurok")
+    assert RunSettings().metric == ""
