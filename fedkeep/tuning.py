@@ -25,7 +25,7 @@ from fedkeep.experiment.run import create_run_folder, open_run
 from fedkeep.experiment.runtime import Machine, OnProgress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of, plain
-from fedkeep.reporting.metric import METRICS, Metric, metric_of
+from fedkeep.reporting.metric import Metric, metric_of
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
 from fedkeep.reporting.summary import Row, Spread
 from fedkeep.reporting.table import show
@@ -171,7 +171,8 @@ def tune(
     settings : Sequence[str]
         Changes to the recipe, such as ``"training.lr=0.05"``, which the best recipe keeps.
     metric : str, optional
-        What decides: the name of a table's column; default: accuracy over the window.
+        What decides: the name of a table's column; default: the recipe's ``run.metric``, or else accuracy over the
+        window.
     search : int
         Instead of the whole grid, so many points for each method, which Optuna chooses one after another (extra
         ``tune``). The grid may then contain ranges such as ``"0.001..0.1"``.
@@ -217,7 +218,8 @@ def tune(
             "them look better than they are. Tune on others, such as --seeds 100,101, or allow it with "
             "--reported-seeds."
         )
-    chosen = metric_of(metric) if metric else METRICS["window_incremental" if recipe.has_tasks else "window_mean"]
+    accuracy = "window_incremental" if recipe.has_tasks else "window_mean"
+    chosen = metric_of(metric or recipe.run.metric or accuracy)
     if not chosen.better:
         raise ConfigError(f"methods are not ranked by {chosen.name}. Choose accuracy or forgetting.")
     folder, varied = _folder(recipe, out), _methods(recipe, space, methods)
