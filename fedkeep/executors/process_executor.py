@@ -31,11 +31,15 @@ STEPS = "steps"
 
 @dataclass(eq=False)
 class RequestGroup:
-    """Requests that one worker carries out together, and their results."""
+    """Requests that one worker carries out together, and their results.
+
+    ``deaths``: How many workers on other machines were lost with them.
+    """
 
     requests: Sequence[StepRequest]
     results: list[StepResult] = field(default_factory=list)
     error: BaseException | None = None
+    deaths: int = 0
 
     def __str__(self) -> str:
         """Say which steps these are, for error messages."""
