@@ -61,6 +61,6 @@ from fedkeep.reporting.metric import Metric as Metric, add_metric as add_metric
 from fedkeep.results import read_run as read_run
 from fedkeep.rounds.reply_step import ReplyStep as ReplyStep
 from fedkeep.trials.callbacks import Callback as Callback
-from fedkeep.tuning.tune import tune as tune
+from fedkeep.tuning import tune as tune
 
 __version__: str

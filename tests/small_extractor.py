@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedkeep._utils import seeds
-from fedkeep.models.extractor import READING
+from fedkeep.models.pretrained import READING
 
 transformers = pytest.importorskip("transformers", reason="the extra diffusion is not installed")
 

@@ -27,7 +27,7 @@ from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, recipe_n
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 
-SHELL = {".", "cp", "export", "python3", "nginx", "ray"}
+SHELL = {".", "cp", "docker", "export", "python3", "nginx", "ray"}
 """Programs that are not ours, and whose arguments nobody reads here."""
 FLOWER = {"flwr", "flower-superlink", "flower-supernode"}
 """Read by tests/flower/test_deploy_guide.py."""

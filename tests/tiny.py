@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from interception import record_fits
 from torch import Tensor
 
 from fedkeep.data import Augmentation
@@ -33,7 +34,7 @@ from fedkeep.testing.federation import (
     simulation_with_tasks,
     stream,
 )
-from fedkeep.testing.interception import record_fits, wrap_steps
+from fedkeep.testing.runs import wrap_steps
 from fedkeep.trials.callbacks import Callback
 from fedkeep.trials.simulation import Simulation
 

@@ -59,7 +59,7 @@ from fedkeep.executors.workers import Worker, serve
 from fedkeep.flower.server import serve as serve_sites
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
-from fedkeep.testing.interception import Stopped, stop_after
+from fedkeep.testing.runs import Stopped, stop_after
 from fedkeep.trials.trial import run_trial
 
 KEYS = """

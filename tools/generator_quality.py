@@ -35,12 +35,10 @@ from fedkeep.data import Augmentation, Data, DataSet
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.overrides import read_settings
-from fedkeep.generation.diffusion.generator import REGIMES
-from fedkeep.generation.diffusion.image_cache import ImageCache
+from fedkeep.generation.diffusion.generator import REGIMES, Sampler
 from fedkeep.generation.diffusion.pixel import PixelGenerator, load_generator
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, check_held, search_prototypes
-from fedkeep.generation.diffusion.schedules import Sampler
-from fedkeep.generation.diffusion.training_data import load_benchmark, load_training_data
+from fedkeep.generation.diffusion.prototypes import PrototypeSearch, cached_images, check_held, search_prototypes
+from fedkeep.generation.diffusion.training import load_benchmark, load_training_data
 from fedkeep.interface import Training
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Architecture, get_architecture
@@ -244,7 +242,7 @@ class _Request:
         """Return at least ``count`` images of each class, equally many from each of its prototypes."""
         per_class = len(self.prototypes) // self.dataset.num_classes
         with Counter(console, "images", self.quiet) as counter:
-            return ImageCache().images(
+            return cached_images(
                 self.generator,
                 self.prototypes,
                 [c for c in range(self.dataset.num_classes) for _ in range(per_class)],

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.models import Weights
-from fedkeep.models.weights import joint_norm
-from fedkeep.models.weights_file import form_of, part_of
+from fedkeep.models.weights import form_of, joint_norm, part_of
 
 MOST_ELEMENTS = 2**23
 """How many numbers of all models together are compared at a time."""

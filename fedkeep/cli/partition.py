@@ -15,7 +15,7 @@ from fedkeep.cli.text import plain_table, say
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.partition import get_scheme
-from fedkeep.data.partition.statistics import partition_statistics
+from fedkeep.data.partition.base import partition_statistics
 from fedkeep.display import LINE_SECONDS
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import load_data

@@ -15,13 +15,14 @@ from fedkeep.data import Augmentation, load
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.overrides import read_settings
-from fedkeep.generation.diffusion.generator import REGIMES, Regime
-from fedkeep.generation.diffusion.pixel import ModelCard
-from fedkeep.generation.diffusion.schedules import NoiseSchedule
-from fedkeep.generation.diffusion.subclass_clusters import cluster_subclasses
-from fedkeep.generation.diffusion.training import GeneratorTraining, train_generator
-from fedkeep.generation.diffusion.training_data import load_training_data
-from fedkeep.generation.diffusion.unet import UNet
+from fedkeep.generation.diffusion.generator import REGIMES, NoiseSchedule, Regime
+from fedkeep.generation.diffusion.pixel import ModelCard, UNet
+from fedkeep.generation.diffusion.training import (
+    GeneratorTraining,
+    cluster_subclasses,
+    load_training_data,
+    train_generator,
+)
 from fedkeep.training.pretraining import FORMS, Form, Pretraining, pretrain
 
 

@@ -36,8 +36,8 @@ from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.record import data_read
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table, profile_table, step_table
-from fedkeep.tuning.result import best_recipes, table_of
-from fedkeep.tuning.tune import tune as choose
+from fedkeep.tuning import best_recipes, table_of
+from fedkeep.tuning import tune as choose
 
 CLASSES_SHOWN = 12
 """Classes and clients that are listed on the console; the report has all."""

@@ -157,11 +157,7 @@ def _write_entry(path: Path, dataset: DataSet) -> None:
         for column, values in data.items()
     }
     metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
-    metadata |= {
-        "columns": columns_to_json(dataset.columns),
-        "values": dict(dataset.values),
-        "digest": digest(dataset),
-    }
+    metadata |= {"columns": columns_to_json(dataset.columns), "values": dict(dataset.values), "digest": digest(dataset)}
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may write the same entry: each writes its own file, and the last rename wins.
     handle, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)

@@ -32,6 +32,8 @@ CLIENT = "client"
 """The column of a `DataSet` that says whose an example is."""
 GROUP = "group"
 """The column of a `DataSet` that says which examples belong together, such as those of a patient."""
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation per channel."""
 _INDEX = re.compile(r"|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # what pandas and R call the numbers of rows
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")

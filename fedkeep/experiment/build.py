@@ -19,14 +19,12 @@ from fedkeep.data.catalog import data_folder
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
-from fedkeep.data.dedup import without_images
-from fedkeep.data.holdout import validated
+from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
-from fedkeep.generation.diffusion._libraries import check_installed
-from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.diffusion.generator import Generator, check_installed
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures

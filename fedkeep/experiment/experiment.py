@@ -25,7 +25,7 @@ from fedkeep.experiment.paths import find_damage, is_finished, trial_folder, tri
 from fedkeep.experiment.recipe import Method, Recipe, check_robust_aggregation, client_architectures
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network
-from fedkeep.tracking.tracker import check_packages
+from fedkeep.tracking import check_packages
 from fedkeep.training.model_runner import check_batch_size
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trials.trial import MANIFEST

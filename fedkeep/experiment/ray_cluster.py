@@ -15,16 +15,15 @@ import logging
 import os
 import socket
 import threading
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
@@ -49,8 +48,6 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.interface.codec import from_structure, own_storage, to_structure
 from fedkeep.models import Weights
 from fedkeep.options import as_table, build
-from fedkeep.rounds.executor import Future
-from fedkeep.rounds.messages import StepResult
 from fedkeep.rounds.state import SimulationState
 from fedkeep.trials.callbacks import Callback
 
@@ -58,7 +55,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0
 """Seconds within which a cluster must answer."""
-START_SECONDS = 600.0
+START_SECONDS = 600
 """Seconds for which a trial without any worker waits for the first one."""
 MAX_DEATHS = 3
 """How many workers may be lost with the same client steps, or as they start in one place, before the trial ends."""
@@ -66,9 +63,6 @@ ANSWER_SECONDS = 10.0
 """Seconds within which idle workers must answer after another one was lost."""
 PREPARE: Final = "prepare"
 """The kind of a request that prepares an actor for a trial."""
-MISSING: Final = "missing"
-"""The answer of an actor on a node that does not have the clients' data yet."""
-_DATA = "data"
 _ADVICE = "Start one with: ray start --head. Or name the address of one, such as --address 10.0.0.5:6379."
 
 
@@ -152,37 +146,45 @@ def _uses_gpus(machine: Machine) -> bool:
 
 
 class RayActor:
-    """A process on a node of a cluster, which Ray starts as an actor."""
+    """A process on a node of a cluster, which Ray starts as an actor.
 
-    def __init__(self) -> None:
+    ``content``: What it has to know of the trial.
+    ``get_data``: Returns the clients' data, which are asked for only if the node does not have them yet.
+    """
+
+    def __init__(self, content: Mapping[str, Any], get_data: Callable[[], Any]) -> None:
+        self.content, self.get_data = content, get_data
         self.handlers: dict[str, Handler] = {PREPARE: self._prepare}
 
-    def carry_out(self, kind: str, own: list[Any], *shared: list[Any]) -> list[Any]:
+    def carry_out(self, kind: str, *parts: list[Any]) -> list[Any]:
         """Carry out a request.
 
-        ``own``: Its content and tensors (see `fedkeep.executors.ipc.pack`).
-        ``*shared``: Further tensors, which Ray copies to a node once.
+        ``*parts``: Its content and tensors (see `fedkeep.executors.ipc.pack`); then tensors that Ray copies to a node
+            once.
         Returns: The status and the content of the result, and its tensors.
         """
-        content, tensors = unpack(own)
-        for parts in shared:
-            tensors |= unpack(parts)[1]
+        content, tensors = unpack(parts[0])
+        for shared in parts[1:]:
+            tensors |= unpack(shared)[1]
         status, content, tensors = carry_out(self.handlers[kind], content, tensors)
         return pack([status, content], tensors)
 
-    def _prepare(self, content: Any, tensors: dict[str, Tensor]) -> Message:
-        _check_versions(content["versions"])
+    def _prepare(self, _: Any, __: dict[str, Tensor]) -> Message:
+        content = self.content
+        if (found := _versions()) != content["versions"]:
+            raise RunError(
+                f"node {socket.gethostname()} has {found}, and the run was started with {content['versions']}. Install "
+                "the same versions on all nodes."
+            )
         machine = build(Machine, content["machine"], "machine")
         torch.set_num_threads(machine.threads)
         set_plain_torch()  # the user's code was imported
-        digest = Digest(**content[_DATA])
+        digest = Digest(**content["data"])
         path = cache_folder() / f"ray-{digest.sha256[:16]}.safetensors"
-        if _DATA in tensors:
-            atomic_write(path, tensors[_DATA].numpy().tobytes())
         try:
             check_file(path, digest)
         except DamagedFile:
-            return MISSING, {}
+            atomic_write(path, bytes(self.get_data()))
         import_user_code(machine.use)
         if missing := set(content["code"].values()) - set(code_digests(machine.use, main=True).values()):
             changed = [name for name, digest in content["code"].items() if digest in missing]
@@ -201,21 +203,9 @@ class RayActor:
         return None, {}
 
 
-def _versions() -> dict[str, str]:
+def _versions() -> str:
     """Return the versions that must be the same on all nodes."""
-    return {name: version(name) for name in ("fedkeep", "torch")}
-
-
-def _check_versions(expected: Mapping[str, str]) -> None:
-    if (found := _versions()) != expected:
-        raise RunError(
-            f"node {socket.gethostname()} has {_listed(found)}, and the run was started with {_listed(expected)}. "
-            "Install the same versions on all nodes."
-        )
-
-
-def _listed(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in versions.items())
+    return ", ".join(f"{name} {version(name)}" for name in ("fedkeep", "torch"))
 
 
 def _encode_data(dataset: DataSet, server: Data, initial: Weights) -> bytes:
@@ -243,75 +233,30 @@ class WorkerLost(RunError):
     """A worker, its node or what it had computed is gone."""
 
 
-@contextmanager
-def _full_store_explained(ray: Any) -> Iterator[None]:
-    """Turn Ray's error for objects that have no room into one that says what to do."""
-    try:
-        yield
-    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-        raise RunError(
-            "models or data have no room in the Ray cluster's object store. Give it more on the machine where the run "
-            f"began (ray start --object-store-memory BYTES), or run fewer trials at once. Ray says: "
-            f"{in_one_line(error, 300)}"
-        ) from None
-
-
-class SharedTensors:
-    """Tensors in the cluster's object store, from which each node copies them once."""
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-        self._refs: dict[str, Any] = {}
-
-    def refs(self, tensors: Mapping[str, Tensor]) -> list[Any]:
-        """Return references to objects that contain tensors; those that are new are put into the store.
-
-        ``tensors``: Tensors by name. A name stands for the same tensor as long as it is kept.
-        """
-        new = {name: tensor for name, tensor in tensors.items() if name not in self._refs}
-        if new:
-            with _full_store_explained(self._ray):
-                self._refs |= dict.fromkeys(new, self._ray.put(pack(None, new)))
-        return list(dict.fromkeys(self._refs[name] for name in tensors))
-
-    def keep(self, names: set[str]) -> None:
-        """Forget all tensors but these."""
-        self._refs = {name: ref for name, ref in self._refs.items() if name in names}
-
-
 @dataclass(eq=False)
 class RayWorker:
     """An actor as the executor sees it.
 
     ``ray``: The package `ray`.
-    ``shared``: Tensors that several actors receive.
+    ``stored``: References to tensors in the cluster's object store, from which each node copies them once, by name.
     ``failed_starts``: How many workers before it, in its place, were lost as they started.
     ``answer``: Stands for the answer to the last request.
     """
 
     ray: Any
     actor: Any
-    shared: SharedTensors
+    stored: dict[str, Any]
     failed_starts: int = 0
     answer: Any = None
 
-    def prepare(self, content: Any, *data: Any) -> None:
-        """Let the actor prepare for a trial.
-
-        ``content``: What it has to know.
-        ``*data``: The clients' data, if its node lacks them.
-        """
-        self._ask(PREPARE, pack(content, {}), *data)
-
     def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
-        tensors, reused = tensors or {}, set(content[1])  # what is not reused is one client's alone
+        tensors, reused = tensors or {}, set(content[1] if content else ())  # what is not reused is one client's alone
         own = {name: tensor for name, tensor in tensors.items() if name not in reused}
-        rest = {name: tensor for name, tensor in tensors.items() if name in reused}
-        self._ask(kind, pack(content, own), *self.shared.refs(rest))
-
-    def _ask(self, *request: Any) -> None:
-        with _full_store_explained(self.ray):
-            self.answer = self.actor.carry_out.remote(*request)
+        shared = tensors.keys() - own.keys()
+        if new := {name: tensors[name] for name in shared if name not in self.stored}:
+            self.stored.update(dict.fromkeys(new, self.ray.put(pack(None, new))))
+        refs = dict.fromkeys(self.stored[name] for name in tensors if name in shared)
+        self.answer = self.actor.carry_out.remote(kind, pack(content, own), *refs)
 
     def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
         errors = self.ray.exceptions
@@ -324,13 +269,11 @@ class RayWorker:
             raise WorkerLost(in_one_line(error, 300)) from None
         return status, content, tensors
 
-    def kill(self) -> None:
-        """End the actor, also in the middle of a step."""
-        self.ray.kill(self.actor)
-
 
 class RayExecutor(WorkerExecutor[RayWorker]):
     """Carries out client steps in actors. Those that the cluster has no room for yet join as soon as it has.
+
+    Ray's own restart of an actor waits for room; here a lost worker's clients go to the other workers meanwhile.
 
     ``trial``: The trial, whose description is written.
     """
@@ -340,81 +283,40 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self.ray = ray
         self.prefetch = 2 * count
         self.starting: set[RayWorker] = set()
-        self._trial = trial
-        self._shared = SharedTensors(ray)
-        self._preparation = self._describe()
-        self._deaths: Counter[RequestGroup] = Counter()
-        self._alone_since = time.monotonic()
+        self._machine = trial.experiment.machine
+        self._stored: dict[str, Any] = {}
+        data = _data(trial)
+        # In a function, since Ray itself would copy the data to every node.
+        self._arguments = _describe(trial, data), partial(ray.get, ray.put(np.frombuffer(data, np.uint8)))
+        self._silence = 0  # how often nobody answered within a second while there was no worker
         for _ in range(count):
             self._start_worker()
-
-    def as_completed(self, futures: Sequence[Future]) -> Iterator[int]:
-        self._alone_since = time.monotonic()
-        return super().as_completed(futures)
-
-    def wait(self, future: Future) -> StepResult:
-        self._alone_since = time.monotonic()  # answers are read only while somebody waits
-        return super().wait(future)
 
     def cancel_all(self) -> None:
         super().cancel_all()
         self._backlog.clear()  # a lost worker's clients are there again
 
-    @cached_property
-    def _shared_data(self) -> Any:
-        """The clients' data in the cluster's object store."""
-        data = torch.frombuffer(bytearray(self._data()), dtype=torch.uint8)
-        with _full_store_explained(self.ray):
-            return self.ray.put(pack(None, {_DATA: data}))
-
-    def _data(self) -> bytes:
-        experiment = self._trial.experiment
-        found = clients_and_server_data(experiment.recipe, self._trial.seed, experiment.machine.data_dir)
-        initial = experiment.initial_model(self._trial.seed)
-        return _encode_data(*found, {} if initial is None else initial.weights)
-
-    def _describe(self) -> dict[str, Any]:
-        """Return what an actor has to know to prepare for the trial."""
-        machine = self._trial.experiment.machine
-        digest = digest_of(self._data())
-        local = data_folder(machine.data_dir)
-        on_node = replace(
-            machine,
-            executor="processes",
-            address=None,
-            device="cuda" if _uses_gpus(machine) else "cpu",  # Ray shows an actor its own GPU alone
-            data_dir=None if local is None else str(local.resolve()),
-            use=tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in machine.use),
-        )
-        return {
-            "versions": _versions(),
-            "machine": as_table(on_node),
-            "recipe": self._trial.experiment.recipe.to_toml(),
-            "code": dict(self._trial.identity.code),
-            "method": self._trial.method.label,
-            "seed": self._trial.seed,
-            _DATA: {"bytes": digest.bytes, "sha256": digest.sha256},
-        }
-
     def _start_worker(self, failed_starts: int = 0) -> None:
-        machine = self._trial.experiment.machine
-        options = {"num_cpus": machine.threads, "num_gpus": int(_uses_gpus(machine)), "scheduling_strategy": "SPREAD"}
-        actor = self.ray.remote(RayActor).options(**options, max_restarts=0).remote()
-        worker = RayWorker(self.ray, actor, self._shared, failed_starts)
-        worker.prepare(self._preparation)
+        gpus = int(_uses_gpus(self._machine))
+        cls = self.ray.remote(RayActor).options(
+            num_cpus=self._machine.threads, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
+        )
+        worker = RayWorker(self.ray, cls.remote(*self._arguments), self._stored, failed_starts)
+        worker.send(PREPARE, None)
         self.starting.add(worker)
 
     def _dispatch(self) -> None:
-        self._shared.keep(set(self._names.values()))
+        for name in self._stored.keys() - set(self._names.values()):
+            del self._stored[name]
         super()._dispatch()
 
     def _messages(self) -> Iterator[tuple[RequestGroup, str, Any, dict[str, Tensor]]]:
         by_answer = {worker.answer: worker for worker in (*self.under_way, *self.starting)}
         answers = list(by_answer)
         self.ray.wait(answers, timeout=1.0)
+        found = self.ray.wait(answers, num_returns=len(answers), timeout=0)[0]
         lost = False
-        for answer in self.ray.wait(answers, num_returns=len(answers), timeout=0)[0]:
-            worker = by_answer[answer]
+        for worker in map(by_answer.__getitem__, found):
             try:
                 kind, content, tensors = worker.receive()
             except WorkerLost as loss:
@@ -427,33 +329,34 @@ class RayExecutor(WorkerExecutor[RayWorker]):
                 yield self.under_way.pop(worker), kind, content, tensors
         if lost:
             self._replace_silent()
-        self._check_not_alone()
+        self._silence = 0 if found or self.workers else self._silence + 1
+        if self._silence > START_SECONDS:
+            free, name = self.ray.available_resources(), "GPU" if _uses_gpus(self._machine) else "CPU"
+            raise RunError(
+                f"no worker on the Ray cluster has started within {START_SECONDS} s: {free.get(name, 0):g} {name}s "
+                "are free. Wait for others' jobs to end, or add nodes. Finished rounds are saved."
+            )
 
     def _use(self, worker: RayWorker, kind: str, content: Any) -> None:
-        """Give steps to a worker that has prepared for the trial, or send it the data that it lacks."""
+        """Let a worker that has prepared for the trial have steps."""
         if kind != DONE:
             raise RunError(f"a worker on the Ray cluster could not prepare for the trial: {content}")
-        if content == MISSING:
-            worker.prepare(self._preparation, self._shared_data)
-            self._alone_since = time.monotonic()
-            return
         self.starting.remove(worker)
         self.workers.append(worker)
         self.known[worker] = set()
 
     def _replace(self, worker: RayWorker, loss: WorkerLost) -> None:
         """Start a worker in the place of a lost one, whose clients are trained again."""
-        worker.kill()  # it may only have been out of reach
+        self.ray.kill(worker.actor)  # it may only have been out of reach
         group = self.under_way.pop(worker, None)
         if group is not None:
-            self._deaths[group] += 1
-            deaths = self._deaths[group]
+            group.deaths += 1
+            deaths = group.deaths
         else:  # each place counts its own, since a lost node takes many workers with it
             deaths = worker.failed_starts + 1 if worker in self.starting else 0
         self.starting.discard(worker)
         if self.known.pop(worker, None) is not None:
             self.workers.remove(worker)
-            self._alone_since = time.monotonic()
         if deaths >= MAX_DEATHS:
             where = (
                 "as it started" if group is None else f"with the same client steps, perhaps for lack of memory. {group}"
@@ -478,20 +381,41 @@ class RayExecutor(WorkerExecutor[RayWorker]):
             except self.ray.exceptions.RayError as error:
                 self._replace(worker, WorkerLost(in_one_line(error, 300)))
 
-    def _check_not_alone(self) -> None:
-        if not self.workers and time.monotonic() - self._alone_since > START_SECONDS:
-            machine = self._trial.experiment.machine
-            free, name = self.ray.available_resources(), "GPU" if _uses_gpus(machine) else "CPU"
-            raise RunError(
-                f"no worker on the Ray cluster has started within {START_SECONDS:g} s: {free.get(name, 0):g} {name}s "
-                "are free. Wait for others' jobs to end, or add nodes. Finished rounds are saved."
-            )
-
     def _kill_workers(self) -> None:
         for worker in (*self.workers, *self.starting):
-            worker.kill()
+            self.ray.kill(worker.actor)
         self.workers.clear()
         self.starting.clear()
+
+
+def _data(trial: Trial) -> bytes:
+    """Return a trial's data as a file."""
+    experiment = trial.experiment
+    found = clients_and_server_data(experiment.recipe, trial.seed, experiment.machine.data_dir)
+    initial = experiment.initial_model(trial.seed)
+    return _encode_data(*found, {} if initial is None else initial.weights)
+
+
+def _describe(trial: Trial, data: bytes) -> dict[str, Any]:
+    """Return what an actor has to know to prepare for the trial."""
+    machine, local = trial.experiment.machine, data_folder(trial.experiment.machine.data_dir)
+    on_node = replace(
+        machine,
+        executor="processes",
+        address=None,
+        device="cuda" if _uses_gpus(machine) else "cpu",  # Ray shows an actor its own GPU alone
+        data_dir=None if local is None else str(local.resolve()),
+        use=tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in machine.use),
+    )
+    return {
+        "versions": _versions(),
+        "machine": as_table(on_node),
+        "recipe": trial.experiment.recipe.to_toml(),
+        "code": dict(trial.identity.code),
+        "method": trial.method.label,
+        "seed": trial.seed,
+        "data": vars(digest_of(data)),
+    }
 
 
 class RayWorkers(Callback):

@@ -32,7 +32,7 @@ from fedkeep.options import Options, as_table, build
 from fedkeep.rounds.attack_options import ON_EXAMPLES, Attack
 from fedkeep.rounds.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.run_settings import RunSettings
-from fedkeep.tracking.tracker import check_log
+from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
 from fedkeep.trust.robust import KRUM
 

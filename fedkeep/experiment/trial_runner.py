@@ -51,8 +51,7 @@ from fedkeep.options import as_table
 from fedkeep.rounds.messages import FaultKind
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
-from fedkeep.tracking.logged_trial import LoggedTrial
-from fedkeep.tracking.tracker import Tracker
+from fedkeep.tracking import LoggedTrial, Tracker
 from fedkeep.training.evaluation import count_confusions
 from fedkeep.trials.autotune import choose_stack_size
 from fedkeep.trials.callbacks import Callback

@@ -53,7 +53,7 @@ from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.run_folder import Run
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
-from fedkeep.tracking.tracker import check_log, check_packages
+from fedkeep.tracking import check_log, check_packages
 from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.checkpoint import load_manifest, manifests
 from fedkeep.trials.trial import TrialBusy, run_trial

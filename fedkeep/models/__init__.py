@@ -1,11 +1,24 @@
 """Networks, each split into features and a classifier, and models as values: tensors by name."""
 
 from fedkeep.models.base import Architecture, Network, Shape, architectures, get_architecture
-from fedkeep.models.cnn import CNN4, CNNLL, VGG16, AlexNet8, AlexNet8USFC, LeNet5, MeanCNN, SimpleCNN
-from fedkeep.models.mlp import MLP
+from fedkeep.models.networks import (
+    CNN4,
+    CNNLL,
+    MLP,
+    VGG16,
+    AlexNet8,
+    AlexNet8USFC,
+    EmbeddingBag,
+    LeNet5,
+    MeanCNN,
+    ResNet18,
+    ResNet32,
+    ResNet34,
+    ResNet50,
+    SimpleCNN,
+    TextCNN,
+)
 from fedkeep.models.pretrained import Pretrained
-from fedkeep.models.resnet import ResNet18, ResNet32, ResNet34, ResNet50
-from fedkeep.models.text import EmbeddingBag, TextCNN
 from fedkeep.models.weights import Weights
 
 __all__ = [

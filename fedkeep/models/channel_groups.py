@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from fedkeep.errors import ConfigError
-from fedkeep.models.layers import MaxPool2
+from fedkeep.models.networks import MaxPool2
 
 # Operations that treat all channels alike, so that they commute with a permutation of channels.
 _EACH_ALIKE: tuple[type[nn.Module], ...] = (

@@ -1,16 +1,223 @@
-"""A pre-trained network of which only the classifier is trained."""
+"""A pre-trained network whose features are frozen: only the classifier is trained."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
+import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
+from fedkeep._utils import seeds
+from fedkeep.errors import ConfigError, RunError, require_optional
 from fedkeep.models.base import Architecture, Network, Shape, image_shape
-from fedkeep.models.extractor import Extractor, load_extractor
+from fedkeep.models.weights import parameter_count, tensor_hash
 from fedkeep.options import option
+
+READING, CARD, CHECKPOINT = "preprocessor_config.json", "pretraining.json", "checkpoint.safetensors"
+BATCH = 64  # images in a forward pass; 40 MB at 224 pixels
+MEMORY = 2**28  # bytes of cached features
+
+WIDTHS = {"vit": lambda config: config.hidden_size, "resnet": lambda config: config.hidden_sizes[-1]}
+"""The supported kinds of network, and functions from their configuration to the number of features."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The images that an extractor expects; calling it converts images.
+
+    ``side``: Side of the square images, in pixels.
+    ``mean``: Mean of each channel, for pixels from 0 to 1.
+    ``std``: Standard deviation of each channel.
+    """
+
+    side: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Resize and normalise images.
+
+        ``images``: Images, uint8 [b, channels, height, width].
+        Returns: Images, float32 [b, channels, side, side].
+        """
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):
+            raise ConfigError(
+                f"a pre-trained extractor reads images as they are stored, uint8 [n, {len(self.mean)}, height, width], "
+                f"not {str(images.dtype).removeprefix('torch.')} {list(images.shape)}. Use it with such images, and "
+                "with methods that do not change them."
+            )
+        pixels = images.to(torch.float32).div_(255)
+        if pixels.shape[-2:] != (self.side, self.side):
+            pixels = interpolate(pixels, size=(self.side, self.side), mode="bilinear", antialias=True)
+        mean, std = (pixels.new_tensor(numbers).view(-1, 1, 1) for numbers in (self.mean, self.std))
+        return (pixels - mean) / std
+
+
+class Extractor:
+    """A frozen network that caches its features.
+
+    It is not a `torch.nn.Module`: its weights are not part of any model, so that they are not trained, sent or saved.
+
+    ``network``: A ViT or ResNet of `transformers` without its classifier.
+    ``about``: A line about the network and its training data.
+    ``memory``: Largest size of the cache, in bytes; the most recently used features are kept.
+    ``learned``: Names of the classes on which it was trained; empty if they are not known.
+    ``kind``: The kind of network, a key of `WIDTHS`.
+    ``width``: Number of features.
+    ``read``: Number of images that the network has processed.
+    """
+
+    def __init__(
+        self, network: Any, reading: InputSpec, about: str = "", memory: int = MEMORY, learned: tuple[str, ...] = ()
+    ) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.reading = reading
+        self.about = about
+        self.memory = memory
+        self.learned = learned
+        self.kind = str(network.config.model_type)
+        self.width = int(WIDTHS[self.kind](network.config))
+        self.read = 0
+        self._known: OrderedDict[str, Tensor] = OrderedDict()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Compute features, or take them from the cache.
+
+        ``images``: Images, uint8 [b, channels, height, width].
+        Returns: Features, float32 [b, width], on the images' device.
+        """
+        key = f"{images.device} {tensor_hash(images)}"
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        features = self._features(images)
+        self._known[key] = features
+        while sum(known.nbytes for known in self._known.values()) > self.memory:
+            self._known.popitem(last=False)
+        return features
+
+    @torch.no_grad()
+    def _features(self, images: Tensor) -> Tensor:
+        self.network.to(images.device)
+        self.read += len(images)
+        parts = [features_of(self.network, self.reading(part)) for part in torch.split(images, BATCH)]
+        return torch.cat(parts)
+
+    def hash(self) -> str:
+        """Return a hash of the bits of all weights."""
+        state = self.network.state_dict()
+        each = "".join(f"{name} {tensor_hash(state[name])}\n" for name in sorted(state))
+        return hashlib.blake2b(each.encode(), digest_size=16).hexdigest()
+
+
+def features_of(network: Any, pixels: Tensor) -> Tensor:
+    """Compute the features of a network: the first token of a ViT, or a ResNet's mean over pixels.
+
+    ``network``: A ViT or ResNet of `transformers` without its classifier.
+    ``pixels``: Normalised images, float32 [b, channels, side, side].
+    Returns: Features, [b, width].
+    """
+    outputs = network(pixels)
+    is_vit = network.config.model_type == "vit"
+    features: Tensor = outputs.last_hidden_state[:, 0] if is_vit else outputs.pooler_output
+    return features.flatten(1)
+
+
+@lru_cache(maxsize=2)
+def load_extractor(source: str) -> Extractor:
+    """Load an extractor from a local folder, or by its name from the Hugging Face Hub; the two last ones are cached.
+
+    Only weights in safetensors are read, and no code is run.
+    """
+    library = library_of_extractors()
+    folder = Path(source)
+    if (folder / CHECKPOINT).is_file() and not (folder / CARD).is_file():
+        raise RunError(f"the extractor in {source} is not trained to its end: run the command that began it again.")
+    try:
+        with quietly(library), seeds.temporary_seed(0):  # a missing classifier is initialised at random; it is not used
+            whole, loaded = library.AutoModelForImageClassification.from_pretrained(
+                source, use_safetensors=True, output_loading_info=True
+            )
+        _require_whole(loaded["missing_keys"], whole.base_model_prefix)
+        reading = _reading(library.utils.hub.cached_file(source, READING), whole.config)
+        card = json.loads((folder / CARD).read_text()) if (folder / CARD).is_file() else {}
+        about, learned = _about(source, whole, card), _learned(whole.config, card)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunError(
+            f"cannot load a pre-trained extractor from {source}: {reason} Name a folder that fedkeep pretrain wrote, "
+            "or connect this machine to the Hub. Weights that are not safetensors must be converted first."
+        ) from error
+    kind = str(whole.config.model_type)
+    if kind not in WIDTHS:
+        raise ConfigError(
+            f"{source} is a network of the kind {kind!r}, and an extractor is one of {', '.join(WIDTHS)}."
+        )
+    return Extractor(whole.base_model, reading, about, learned=learned)
+
+
+def library_of_extractors() -> Any:
+    """Import `transformers`."""
+    return require_optional("transformers", "A pre-trained extractor", "diffusion")
+
+
+@contextmanager
+def quietly(library: Any) -> Iterator[None]:
+    """Turn off the progress bars and warnings of `transformers` within the block."""
+    logging = library.utils.logging
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _require_whole(missing: Iterable[str], prefix: str) -> None:
+    """Raise `ValueError` if weights of the extractor itself are missing; the library would make random ones."""
+    absent = sorted(name for name in missing if name.startswith(f"{prefix}."))
+    if absent:
+        raise ValueError(f"its weights lack {absent[0]!r}" + (f" and {len(absent) - 1} more." if absent[1:] else "."))
+
+
+def _reading(path: str, config: Any) -> InputSpec:
+    """Return the images that a checkpoint expects; the whole image is scaled to its square."""
+    preprocessor: Mapping[str, Any] = json.loads(Path(path).read_text())
+    size = preprocessor.get("size", getattr(config, "image_size", None))
+    if isinstance(size, Mapping):
+        size = size.get("height", size.get("shortest_edge"))
+    mean, std = (tuple(map(float, preprocessor[name])) for name in ("image_mean", "image_std"))
+    if not isinstance(size, int) or size < 1 or len(mean) != len(std) or not mean:
+        raise ValueError(f"its {READING} gives no size, mean and deviation of images.")
+    return InputSpec(size, mean, std)
+
+
+def _about(source: str, whole: Any, card: Mapping[str, Any]) -> str:
+    about = f"{source}: {whole.config.model_type}, {parameter_count(whole.base_model) / 1e6:.2f} M parameters, frozen"
+    if not card:
+        return about
+    return f"{about}; pre-trained on {card['data']}, {100 * card['test_accuracy']:.1f} % of whose test images it tells"
+
+
+def _learned(config: Any, card: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes of the training data; public checkpoints may join several names (``"beaver, castor"``)."""
+    if "label_names" in card:
+        return tuple(map(str, card["label_names"]))
+    labels = [str(label) for label in config.id2label.values()]
+    return tuple(name for label in labels if not label.startswith("LABEL_") for name in label.split(", "))
 
 
 class FrozenNetwork(Network):

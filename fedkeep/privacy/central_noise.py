@@ -14,7 +14,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
-from fedkeep.models.weights_file import form_of
+from fedkeep.models.weights import form_of
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.privacy.privacy_checks import reason_against_central_noise
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from fedkeep.errors import FedKeepError
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
-from fedkeep.models.weights_file import form_of
+from fedkeep.models.weights import form_of
 from fedkeep.rounds.messages import Fault, StepRequest, sent_model
 from fedkeep.rounds.state import SimulationState
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedkeep.interface.pytree import num_bytes, replace_nodes
 from fedkeep.models import Weights
-from fedkeep.models.weights_file import StoredWeights, WeightsFile, form_of
+from fedkeep.models.weights import StoredWeights, WeightsFile, form_of
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from fedkeep.interface import Algorithm, Training
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
-from fedkeep.models.weights_file import WeightsFile
+from fedkeep.models.weights import WeightsFile
 from fedkeep.rounds.attack_options import Attack
 from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.evaluation_models import EvaluationModel, distinct_models

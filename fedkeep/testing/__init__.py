@@ -16,54 +16,17 @@ from typing import Any
 
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import Algorithm
-from fedkeep.testing import determinism, failures, odd_federations, tasks
+from fedkeep.testing import checks, tasks
 
 __all__ = ["CHECKS", "check_algorithm", "checks_for"]
 
-CHECKS: tuple[Callable[[Algorithm[Any, Any]], None], ...] = (
-    determinism.check_two_runs_are_equal,
-    determinism.check_another_seed_differs,
-    determinism.check_common_randomness,
-    determinism.check_evaluation_interval_changes_nothing,
-    determinism.check_evaluating_local_models_changes_nothing,
-    determinism.check_codec_changes_nothing,
-    determinism.check_order_of_work_changes_nothing,
-    determinism.check_stacked_training,
-    determinism.check_global_randomness,
-    determinism.check_records_are_json,
-    failures.check_resume,
-    failures.check_checkpoint,
-    failures.check_lost_clients,
-    failures.check_bad_replies,
-    failures.check_diverged_client,
-    failures.check_too_few_clients,
-    failures.check_exceptions,
-    odd_federations.check_cohort_of_one,
-    odd_federations.check_more_rounds_than_clients,
-    odd_federations.check_cohort_of_everybody,
-    odd_federations.check_client_with_one_example,
-    odd_federations.check_clients_with_one_class,
-    odd_federations.check_clients_without_examples,
-    odd_federations.check_nobody_with_examples,
-    odd_federations.check_batch_norm,
-    odd_federations.check_dropout,
-    odd_federations.check_memory,
-    tasks.check_tasks,
-    tasks.check_tasks_through_codec,
-    tasks.check_tasks_order_of_work,
-    tasks.check_tasks_stacked_training,
-    tasks.check_tasks_class_without_examples,
-    tasks.check_tasks_resume,
-    tasks.check_tasks_exception,
+CHECKS: tuple[Callable[[Algorithm[Any, Any]], None], ...] = tuple(
+    check for module in (checks, tasks) for name, check in vars(module).items() if name.startswith("check_")
 )
 """All checks. A name without ``check_`` is what `check_algorithm` skips, and what `checks_for` yields."""
 
-_OF_TASKS = {check for check in CHECKS if check.__module__ == tasks.__name__}
 
-
-def checks_for(
-    algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]],
-) -> Iterator[tuple[str, Callable[[], None]]]:
+def checks_for(algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the name of each check that applies to a method, and a function without arguments that carries it out.
 
     ``algorithm``: The method, or its class for the method with its default options. Options that make its rounds small
@@ -71,7 +34,7 @@ def checks_for(
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
     for check in CHECKS:
-        if check in _OF_TASKS and "auxiliary" in method.needs:
+        if check.__module__ == tasks.__name__ and "auxiliary" in method.needs:
             continue  # auxiliary examples are of all classes: recipes refuse them with tasks
         yield check.__name__.removeprefix("check_"), functools.partial(check, method)
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fedkeep.data import DataSet, Federation, Tasks, TaskStream
 from fedkeep.data.partition import Dirichlet, Partition
-from fedkeep.generation.diffusion.generator import Generator
-from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
+from fedkeep.generation.diffusion.generator import Generator, NoiseSchedule, Sampler
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, get_architecture
 from fedkeep.rounds.run_settings import RunSettings

@@ -1,29 +1,39 @@
-"""What the checks compare: a method's undisturbed run, the condition of a simulation, and expectations that tell."""
+"""What the checks compare: a method's undisturbed run, what its clients did, and expectations that tell."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_origin
 
 import torch
 from torch import Tensor
 
 from fedkeep._utils.seeds import temporary_seed
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import DataError
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.codec import encode
 from fedkeep.interface.pytree import keystr, tree_leaves_with_path
+from fedkeep.losses import Batch
 from fedkeep.models import Weights
+from fedkeep.rounds.executor import Executor, Future
+from fedkeep.rounds.messages import Fault, StepRequest, StepResult
+from fedkeep.rounds.state import SimulationState
 from fedkeep.testing import federation as tiny
-from fedkeep.testing.interception import replies_with
+from fedkeep.training.local_training import BatchStream
+from fedkeep.training.party import LocalClient, LocalParty
+from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.simulation import Simulation
 
 AnyAlgorithm = Algorithm[Any, Any]
+Step = Callable[..., Any]
 
 ROUNDS = 4
 GLOBAL_SEED = 11
@@ -125,6 +135,12 @@ def last_fit(algorithm: AnyAlgorithm) -> str:
     return [step for number, _, step in undisturbed(algorithm).calls if number == 2 and step in fits][-1]
 
 
+def replies_with(algorithm: Algorithm[Any, Any], kind: type[Any]) -> set[str]:
+    """Return the names of a method's steps whose annotated reply is of a kind."""
+    replies = {name: annotations_of(step)["return"] for name, step in client_steps(type(algorithm)).items()}
+    return {name for name, reply in replies.items() if issubclass(get_origin(reply) or reply, kind)}
+
+
 def condition(simulation: Simulation) -> dict[str, Any]:
     """Return all that a later round can depend on, comparable."""
     empty = encode(simulation.client_states.type())
@@ -203,3 +219,148 @@ def expect_data_error(simulation: Simulation) -> None:
         expect(words in str(error), algorithm, f"the error should say that {words} a class, not {error}")
     else:
         expect(False, algorithm, f"a run should be refused with a DataError that says {words} a class")
+
+
+def expect_same_files(algorithm: AnyAlgorithm, folder: Path, whole: Path, why: str) -> None:
+    """Check that two trials left the same bytes."""
+    for name in ("rounds.jsonl", "model.safetensors", "result.json"):
+        same = (folder / name).read_bytes() == (whole / name).read_bytes()
+        expect(same, algorithm, f"{name} should hold the same bytes {why}; all that is kept belongs into a state")
+
+
+class Stopped(BaseException):
+    """Stands for whatever stops a process."""
+
+
+def stop_after(number: int) -> Callback:
+    """Return a callback that stops the trial after a round."""
+
+    def stop(state: Any, result: Any) -> None:
+        if result.record["round"] == number:
+            raise Stopped
+
+    return OnRoundEnd(stop)
+
+
+class WrappedSteps(Executor):
+    """Carries out other steps than it is given.
+
+    ``wrap``: Returns what is called in the place of a request's step.
+    """
+
+    def __init__(self, inner: Executor, wrap: Callable[[StepRequest], Step]) -> None:
+        self.inner = inner
+        self.wrap = wrap
+        self.prefetch = inner.prefetch
+
+    def begin_round(self, round: int, cohort: Sequence[str]) -> None:
+        self.inner.begin_round(round, cohort)
+
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        return self.inner.submit(*(replace(request, step=self.wrap(request)) for request in requests))
+
+    def wait(self, future: Future) -> StepResult | Fault:
+        return self.inner.wait(future)
+
+    def cancel_all(self) -> None:
+        self.inner.cancel_all()
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+
+class BackwardExecutor(Executor):
+    """Carries out all that it was given, the latest first, as soon as one result is waited for."""
+
+    prefetch = 64
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.pending: list[tuple[int, Future]] = []
+        self.results: dict[int, StepResult | Fault] = {}
+        self.submitted = 0
+
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        futures = self.inner.submit(*requests)
+        numbers = list(range(self.submitted, self.submitted + len(futures)))
+        self.submitted += len(futures)
+        self.pending += zip(numbers, futures, strict=True)
+        return numbers
+
+    def wait(self, future: Future) -> StepResult | Fault:
+        while self.pending:
+            number, inner = self.pending.pop()
+            self.results[number] = self.inner.wait(inner)
+        return self.results.pop(future)
+
+    def cancel_all(self) -> None:
+        self.pending.clear()
+        self.results.clear()
+        self.inner.cancel_all()
+
+    def stop(self) -> None:
+        self.cancel_all()
+        self.inner.stop()
+
+
+def wrap_steps(simulation: SimulationState, wrap: Callable[[StepRequest], Step]) -> None:
+    """Let a simulation carry out other steps than the method's own (see `WrappedSteps`)."""
+    simulation.executor = WrappedSteps(simulation.executor, wrap)
+
+
+def watch_clients(simulation: SimulationState, watch: Callable[[LocalParty], None]) -> None:
+    """Call a function with every client before its step."""
+
+    def wrap(request: StepRequest) -> Step:
+        @functools.wraps(request.step)
+        def wrapped(client: LocalClient, *args: Any, **kwargs: Any) -> Any:
+            watch(client)
+            return request.step(client, *args, **kwargs)
+
+        return wrapped
+
+    wrap_steps(simulation, wrap)
+
+
+@dataclass
+class RecordedBatches:
+    """What clients saw.
+
+    ``labels``: Of each client's examples.
+    ``orders``: The rows of each pass over a data set, in their order, by round and client.
+    """
+
+    labels: dict[str, list[int]]
+    orders: dict[tuple[int, str], list[list[int]]]
+
+
+def record_batches(simulation: Simulation) -> RecordedBatches:
+    """Return what will hold what clients see, once the simulation has run."""
+    seen = RecordedBatches({}, defaultdict(list))
+
+    def watch(client: LocalParty) -> None:
+        seen.labels[client.name] = client.data["label"].tolist()
+        make = client.train_job
+
+        def train_job(*args: Any, **kwargs: Any) -> Any:
+            job = make(*args, **kwargs)
+            orders = seen.orders[client.round, client.name]
+            return replace(job, streams=[_RecordedStream(**vars(stream), orders=orders) for stream in job.streams])
+
+        client.train_job = train_job  # type: ignore[method-assign]
+
+    watch_clients(simulation, watch)
+    return seen
+
+
+@dataclass(frozen=True, eq=False)
+class _RecordedStream(BatchStream):
+    """A data set that writes down in which order its rows are drawn."""
+
+    orders: list[list[int]] | None = None
+
+    def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
+        drawn = list(super().batches(size, merge_last))
+        if self.orders is not None:
+            self.orders.append([row for batch in drawn for row in batch.index.tolist()])
+        return iter(drawn)

@@ -5,32 +5,17 @@ Tasks of one class each, clients that hold nothing of a task, and a class of whi
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedkeep.data import TaskStream
 from fedkeep.testing import federation as tiny
-from fedkeep.testing.failures import expect_same_files
-from fedkeep.testing.interception import BackwardExecutor, Stopped, stop_after
-from fedkeep.testing.runs import (
-    AnyAlgorithm,
-    condition,
-    expect,
-    expect_close_run,
-    expect_data_error,
-    expect_equal,
-    expect_json,
-    expect_same_run,
-    expect_settled,
-    undisturbed,
-)
-from fedkeep.trials.callbacks import OnRoundEnd
+from fedkeep.testing import runs
+from fedkeep.testing.runs import AnyAlgorithm
 from fedkeep.trials.trial import run_trial
 
 STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
@@ -38,30 +23,30 @@ STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the 
 
 def check_tasks(algorithm: AnyAlgorithm) -> None:
     """Check that all tasks are run, and that the model knows each task's classes."""
-    whole = undisturbed(algorithm, tiny.simulation_with_tasks)
+    whole = runs.undisturbed(algorithm, tiny.simulation_with_tasks)
     places = [(record["task"], record["round"]) for record in whole.records]
-    expect_equal(places, [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)], algorithm, "all tasks should be run")
+    runs.expect_equal(places, [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)], algorithm, "all tasks should be run")
     classes = [len(record["correct"]) for record in whole.records]
-    expect_equal(classes, [1, 1, 2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
-    expect_settled(algorithm, whole.records, whole.model)
+    runs.expect_equal(classes, [1, 1, 2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
+    runs.expect_settled(algorithm, whole.records, whole.model)
     for record in whole.records:
-        expect_json(algorithm, record)
+        runs.expect_json(algorithm, record)
 
 
 def check_tasks_through_codec(algorithm: AnyAlgorithm) -> None:
     """Check that a second run, with all messages through the codec, leaves the same."""
     coded = tiny.simulation_with_tasks(algorithm, through_codec=True)
-    one = undisturbed(algorithm, tiny.simulation_with_tasks)
-    expect_same_run(one, tiny.run_rounds(coded), coded, "when every message goes through the codec, with tasks")
+    one = runs.undisturbed(algorithm, tiny.simulation_with_tasks)
+    runs.expect_same_run(one, tiny.run_rounds(coded), coded, "when every message goes through the codec, with tasks")
 
 
 def check_tasks_order_of_work(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on which client is quicker."""
-    forward = undisturbed(algorithm, tiny.simulation_with_tasks, cohort_size=5, training=tiny.SHORT)
+    forward = runs.undisturbed(algorithm, tiny.simulation_with_tasks, cohort_size=5, training=tiny.SHORT)
     backward = tiny.simulation_with_tasks(algorithm, cohort_size=5, training=tiny.SHORT)
-    backward.executor = BackwardExecutor(backward.serial)
+    backward.executor = runs.BackwardExecutor(backward.serial)
     records = tiny.run_rounds(backward)
-    expect_same_run(forward, records, backward, "when clients are asked in another order, with tasks")
+    runs.expect_same_run(forward, records, backward, "when clients are asked in another order, with tasks")
 
 
 def check_tasks_stacked_training(algorithm: AnyAlgorithm) -> None:
@@ -69,7 +54,7 @@ def check_tasks_stacked_training(algorithm: AnyAlgorithm) -> None:
     tasks = tiny.stream((2, 1), clients=6, absent=1)
     looped, stacked = (tiny.simulation_with_tasks(algorithm, tasks, cohort_size=6, stack=stack) for stack in (1, 4))
     records = tiny.run_rounds(looped)
-    expect_close_run(records, looped.server.model, tiny.run_rounds(stacked), stacked)
+    runs.expect_close_run(records, looped.server.model, tiny.run_rounds(stacked), stacked)
 
 
 def check_tasks_class_without_examples(algorithm: AnyAlgorithm) -> None:
@@ -77,57 +62,26 @@ def check_tasks_class_without_examples(algorithm: AnyAlgorithm) -> None:
     tasks = _without_examples(tiny.stream((2, 1), absent=0), 2)
     simulation = tiny.simulation_with_tasks(algorithm, tasks, rounds=2)
     if "generator" in algorithm.needs:  # what nobody has cannot be described
-        expect_data_error(simulation)
+        runs.expect_data_error(simulation)
         return
     records = tiny.run_rounds(simulation)
     classes = [len(record["correct"]) for record in records]
-    expect_equal(classes, [2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
-    expect_settled(algorithm, records, simulation.server.model)
+    runs.expect_equal(classes, [2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
+    runs.expect_settled(algorithm, records, simulation.server.model)
 
 
 def check_tasks_resume(algorithm: AnyAlgorithm) -> None:
-    """Check that a trial that is stopped or killed around a task's beginning resumes to the same bytes."""
+    """Check that a trial that is stopped around a task's beginning resumes to the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        whole, stopped, killed = (Path(folder) / name for name in ("whole", "stopped", "killed"))
-
-        def copy(state: Any, result: Any) -> None:
-            if result.record["round"] == STOPS[-1]:
-                shutil.copytree(whole, killed)
-
-        simulation = tiny.simulation_with_tasks(algorithm, training=tiny.SHORT)
-        run_trial(simulation, whole, [OnRoundEnd(copy)], checkpoint_share=1e-12)
+        whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
+        run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), whole)
         for at in STOPS:
-            with suppress(Stopped):
-                run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), stopped, [stop_after(at)])
-        for cut, why in ((stopped, f"stopped after rounds {STOPS}"), (killed, f"killed in round {STOPS[-1]}")):
-            run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), cut)
-            expect_same_files(algorithm, cut, whole, f"when {why} of three tasks and resumed")
-
-
-def check_tasks_exception(algorithm: AnyAlgorithm) -> None:
-    """Check that an exception in a task's first round leaves the last round of the task before."""
-    whole = undisturbed(algorithm, tiny.simulation_with_tasks)
-    simulation = tiny.simulation_with_tasks(algorithm)
-    records = tiny.run_rounds(simulation, 2)
-    before = condition(simulation)
-    last = [(number, client, step) for number, client, step in whole.calls if number == 3][-1]
-
-    def fail(number: int, client: str, step: str) -> None:
-        if (number, client, step) == last:
-            raise ZeroDivisionError("on purpose")
-
-    simulation.settings.fault_injector = fail
-    has_failed = False
-    try:
-        simulation.run_round()
-    except ZeroDivisionError:
-        has_failed = True
-    simulation.settings.fault_injector = None
-    expect(has_failed, algorithm, "the third round should ask for the same steps in every run")
-    same = condition(simulation) == before and simulation.federation.task == 1
-    expect(same, algorithm, "an exception as a task begins should leave everything as after the last round")
-    records += tiny.run_rounds(simulation)
-    expect_equal(records, whole.records, algorithm, "a run should go on after an exception as if there was none")
+            with suppress(runs.Stopped):
+                run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), stopped, [runs.stop_after(at)])
+        run_trial(tiny.simulation_with_tasks(algorithm, training=tiny.SHORT), stopped)
+        runs.expect_same_files(
+            algorithm, stopped, whole, f"when stopped after rounds {STOPS} of three tasks and resumed"
+        )
 
 
 def _without_examples(stream: TaskStream, task: int) -> TaskStream:

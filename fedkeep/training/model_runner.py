@@ -13,9 +13,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split_classifier
-from fedkeep.models.extractor import Extractor
 from fedkeep.models.heads import add_views, expand_rows, resize_classifier
-from fedkeep.models.pretrained import FrozenNetwork
+from fedkeep.models.pretrained import Extractor, FrozenNetwork
 from fedkeep.models.weights import frozen_parameters, state_dict_copy
 
 Factory = Callable[[], nn.Module]

@@ -17,7 +17,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.data import Augmentation, DataSet
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.models import Shape
-from fedkeep.models.extractor import (
+from fedkeep.models.pretrained import (
     BATCH,
     CARD,
     CHECKPOINT,

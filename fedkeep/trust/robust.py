@@ -25,8 +25,7 @@ from fedkeep.aggregation.robust import (
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import replace_nodes
 from fedkeep.models import Weights
-from fedkeep.models.weights import distance, joint_norm
-from fedkeep.models.weights_file import form_of
+from fedkeep.models.weights import distance, form_of, joint_norm
 from fedkeep.rounds.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
 from fedkeep.rounds.reply_store import ReplyStore, is_weights

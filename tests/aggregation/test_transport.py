@@ -15,8 +15,7 @@ from torch.func import functional_call
 from fedkeep.aggregation.transport import _cheapest, _move, distances, project
 from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
 from fedkeep.models.channel_groups import channel_groups
-from fedkeep.models.cnn import STAGES
-from fedkeep.models.layers import Convolution, convolutional
+from fedkeep.models.networks import STAGES, Convolution, convolutional
 from fedkeep.models.weights import add, mean, state_dict_copy
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from torch import Tensor
 from torch.func import functional_call
 
@@ -23,7 +24,6 @@ from fedkeep.interface import Algorithm
 from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
-from fedkeep.testing.interception import record_fits
 from fedkeep.trials.simulation import Simulation
 
 Model = dict[str, Tensor]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import tiny
+from interception import record_fits
 from torch import Tensor
 from torch.func import functional_call
 
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.models import Weights
-from fedkeep.testing.interception import record_fits
 from fedkeep.training.local_training import NetworkView, TrainJob
 from fedkeep.trials.simulation import Simulation
 

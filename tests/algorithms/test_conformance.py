@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import tiny
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.testing import checks_for
-from fedkeep.testing.failures import expect_resumes_after_kill, run_with_copies
-from fedkeep.testing.runs import ROUNDS, asked_steps
+from fedkeep.testing.runs import asked_steps
 
 # Other tests define methods of their own, which are known by name too.
 METHODS = {name: cls for name, cls in algorithms().items() if cls.__module__.startswith("fedkeep.")}
@@ -89,10 +87,3 @@ def test_the_methods_of_the_house_are_here() -> None:
 def test_every_step_is_asked_by_some_variant(name: str) -> None:
     asked = [asked_steps(variant) for variant in VARIANTS.values() if variant.name() == name]
     assert set.union(*asked) == set(client_steps(METHODS[name]))
-
-
-def test_killed_in_any_round_behind_its_last_checkpoint_a_run_resumes(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    run_with_copies(VARIANTS["scaffold"], whole)
-    for at in range(1, ROUNDS + 1):
-        expect_resumes_after_kill(VARIANTS["scaffold"], whole, at)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from torch import Tensor, nn
 
 from fedkeep.aggregation.mean import effective_steps, normalised_mean
@@ -33,7 +34,6 @@ from fedkeep.losses import FullKL, PerTeacher, WeightRule
 from fedkeep.losses.decoupled import decoupled_loss, log_split, merge
 from fedkeep.models import Weights
 from fedkeep.options import option
-from fedkeep.testing.interception import record_fits
 from fedkeep.training.local_training import NetworkView
 
 AnyAlgorithm = Algorithm[Any, Any]

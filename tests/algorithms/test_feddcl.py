@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from torch import Tensor, log_softmax, softmax
 from torch.func import functional_call
 
@@ -24,7 +25,6 @@ from fedkeep.interface.pytree import copy_containers, iter_instances
 from fedkeep.losses.distillation import SubsetDistillation
 from fedkeep.models import get_architecture
 from fedkeep.models.heads import expand_like
-from fedkeep.testing.interception import record_fits
 from fedkeep.training.party import LocalClient
 from fedkeep.trials.simulation import Simulation
 

@@ -26,7 +26,7 @@ from fedkeep.data import DataSet
 from fedkeep.interface import Algorithm, Training
 from fedkeep.losses import Batch
 from fedkeep.models import Weights
-from fedkeep.models.cnn import CNN4
+from fedkeep.models.networks import CNN4
 from fedkeep.training.local_training import BatchStream
 from fedkeep.trials.simulation import Simulation
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from recorded_jobs import TWO_ONE, AnyAlgorithm, RecordedJobs, distilled, logits, loss_of, second_task
 from torch import nn
 from torch.func import functional_call
@@ -30,7 +31,6 @@ from fedkeep.losses.classification import TSDReading, tsd_loss
 from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, classifier_tensors
 from fedkeep.models.weights import mean
-from fedkeep.testing.interception import record_fits
 from fedkeep.training.model_runner import ModelRunner
 
 

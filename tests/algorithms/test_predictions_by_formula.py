@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from byhand import Hand, Model, hand_of
+from interception import record_fits
 from torch import Tensor, log_softmax, softmax
 
 from fedkeep._utils import seeds
@@ -20,7 +21,6 @@ from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.losses import ClassSubset, CrossEntropy
-from fedkeep.testing.interception import record_fits
 from fedkeep.trials.simulation import Simulation
 
 ROUNDS = 2

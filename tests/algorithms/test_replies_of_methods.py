@@ -10,7 +10,7 @@ import tiny
 from torch import nn
 
 from fedkeep.interface import Algorithm, algorithms
-from fedkeep.models.mlp import MLP
+from fedkeep.models.networks import MLP
 from fedkeep.rounds.defense import Defense
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trust.loss_check import LossCheck

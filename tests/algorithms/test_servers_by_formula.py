@@ -14,6 +14,7 @@ import pytest
 import tiny
 import torch
 from byhand import Hand, Model, average, combined, hand_of, zeros
+from interception import record_fits
 from torch import Tensor, nn
 
 from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
@@ -31,7 +32,6 @@ from fedkeep.algorithms.parallel.moon import MOON
 from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.algorithms.sequential.cwc import CWC
 from fedkeep.algorithms.sequential.fedseq import FedSeq
-from fedkeep.testing.interception import record_fits
 
 ROUNDS = 4
 

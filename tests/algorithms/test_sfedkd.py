@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
@@ -16,7 +17,7 @@ from fedkeep.algorithms.sequential.teachers import PreviousRound
 from fedkeep.data import Augmentation
 from fedkeep.models import Weights
 from fedkeep.rounds.messages import StepRequest
-from fedkeep.testing.interception import record_fits, wrap_steps
+from fedkeep.testing.runs import wrap_steps
 from fedkeep.training.local_training import NetworkView
 from fedkeep.trials.simulation import Simulation
 

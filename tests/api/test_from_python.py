@@ -153,7 +153,10 @@ def test_a_plot_is_a_picture_where_a_notebook_shows_it(run: RunResult) -> None:
 
 def test_a_label_is_one_row_and_a_name_that_several_rows_have_is_none(run: RunResult) -> None:
     slow = "FedAvg, lr 0.01"
-    trials = [replace(t, label=t.label.replace("MOON", slow), algorithm="fedavg") for t in reversed(run.trials)]
+    trials = [
+        replace(t, label=t.label.replace("MOON", slow), info=t.info | {"algorithm": "fedavg"})
+        for t in reversed(run.trials)
+    ]
     two = replace(run, trials=tuple(trials))
     assert two.compare("FedAvg", slow).label == "FedAvg"
     assert two.compare("fedavg", slow).values == tuple(-value for value in two.compare(slow, "FedAvg").values)

@@ -26,7 +26,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.models import Weights
 from fedkeep.options import option
-from fedkeep.tuning.space import read_space
+from fedkeep.tuning import read_space
 
 NUMPY = [
     (lambda: fedkeep.SGD(lr=np.float16(0.25)).lr, 0.25),

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from fedkeep.cli import main
-from fedkeep.models.extractor import CARD
+from fedkeep.models.pretrained import CARD
 
 TINY = [f"network.{name}" for name in ("side=8", "patch=4", "width=8", "layers=1", "heads=2", "hidden=8")]
 SET = [

@@ -12,8 +12,7 @@ import torch
 from small_sources import own_folders, write_femnist, write_mnist
 
 from fedkeep.data.catalog import CATALOG
-from fedkeep.data.combine import concatenate, select_classes, shared_classes
-from fedkeep.data.emnist_style import to_emnist_style
+from fedkeep.data.combine import concatenate, select_classes, shared_classes, to_emnist_style
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedkeep.data.dataset import DataSet, channel_statistics
-from fedkeep.data.dedup import image_hashes
-from fedkeep.data.holdout import hold_out, validated
+from fedkeep.data.holdout import hold_out, image_hashes, validated
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 

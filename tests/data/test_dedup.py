@@ -5,7 +5,7 @@ from __future__ import annotations
 import tiny
 import torch
 
-from fedkeep.data.dedup import image_hashes, without_images
+from fedkeep.data.holdout import image_hashes, without_images
 
 
 def test_equal_pixels_and_no_others_have_equal_fingerprints() -> None:

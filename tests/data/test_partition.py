@@ -29,8 +29,8 @@ from fedkeep.data.partition import (
     Sharding,
     schemes,
 )
-from fedkeep.data.partition.allocation import _log_acceptance, allocate
 from fedkeep.data.partition.base import Assignment, random_stream
+from fedkeep.data.partition.dirichlet import _log_acceptance, allocate
 from fedkeep.errors import ConfigError, PartitionError
 
 few = settings(max_examples=20, deadline=None)

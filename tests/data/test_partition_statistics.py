@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.partition import IID, Dirichlet, DirichletPerClient, ExDir, Hybrid, Scheme, Sharding
-from fedkeep.data.partition.statistics import partition_statistics
+from fedkeep.data.partition.base import partition_statistics
 
 
 def balanced(examples: int, classes: int) -> dict[str, Tensor]:

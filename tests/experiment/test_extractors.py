@@ -13,7 +13,7 @@ import tiny
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.models.extractor import CARD, load_extractor
+from fedkeep.models.pretrained import CARD, load_extractor
 
 CLIENTS = '\n[[client_models]]\nclients = ["1-2"]\nname = "pretrained"\nsource = "{}"\n'
 

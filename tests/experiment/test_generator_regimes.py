@@ -14,7 +14,7 @@ import torch
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataSet, load
-from fedkeep.data.dedup import image_hashes
+from fedkeep.data.holdout import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import build as setup
 from fedkeep.experiment.build import SEEN_BY_GENERATOR, build_federation, check_generator, load_data
@@ -23,7 +23,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.trial_runner import write_description
 from fedkeep.generation.diffusion.pixel import CARD, FINGERPRINTS, read_card, read_fingerprints
-from fedkeep.generation.diffusion.training_data import HELD_OUT, load_training_data
+from fedkeep.generation.diffusion.training import HELD_OUT, load_training_data
 
 QUICK = ["unet.widths=[8,8]", "unet.blocks=1", "noise_schedule.num_timesteps=20", "training.steps=2"]
 

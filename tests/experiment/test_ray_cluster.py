@@ -16,6 +16,7 @@ import tiny
 import torch
 
 import fedkeep
+from fedkeep._utils.digests import digest_of
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.executors.ipc import pack, unpack
@@ -24,13 +25,12 @@ from fedkeep.executors.workers import DONE, FAILED, REFUSED
 from fedkeep.experiment import ray_cluster
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.ray_cluster import (
-    MISSING,
     PREPARE,
     RayActor,
     RayExecutor,
     RayWorker,
-    SharedTensors,
     WorkerLost,
+    _describe,
     _encode_data,
     _read_data,
     _versions,
@@ -106,16 +106,27 @@ def test_data_come_back_as_they_were(tmp_path: Path) -> None:
     assert tiny.equal(dict(columns), server)
 
 
-def test_an_actor_names_its_other_versions_and_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_names_its_other_versions_and_asks_for_data_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path))
-    threads = torch.get_num_threads()
+    threads, asked = torch.get_num_threads(), []
+
+    def get_data() -> bytes:
+        asked.append(1)
+        return b"data"
 
     def ask(**changes: Any) -> Any:
-        content = {"versions": _versions(), "machine": {}, "data": {"bytes": 3, "sha256": "0" * 64}} | changes
-        return unpack(RayActor().carry_out(PREPARE, pack(content, {})))[0]
+        digest = vars(digest_of(b"data"))
+        content = {"versions": _versions(), "machine": {}, "data": digest, "code": {"a.py": "0"}} | changes
+        return unpack(RayActor(content, get_data).carry_out(PREPARE, pack(None, {})))[0]
 
-    assert ask() == [DONE, MISSING]
-    status, text = ask(versions={"fedkeep": "0.0.1", "torch": "2.0"})
+    for _ in range(2):
+        status, text = ask()
+        assert status == REFUSED
+        assert "has another a.py" in text
+        assert len(asked) == 1
+    status, text = ask(versions="fedkeep 0.0.1, torch 2.0")
     assert status == REFUSED
     assert "Install the same versions on all nodes" in text
     assert ask(machine=None)[0] == FAILED
@@ -132,10 +143,6 @@ class RayError(Exception):
 class RayTaskError(RayError):
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
-
-
-class ObjectStoreFullError(RayError):
-    pass
 
 
 class FakeActor:
@@ -157,15 +164,10 @@ class FakeAnswer:
 
 
 class FakeRay:
-    exceptions = SimpleNamespace(
-        RayError=RayError,
-        RayTaskError=RayTaskError,
-        ObjectStoreFullError=ObjectStoreFullError,
-        OutOfDiskError=type("OutOfDiskError", (RayError,), {}),
-    )
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
     def remote(self, cls: type) -> Any:
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=FakeActor))
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda *_: FakeActor()))
 
     def wait(self, answers: list[FakeAnswer], **options: Any) -> tuple[list[FakeAnswer], list[FakeAnswer]]:
         return [a for a in answers if a.is_ready()], [a for a in answers if not a.is_ready()]
@@ -181,12 +183,15 @@ class FakeRay:
     def kill(self, actor: FakeActor) -> None:
         actor.is_lost = True
 
+    def available_resources(self) -> dict[str, float]:
+        return {}
+
 
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> RayExecutor:
     """An executor with four workers that are starting."""
-    monkeypatch.setattr(RayExecutor, "_describe", lambda self: {})
-    monkeypatch.setattr(RayExecutor, "_data", lambda self: b"data")
+    monkeypatch.setattr(ray_cluster, "_describe", lambda trial, data: {})
+    monkeypatch.setattr(ray_cluster, "_data", lambda trial: b"data")
     trial: Any = SimpleNamespace(experiment=SimpleNamespace(machine=Machine(executor="ray")))
     state: Any = SimpleNamespace()
     return RayExecutor(FakeRay(), trial, 4, state)
@@ -222,20 +227,19 @@ def test_idle_workers_of_a_lost_node_get_no_clients(executor: RayExecutor) -> No
     assert executor.under_way[elsewhere] not in executor._backlog
 
 
-def test_only_waiting_counts_as_waiting_for_a_worker(executor: RayExecutor) -> None:
-    executor._alone_since -= 1000
-    (worker, *_) = executor.starting
-    executor._use(worker, DONE, MISSING)
-    executor._check_not_alone()
-    executor._alone_since -= 1000
-    done = RequestGroup([], results=[None])  # type: ignore[list-item]
-    executor.wait((done, 0))
-    executor._check_not_alone()
+def test_a_trial_does_not_wait_for_ever_for_its_first_worker(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "START_SECONDS", 2)
+    executor._receive()
+    executor._receive()
+    with pytest.raises(RunError, match="no worker on the Ray cluster has started within 2 s: 0 CPUs are free"):
+        executor._receive()
 
 
 def test_what_an_actor_raises_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay()
-    worker = RayWorker(ray, FakeActor(), SharedTensors(ray))
+    worker = RayWorker(ray, FakeActor(), {})
 
     def failing(error: Exception) -> Any:
         def fail(*_: object) -> Any:
@@ -248,9 +252,6 @@ def test_what_an_actor_raises_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ray, "get", failing(RayTaskError(RayError("an argument is gone"))))
     with pytest.raises(WorkerLost):
         worker.receive()
-    monkeypatch.setattr(ray, "put", failing(ObjectStoreFullError("full")), raising=False)
-    with pytest.raises(RunError, match="--object-store-memory"):
-        worker.shared.refs({"a": torch.zeros(2)})
 
 
 @pytest.mark.parametrize(
@@ -276,17 +277,15 @@ def test_nodes_get_the_folder_of_local_data(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDKEEP_DATA", "sets")
     (tmp_path / "sets").mkdir()
-    monkeypatch.setattr(RayExecutor, "_data", lambda self: b"data")
-    executor = object.__new__(RayExecutor)
     recipe = SimpleNamespace(to_toml=str)
-    executor._trial = SimpleNamespace(  # type: ignore[assignment]
+    trial: Any = SimpleNamespace(
         experiment=SimpleNamespace(recipe=recipe, machine=Machine(executor="ray")),
         method=SimpleNamespace(label="FedAvg"),
         seed=0,
         folder=tmp_path,
         identity=SimpleNamespace(code={}),
     )
-    assert executor._describe()["machine"]["data_dir"] == str(tmp_path / "sets")
+    assert _describe(trial, b"data")["machine"]["data_dir"] == str(tmp_path / "sets")
 
 
 # With a cluster of two nodes on this machine

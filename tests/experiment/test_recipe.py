@@ -26,7 +26,7 @@ from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import ClientModel, Method, Recipe, client_architectures, select_client, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
 from fedkeep.experiment.runtime import Machine
-from fedkeep.models.mlp import MLP
+from fedkeep.models.networks import MLP
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, DataSet
 from fedkeep.data.problems import Problems
-from fedkeep.data.tokens import tokenise
+from fedkeep.data.tables import tokenise
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -292,7 +292,7 @@ def test_what_is_asked_for_must_be_there(run: Path, options: dict[str, object], 
 
 def test_models_that_do_not_predict_alone_are_refused(tmp_path: Path) -> None:
     recipe = load_recipe(
-        tiny.write_recipe(tmp_path), settings=["tasks.num_tasks=2", "run.rounds=1"], methods=["fedicarl"]
+        tiny.write_recipe(tmp_path), settings=["tasks.num_tasks=2", "run.rounds=1"], methods=["fedweit"]
     )
     run = fedkeep.run(recipe, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="beside the model"):

@@ -22,7 +22,7 @@ from fedkeep.flower import client_handler
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.generation.diffusion.training_data import load_training_data
+from fedkeep.generation.diffusion.training import load_training_data
 from fedkeep.reporting.run_folder import read_run
 
 

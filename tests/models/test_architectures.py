@@ -30,7 +30,7 @@ from fedkeep.models import (
 )
 from fedkeep.models.base import _full_name
 from fedkeep.models.custom import split_classifier
-from fedkeep.models.layers import Convolution, MaxPool2, convolutional, flattened_side
+from fedkeep.models.networks import Convolution, MaxPool2, convolutional, flattened_side
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table, build
 
@@ -350,7 +350,7 @@ def test_a_class_of_ones_own_is_found_and_cannot_take_a_name() -> None:
     assert get_architecture("test-of-the-registry") is newer
     try:
         newer.name = Mine.name = "lenet5"
-        with pytest.raises(ConfigError, match=r"fedkeep\.models\.cnn\.LeNet5 and .*Mine are both named 'lenet5'"):
+        with pytest.raises(ConfigError, match=r"fedkeep\.models\.networks\.LeNet5 and .*Mine are both named 'lenet5'"):
             architectures()
     finally:
         del newer.name, Mine.name

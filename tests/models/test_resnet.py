@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, group_norm, linear
 
@@ -17,10 +18,9 @@ from fedkeep.data import DataSet, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
 from fedkeep.models import Network, ResNet18, ResNet32, ResNet34, ResNet50, Shape, Weights
-from fedkeep.models.resnet import Norm
+from fedkeep.models.networks import Norm
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table
-from fedkeep.testing.interception import record_fits
 from fedkeep.trials.simulation import Simulation
 
 FORMS = {"resnet18": ResNet18, "resnet34": ResNet34, "resnet50": ResNet50}

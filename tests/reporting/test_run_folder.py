@@ -13,7 +13,7 @@ from fedkeep.errors import RunError
 from fedkeep.reporting.metric import metric_of
 from fedkeep.reporting.record import LostClient
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.tuning.tune import _plain
+from fedkeep.tuning import _plain
 
 
 def test_numbers_of_a_cell_are_those_computed_by_hand(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from fedkeep.data import Augmentation, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, get_algorithm
 from fedkeep.models import get_architecture
-from fedkeep.models.extractor import Extractor, load_extractor
-from fedkeep.models.pretrained import FrozenNetwork
+from fedkeep.models.pretrained import Extractor, FrozenNetwork, load_extractor
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedkeep
 from fedkeep.interface import get_algorithm
-from fedkeep.models.resnet import ResNet18
+from fedkeep.models.networks import ResNet18
 
 METHODS = ("fedavg", "fedseq", "sfedkd", "fedcad", "fedadkd", "scaffold", "fedcurv", "cwc", "moon", "feddkd")
 

@@ -44,7 +44,7 @@ from fedkeep.models import Weights
 from fedkeep.rounds import reply_store
 from fedkeep.rounds.executor import Executor, Future
 from fedkeep.rounds.messages import StepRequest
-from fedkeep.testing.interception import WrappedSteps
+from fedkeep.testing.runs import WrappedSteps
 from fedkeep.trials.simulation import Simulation
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from torch import nn
 
 from fedkeep._utils.noise_stream import NoiseStream
@@ -33,12 +34,12 @@ from fedkeep.interface import Fit
 from fedkeep.interface.privacy import Privacy
 from fedkeep.interface.steps import invalid_counts
 from fedkeep.models import Weights
-from fedkeep.models.mlp import MLP
+from fedkeep.models.networks import MLP
 from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import Fault, FaultKind, StepRequest
 from fedkeep.rounds.reply_step import set_aside
 from fedkeep.rounds.round import RoundState
-from fedkeep.testing.interception import record_fits, wrap_steps
+from fedkeep.testing.runs import wrap_steps
 from fedkeep.training.model_check import ModelCheck
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation

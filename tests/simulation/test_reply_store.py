@@ -25,8 +25,7 @@ from fedkeep.interface import Algorithm, Fit, algorithms
 from fedkeep.interface.codec import encode
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import get_architecture
-from fedkeep.models.weights import find_mismatch, mean
-from fedkeep.models.weights_file import StoredWeights, WeightsFile, part_of
+from fedkeep.models.weights import StoredWeights, WeightsFile, find_mismatch, mean, part_of
 from fedkeep.rounds import reply_store
 from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.reply_store import ReplyStore

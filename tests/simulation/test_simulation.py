@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from interception import record_fits
 from torch import Tensor
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
@@ -16,7 +17,6 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
 from fedkeep.losses import CrossEntropy
-from fedkeep.testing.interception import record_fits
 
 Weights = dict[str, Tensor]
 

@@ -87,11 +87,6 @@ class Promises(Algorithm[Total, Total]):
         server.state.total += 1
         return self._none(server, cohort)
 
-    def _seen_of_the_refused(self, server: Server[Total], cohort: Cohort) -> Any:
-        replies = self._none(server, cohort)
-        server.state.total = server.state.total + len(KEPT)
-        return replies
-
     def _extrapolated(self, server: Server[Total], cohort: Cohort) -> Any:
         mean = weighted_mean(self._none(server, cohort))
         server.model = {name: (tensor + 0.5 * (tensor - server.model[name])) for name, tensor in mean.items()}
@@ -115,8 +110,6 @@ class Promises(Algorithm[Total, Total]):
         if self.broken == "drawn_from_others":
             client.rng("batches")
         if self.broken == "order_of_work":
-            KEPT.append(client.id)
-        if self.broken == "seen_of_the_refused":
             KEPT.append(client.id)
         examples = len(client.data["label"])
         if self.broken == "some_examples" and not examples:
@@ -147,7 +140,6 @@ BROKEN = {
     "not_json": "records_are_json",
     "kept_outside": "checkpoint",
     "everybody_answers": "lost_clients",
-    "seen_of_the_refused": "diverged_client",
     "changed_in_place": "too_few_clients",
     "some_examples": "clients_without_examples",
     "several_examples": "client_with_one_example",
@@ -168,12 +160,6 @@ def test_a_broken_promise_fails_its_check(broken: str, name: str) -> None:
         check()
     if isinstance(caught.value, AssertionError):
         assert "Promises" in str(caught.value)
-
-
-@pytest.mark.parametrize(("broken", "name"), [("kept_outside", "resume"), ("changed_in_place", "exceptions")])
-def test_it_fails_others_too(broken: str, name: str) -> None:
-    with pytest.raises(AssertionError, match="Promises: "):
-        dict(checks_for(Promises(broken=broken)))[name]()
 
 
 def test_a_reply_that_nobody_checks_fails() -> None:

@@ -39,7 +39,7 @@ from fedkeep.privacy.central_noise import noised_mean
 from fedkeep.reporting.metric import METRICS, columns_for
 from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import StepRequest
-from fedkeep.testing.interception import wrap_steps
+from fedkeep.testing.runs import wrap_steps
 from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob
 from fedkeep.training.party import LocalClient

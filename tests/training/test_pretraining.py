@@ -12,7 +12,7 @@ import torch
 
 from fedkeep.data import Augmentation, DataSet, load
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.models.extractor import CARD, CHECKPOINT, READING, Extractor
+from fedkeep.models.pretrained import CARD, CHECKPOINT, READING, Extractor
 from fedkeep.training.pretraining import Pretraining, ResNetForm, ViTForm, pretrain
 
 transformers = pytest.importorskip("transformers", reason="the extra diffusion is not installed")

@@ -25,7 +25,7 @@ from fedkeep.models import EmbeddingBag, LeNet5, Network, ResNet18, Weights
 from fedkeep.options import option
 from fedkeep.rounds.executor import Future
 from fedkeep.rounds.messages import StepRequest
-from fedkeep.testing.interception import WrappedSteps
+from fedkeep.testing.runs import WrappedSteps
 from fedkeep.training import vmap_training as stack
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner

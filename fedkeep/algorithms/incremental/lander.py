@@ -17,8 +17,7 @@ from fedkeep.algorithms.incremental.inversion_replay import (
     mean_examples_per_client,
 )
 from fedkeep.errors import ConfigError
-from fedkeep.generation.inversion import InversionConfig, TextInverter, read_anchors
-from fedkeep.generation.inversion.anchors import FORMATS
+from fedkeep.generation.inversion import FORMATS, InversionConfig, TextInverter, read_anchors
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.losses import BoundingLoss, FeatureMSE, Loss, Scaled
 from fedkeep.models import Weights

@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from fedkeep.errors import RunError
-from fedkeep.generation.diffusion.image_cache import ImageCache, PrototypeCache
-from fedkeep.generation.diffusion.prototypes import AverageRule, PrototypeSearch, average_prototypes, check_held
+from fedkeep.generation.diffusion.prototypes import (
+    AverageRule,
+    PrototypeSearch,
+    average_prototypes,
+    cached_images,
+    cached_search,
+    check_held,
+)
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.options import Options, option
 
@@ -50,7 +56,7 @@ class PrototypeOptions(Options):
         settings = PrototypeSearch(self.prototype_steps, self.prototype_batch_size)
         labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
         images = client.data["input"]
-        result = PrototypeCache().search(client.generator, prototypes, images, labels, settings, rng)
+        result = cached_search(client.generator, prototypes, images, labels, settings, rng)
         counts = result.counts.to(prototypes.device)
         found = client.noised_change(prototypes, result.prototypes)
         return PrototypeReply(found, counts, client.generator.loaded_hash)
@@ -82,12 +88,12 @@ def generate_images(server: Server[Any], prototypes: Sequence[Tensor], count: in
 
     ``prototypes``: Those of each of these tasks, up to the present one.
     """
-    seed, cache, parts = server.rng("images").initial_seed(), ImageCache(), []
+    seed, parts = server.rng("images").initial_seed(), []
     first_class = server.num_classes - sum(map(len, prototypes))
     for task, rows in enumerate(prototypes, start=server.task - len(prototypes) + 1):
         labels = range(first_class, first_class + len(rows))
         generator = server.generator_of(task)
-        parts.append(cache.images(generator, rows, labels, count, generator.sampler, seed=seed))
+        parts.append(cached_images(generator, rows, labels, count, generator.sampler, seed=seed))
         first_class = labels.stop
     return {name: torch.cat([part[name] for part in parts]).to(prototypes[0].device) for name in parts[0]}
 

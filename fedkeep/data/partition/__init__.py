@@ -1,4 +1,4 @@
-"""Partitions: which client holds which rows of the training set. One scheme a module."""
+"""Partitions: which client holds which rows of the training set."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fedkeep.data.partition.base import Partition, Scheme
-from fedkeep.data.partition.column import ByColumn
-from fedkeep.data.partition.dirichlet import Dirichlet, DirichletPerClient
-from fedkeep.data.partition.exdir import ExDir
-from fedkeep.data.partition.hybrid import Hybrid
-from fedkeep.data.partition.iid import IID
-from fedkeep.data.partition.shards import Sharding
+from fedkeep.data.partition.dirichlet import Dirichlet, DirichletPerClient, ExDir, Hybrid
+from fedkeep.data.partition.simple import IID, ByColumn, Sharding
 from fedkeep.errors import ConfigError, did_you_mean
 
 __all__ = [

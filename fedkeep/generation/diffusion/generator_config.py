@@ -14,7 +14,7 @@ from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
 from fedkeep.data.dataset import format_shape
 from fedkeep.errors import ConfigError
-from fedkeep.generation.diffusion.generator import REGIMES, Generator, Regime
+from fedkeep.generation.diffusion.generator import REGIMES, Generator, Regime, Sampler, SamplerMethod
 from fedkeep.generation.diffusion.pixel import (
     CARD,
     PrototypeInit,
@@ -24,7 +24,6 @@ from fedkeep.generation.diffusion.pixel import (
     read_fingerprints,
     read_hash,
 )
-from fedkeep.generation.diffusion.schedules import Sampler, SamplerMethod
 from fedkeep.generation.diffusion.text_to_image import CHECKPOINT, load_latent
 from fedkeep.models import Shape
 from fedkeep.options import Options, option

@@ -1,9 +1,10 @@
-"""The pixel-space generator as an object, and as a folder on disk."""
+"""The pixel-space generator: its network, as an object, and as a folder on disk."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,17 +13,110 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
-from fedkeep.errors import RunError, did_you_mean
-from fedkeep.generation.diffusion.generator import Generator, Regime, hash_weights
-from fedkeep.generation.diffusion.schedules import NoiseSchedule
-from fedkeep.generation.diffusion.unet import UNet
+from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.generation.diffusion.generator import Generator, NoiseSchedule, Regime, diffusers, hash_weights
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import load_weights, parameter_count, tensor_hash
-from fedkeep.options import as_table, build
+from fedkeep.options import Options, as_table, build, option
+
+_GROUP_SIZE = 8  # groups of group norm, and channels of an attention head
+
+
+@dataclass(frozen=True)
+class UNet(Options):
+    """A small UNet of `diffusers` for images of 28 or 32 pixels.
+
+    FedDCL's generator of grey images is a UNet of 7.2 M parameters: what it computes from a class code multiplies two
+    of its feature maps, and the timestep's embedding is added. Here both together scale and shift every map (Dhariwal &
+    Nichol, 2021).
+    """
+
+    widths: tuple[int, ...] = option(
+        (16, 48, 96), "channels at each resolution, each half as fine as the last; multiples of 8", low=8
+    )
+    blocks: int = option(1, "residual blocks at each resolution", low=1)
+    patch: int = option(
+        1, "side of the squares of pixels that are folded into channels; 2 is a quarter of the work", low=1
+    )
+    attention: int = option(1, "at how many of the coarsest resolutions pixels attend to each other", low=0)
+
+    def check(self) -> None:
+        """Raise `ConfigError` for options that contradict each other."""
+        wrong = [width for width in self.widths if width % _GROUP_SIZE]
+        if wrong or not self.widths:
+            raise ConfigError(f"UNet.widths must be multiples of {_GROUP_SIZE}, at least one, not {list(self.widths)}.")
+        if self.attention > len(self.widths):
+            raise ConfigError(f"UNet.attention is {self.attention}, but there are {len(self.widths)} resolutions.")
+
+    @property
+    def conditioning_shape(self) -> tuple[int, int]:
+        """What a class is: one vector beside the timestep's, of this length."""
+        return (1, 4 * self.widths[0])
+
+    def build(self, shape: Shape, classes: int) -> ClassUNet:
+        """Return the network with initial weights from PyTorch's default generator.
+
+        ``shape``: Channels, height and width of the images.
+        ``classes``: Rows of the class table, without the null row.
+        """
+        channels, height, width = shape
+        halvings = len(self.widths) - 1
+        divisor = self.patch * 2**halvings
+        if height != width or height % divisor:
+            raise ConfigError(
+                f"images of {height} x {width} pixels cannot be halved {halvings} times in squares of {self.patch}: "
+                f"they must be square, and {divisor} must divide their side. Give UNet.widths fewer entries; 28 pixels "
+                "take up to 3, and 2 with squares of 2."
+            )
+        return ClassUNet(self._unet(channels * self.patch**2, height // self.patch), classes, self)
+
+    def _unet(self, channels: int, side: int) -> nn.Module:
+        num_plain = len(self.widths) - self.attention
+        config: dict[str, Any] = {
+            "sample_size": side,
+            "in_channels": channels,
+            "out_channels": channels,
+            "block_out_channels": self.widths,
+            "layers_per_block": self.blocks,
+            "norm_num_groups": _GROUP_SIZE,
+            "resnet_time_scale_shift": "scale_shift",  # a shift before group norm is lost in groups of one channel
+            "attention_head_dim": _GROUP_SIZE,
+            "class_embed_type": "identity",
+            "down_block_types": ("DownBlock2D",) * num_plain + ("AttnDownBlock2D",) * self.attention,
+            "up_block_types": ("AttnUpBlock2D",) * self.attention + ("UpBlock2D",) * num_plain,
+        }
+        unet: nn.Module = diffusers().UNet2DModel(**config)
+        return unet
+
+
+class ClassUNet(nn.Module):
+    """A UNet and the table of the classes that it was trained on.
+
+    ``classes``: Rows of the class table, without the null row.
+    ``table``: [classes + 1, 1, width], the conditioning of each class; the last row is the null conditioning.
+    """
+
+    def __init__(self, unet: nn.Module, classes: int, options: UNet) -> None:
+        super().__init__()
+        self.unet = unet
+        self.table = nn.Parameter(torch.randn(classes + 1, *options.conditioning_shape))
+        self.patch = options.patch
+
+    def forward(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
+        """Return the noise in noisy images.
+
+        ``noisy``: [b, channels, side, side].
+        ``timesteps``: int64 [b].
+        ``conditioning``: [b, 1, width].
+        """
+        patches = pixel_unshuffle(noisy, self.patch)
+        return pixel_shuffle(self.unet(patches, timesteps, class_labels=conditioning.squeeze(1)).sample, self.patch)
+
 
 FORMAT = 1
 CARD, WEIGHTS, CHECKPOINT = "generator.json", "weights.safetensors", "checkpoint.safetensors"
@@ -180,22 +274,16 @@ def load_generator(
         weights = {name: tensor.float() for name, tensor in read_tensors((folder / WEIGHTS).read_bytes()).items()}
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot read {folder / WEIGHTS}: {error}. Copy the generator again, or train it.") from error
-    if hash_weights(weights) != written.pop("hash", None):
+    if hash_weights(weights) != written.get("hash"):
         raise RunError(f"{folder / WEIGHTS} is not what {CARD} says. Copy the whole folder again, or train it.")
-    try:
-        card = _card_from_json(written)
-        return PixelGenerator(card, weights, device, space=space, initial=initial)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _invalid_card(folder, error) from error
+    with _valid_card(folder):
+        return PixelGenerator(_card_from_json(written), weights, device, space=space, initial=initial)
 
 
 def read_card(folder: Path) -> ModelCard:
     """Return a generator's card without loading its weights."""
-    written = _read_card_json(folder)
-    try:
-        return _card_from_json(written)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _invalid_card(folder, error) from error
+    with _valid_card(folder):
+        return _card_from_json(_read_card_json(folder))
 
 
 def read_hash(folder: Path) -> str:
@@ -233,9 +321,13 @@ def to_signed(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(127.5).sub_(1)
 
 
-def _invalid_card(folder: Path, error: Exception) -> RunError:
-    reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
-    return RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.")
+@contextmanager
+def _valid_card(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
+        raise RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.") from error
 
 
 def _read_card_json(folder: Path) -> dict[str, Any]:

@@ -1,18 +1,32 @@
-"""Prototypes: conditioning from which a frozen generator generates a class, found by clients and averaged (FedDCL)."""
+"""Prototypes, and images sampled from them, found by clients and averaged (FedDCL); both are kept on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from fedkeep.errors import DataError, ValueRefused
-from fedkeep.generation.diffusion.generator import Generator, check_frozen
-from fedkeep.options import Options, option
+from fedkeep._utils import progress, seeds
+from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
+from fedkeep.data import Data
+from fedkeep.data.cache import cache_folder
+from fedkeep.errors import DataError, RunError, ValueRefused
+from fedkeep.generation.diffusion.generator import Generator, Sampler, check_frozen
+from fedkeep.models.weights import tensor_hash
+from fedkeep.options import Options, as_table, option
 
 AverageRule = Literal["uniform", "holders", "count"]
 """Which clients count in the mean of a class's prototypes: all, those with examples of it, or these by their number."""
@@ -22,31 +36,19 @@ AverageRule = Literal["uniform", "holders", "count"]
 class PrototypeSearch(Options):
     """How a client searches for prototypes (FedDCL, eq. 4).
 
-    FedDCL names steps and batches, but no optimizer; AdamW with a learning rate of 0.02 and a weight decay of 0.01 is
-    what the code of DDDR has, on which it builds. The decay would also shrink the prototypes of classes that a client
-    does not hold, so it is 0 here.
+    FedDCL names steps and batches, but no optimizer. The code of DDDR, on which it builds, has AdamW with rate 0.02.
+    Its weight decay of 0.01 would also shrink the prototypes of classes that a client does not hold.
     """
 
     steps: int = option(50, "optimizer steps in a round", low=1)
     batch_size: int = option(128, "images a step; 12 for the latent model", low=1)
-    optimizer: Literal["adamw", "sgd"] = option("adamw", "new in every round")
-    lr: float | None = option(None, "learning rate; none: 0.02 for adamw and 0.01 for sgd", low=0.0)
-    weight_decay: float = option(0.0, "of the prototypes", low=0.0)
-
-    def build_optimizer(self, prototypes: Tensor) -> torch.optim.Optimizer:
-        """Return the optimizer of one round."""
-        cls, lr = (torch.optim.AdamW, 0.02) if self.optimizer == "adamw" else (torch.optim.SGD, 0.01)
-        optimizer: torch.optim.Optimizer = cls(
-            [prototypes], lr=lr if self.lr is None else self.lr, weight_decay=self.weight_decay
-        )
-        return optimizer
 
 
 @dataclass(frozen=True, eq=False)
 class PrototypeSearchResult:
     """The result of `search_prototypes`.
 
-    ``prototypes``: [classes, ...]. Those of classes without an image are as they were given, unless weight decay is on.
+    ``prototypes``: [classes, ...]. Those of classes without an image are as they were given.
     ``counts``: int64 [classes], the images of each class.
     ``losses``: The loss of each step; empty without images.
     """
@@ -84,7 +86,7 @@ def search_prototypes(
     trained = prototypes.detach().to(generator.device, torch.float32, copy=True).requires_grad_(True)
     losses: list[float] = []
     if len(images):
-        optimizer = settings.build_optimizer(trained)
+        optimizer = torch.optim.AdamW([trained], lr=0.02, weight_decay=0.0)
         with check_frozen(generator):
             for _ in range(settings.steps):
                 loss = _denoising_loss(generator, trained, images, labels, settings.batch_size, rng)
@@ -147,3 +149,215 @@ def check_held(counts: Tensor, label_names: Sequence[str]) -> None:
             f"no client holds an example of {', '.join(map(repr, missing))}, so that no prototype can be found. Leave "
             "such classes out, or use another partition."
         )
+
+
+OnImages = Callable[[int], None]
+"""Called after every batch with the number of images so far."""
+
+
+def sample(
+    generator: Generator,
+    prototypes: Tensor,
+    rows: Sequence[int],
+    image_seeds: Sequence[int],
+    sampler: Sampler,
+    *,
+    batch_size: int = 256,
+    on_images: OnImages | None = None,
+) -> Tensor:
+    """Sample one image for each seed.
+
+    All randomness of an image comes from its own seed. So an image does not depend on the batch size, except that
+    networks round differently for other batches: a few pixels may differ by one level.
+
+    ``prototypes``: [classes, ...], of a shape that the generator accepts.
+    ``sampler``: How noise is removed.
+    ``batch_size``: Images at once; guidance evaluates the network on twice as many.
+    ``on_images``: Called after every batch with the number of images so far.
+    Returns: uint8 [images, channels, height, width], on the CPU.
+    """
+    generator.check_prototypes(prototypes)
+    batches: list[Tensor] = [torch.zeros(0, *generator.shape, dtype=torch.uint8)]
+    with torch.no_grad():
+        conditioning = generator.conditioning(prototypes.to(generator.device))
+        for start in range(0, len(rows), batch_size):
+            chosen = torch.tensor(rows[start : start + batch_size], device=generator.device)
+            seeds = image_seeds[start : start + batch_size]
+            batches.append(_sample_batch(generator, conditioning[chosen], seeds, sampler).cpu())
+            if on_images is not None:
+                on_images(start + len(chosen))
+    return torch.cat(batches)
+
+
+def _sample_batch(generator: Generator, conditioning: Tensor, image_seeds: Sequence[int], sampler: Sampler) -> Tensor:
+    scheduler = sampler.scheduler(generator.noise_schedule)
+    rngs = [torch.Generator().manual_seed(seed) for seed in image_seeds]
+    noise = [torch.randn(generator.sample_shape, generator=rng) for rng in rngs]
+    samples = torch.stack(noise).to(generator.device) * scheduler.init_noise_sigma
+    # Only ddpm adds noise after the first.
+    step_options: dict[str, Any] = {"generator": rngs} if sampler.method == "ddpm" else {}
+    for timestep in scheduler.timesteps:
+        scaled = scheduler.scale_model_input(samples, timestep)
+        predicted = _guided_noise(generator, scaled, timestep, conditioning, sampler.guidance)
+        samples = scheduler.step(predicted, timestep, samples, **step_options).prev_sample
+    return generator.decode(samples)
+
+
+def _guided_noise(
+    generator: Generator, noisy: Tensor, timestep: Tensor, conditioning: Tensor, guidance: float
+) -> Tensor:
+    """Return the predicted noise with classifier-free guidance."""
+    timesteps = timestep.to(noisy.device).expand(len(noisy))
+    if guidance == 1:
+        return generator.predict_noise(noisy, timesteps, conditioning)
+    both = torch.cat((conditioning, generator.null_conditioning().expand_as(conditioning)))
+    predicted = generator.predict_noise(torch.cat((noisy, noisy)), torch.cat((timesteps, timesteps)), both)
+    of_class, of_null = predicted.chunk(2)
+    return of_null + guidance * (of_class - of_null)
+
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Raised when the same settings would give other images."""
+
+MAX_BYTES = 4e9
+"""Default limit of the cache: images generated anew in every round of a long run would fill a disk."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of images so far, and of all."""
+
+
+def cached_images(
+    generator: Generator,
+    prototypes: Tensor,
+    labels: Sequence[int],
+    count: int,
+    sampler: Sampler,
+    *,
+    seed: int = 0,
+    on_images: OnProgress | None = None,
+    max_bytes: float = MAX_BYTES,
+) -> Data:
+    """Return images of classes, sorted by class; they are kept in the cache folder (``FEDKEEP_CACHE``), a file a class.
+
+    The key of an entry is the hash of the generator's weights, the hash of the prototype, the sampler's settings, the
+    class, the number of images, and the seed. The first images of a class are the same for any number of images.
+
+    ``prototypes``: [classes, ...].
+    ``on_images``: Called with the number of images so far, and of all.
+    ``max_bytes``: Limit of all files together. Beyond it, the least recently used are removed.
+    Returns: ``"input"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
+    """
+    generator.check_prototypes(prototypes)
+    parts = [torch.zeros(0, *generator.shape, dtype=torch.uint8)]
+    for row, label in enumerate(labels):
+
+        def report(num_images: int, done: int = row * count) -> None:
+            progress.report("images generated", done + num_images, len(labels) * count)
+            if on_images is not None:
+                on_images(done + num_images, len(labels) * count)
+
+        key = {
+            "version": VERSION,
+            "generator": generator.loaded_hash,
+            "device": generator.device.type,  # whose arithmetic rounds differently
+            "prototype": tensor_hash(prototypes[row]),
+            "sampler": as_table(sampler),
+            "class": int(label),
+            "count": count,
+            "seed": seed,
+        }
+        path = _entry("generated", key)
+        kept = _read(path, "generated images", {"image": (count, *generator.shape)})
+        if kept is None:
+            image_seeds = [seeds.derive(seed, f"image of class {label}", use=use) for use in range(count)]
+            images = sample(generator, prototypes, [row] * count, image_seeds, sampler, on_images=report)
+            try:
+                write_sealed(path, tensor_bytes({"image": images.contiguous()}, metadata={"key": json.dumps(key)}))
+            except OSError as error:
+                raise RunError(
+                    f"generated images cannot be kept in {path.parent} ({error.strerror or error}). Make room for "
+                    f"{images.numel() / 1e6:.1f} MB a class there, or set FEDKEEP_CACHE to another folder; what is "
+                    "there already is used again."
+                ) from error
+            _evict(path.parent, max_bytes)
+        parts.append(images if kept is None else kept["image"])
+        report(count)
+    return {"input": torch.cat(parts), "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
+
+
+def cached_search(
+    generator: Generator,
+    prototypes: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    settings: PrototypeSearch,
+    rng: torch.Generator,
+    *,
+    max_bytes: float = MAX_BYTES / 10,
+) -> PrototypeSearchResult:
+    """Return what `search_prototypes` returns for these arguments; ``rng`` may stay as it is.
+
+    Results are kept in the cache folder, so that methods that share a search search once. An entry is found by hashes
+    of all that decides it; examples are not kept themselves.
+    """
+    key = {
+        "version": VERSION,
+        "generator": generator.loaded_hash,
+        "device": generator.device.type,
+        "sizes": [list(size) for size in generator.prototype_shapes],
+        "settings": as_table(settings),
+        "random": tensor_hash(rng.get_state()),
+        "begin": tensor_hash(prototypes),
+        "images": tensor_hash(images),
+        "labels": tensor_hash(labels),
+    }
+    path = _entry("prototypes", key)
+    shapes = {"prototypes": tuple(prototypes.shape), "counts": (len(prototypes),), "losses": None}
+    kept = _read(path, "prototypes", shapes)
+    if kept is not None:
+        found = kept["prototypes"].to(prototypes.device)
+        return PrototypeSearchResult(found, kept["counts"], tuple(kept["losses"].tolist()))
+    result = search_prototypes(generator, prototypes, images, labels, settings, rng)
+    columns = {"prototypes": result.prototypes, "counts": result.counts, "losses": torch.tensor(result.losses)}
+    # Unlike images, of which there are many, prototypes are soon searched again where they cannot be kept.
+    with suppress(OSError):
+        write_sealed(path, tensor_bytes({name: t.cpu().contiguous() for name, t in columns.items()}))
+        _evict(path.parent, max_bytes)
+    return result
+
+
+def _entry(folder: str, key: dict[str, Any]) -> Path:
+    name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return cache_folder() / folder / f"{name}.safetensors"
+
+
+def _read(path: Path, what: str, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor] | None:
+    """Return the tensors of an entry, or None if there is none that is complete."""
+    try:
+        if not path.is_file():
+            return None
+        read = read_tensors(read_sealed(path))
+        for name, shape in shapes.items():
+            if shape not in (None, tuple(read[name].shape)):
+                raise ValueError(f"its {name} is {list(read[name].shape)}")
+        with suppress(OSError):  # somebody else's cache may be read-only
+            os.utime(path)  # the time of last use, for `_evict`
+        return read
+    except (OSError, DamagedFile, SafetensorError, KeyError, ValueError) as error:
+        log.warning("The %s in %s cannot be read (%s); they are made again.", what, path, error)
+        return None
+
+
+def _evict(folder: Path, max_bytes: float) -> None:
+    """Remove the least recently used entries, and files that killed processes left, until the rest is small enough."""
+    found = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process may evict too
+            if path.suffix in (".safetensors", ".tmp"):
+                found.append((path, path.stat()))
+    for path, status in sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True):
+        max_bytes -= status.st_size
+        if max_bytes < 0:
+            path.unlink(missing_ok=True)

@@ -11,33 +11,26 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.generation.diffusion._libraries import diffusers, transformers
-from fedkeep.generation.diffusion.generator import Generator, Regime, hash_weights
-from fedkeep.generation.diffusion.schedules import NoiseSchedule
+from fedkeep.generation.diffusion.generator import (
+    Generator,
+    NoiseSchedule,
+    Regime,
+    diffusers,
+    hash_weights,
+    transformers,
+)
 
 CHECKPOINT = "CompVis/ldm-text2im-large-256"
 """The public checkpoint of the paper: about 1.4 G parameters, 6 GB."""
 
 PLACEHOLDER = "*"
-PROMPT = f"a photo of {PLACEHOLDER}"
+WORD = "sculpture"  # with whose embedding a search begins, as in DDDR
+PROMPT = "a photo of *"
 TRAINING_PROMPTS = (
-    PROMPT,
-    f"a picture of {PLACEHOLDER}",
-    f"a photo of one {PLACEHOLDER}",
-    f"a photo of the {PLACEHOLDER}",
-    f"a small photo of {PLACEHOLDER}",
-    f"a large photo of {PLACEHOLDER}",
-    f"a good photo of {PLACEHOLDER}",
-    f"a bad photo of {PLACEHOLDER}",
-    f"a bright photo of {PLACEHOLDER}",
-    f"a dark photo of {PLACEHOLDER}",
-    f"a sharp photo of {PLACEHOLDER}",
-    f"a blurry photo of {PLACEHOLDER}",
-    f"a close view of {PLACEHOLDER}",
-    f"a view of {PLACEHOLDER} from afar",
-    f"this is {PLACEHOLDER}",
-    f"one can see {PLACEHOLDER}",
-)
+    f"{PROMPT}, a picture of *, a photo of one *, a photo of the *, a small photo of *, a large photo of *, "
+    "a good photo of *, a bad photo of *, a bright photo of *, a dark photo of *, a sharp photo of *, "
+    "a blurry photo of *, a close view of *, a view of * from afar, this is *, one can see *"
+).split(", ")
 """The text around a prototype during its search. DDDR uses the list of textual inversion, about five times as long,
 with sentences of this kind."""
 
@@ -49,14 +42,11 @@ class LatentGenerator(Generator):
     around it, and the UNet attends to the transformer's output for all words.
 
     ``side``: Side in pixels of the images that go in and come out. Inside, they have the model's own size.
-    ``word``: The word with whose embedding a search begins, as in DDDR.
     """
 
     regime: Regime = "ldm"
 
-    def __init__(
-        self, pipeline: Any, side: int = 32, device: torch.device | str = "cpu", *, word: str = "sculpture"
-    ) -> None:
+    def __init__(self, pipeline: Any, side: int = 32, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.parts: dict[str, Any] = {"vae": pipeline.vqvae, "text": pipeline.bert, "unet": pipeline.unet}
         for part in self.parts.values():
@@ -68,7 +58,6 @@ class LatentGenerator(Generator):
             config.num_train_timesteps, config.beta_schedule, config.beta_start, config.beta_end, clip_sample=False
         )
         self.side = pipeline.unet.config.sample_size * pipeline.vae_scale_factor
-        self.word = word
         self.placeholder = self.tokenizer.convert_tokens_to_ids(PLACEHOLDER)
         if self.placeholder in (None, self.tokenizer.unk_token_id):
             raise ConfigError(f"this model's tokenizer has no word {PLACEHOLDER!r}, in whose place a prototype is put.")
@@ -81,7 +70,7 @@ class LatentGenerator(Generator):
         return (unet.in_channels, unet.sample_size, unet.sample_size)
 
     def initial_prototypes(self, num_classes: int) -> Tensor:
-        ids = self.tokenizer(self.word, add_special_tokens=False, return_tensors="pt").input_ids
+        ids = self.tokenizer(WORD, add_special_tokens=False, return_tensors="pt").input_ids
         embedding: Tensor = self._embedding()(ids.to(self.device)).detach().mean((0, 1))
         return embedding.expand(num_classes, -1).clone()
 
@@ -144,15 +133,12 @@ class LatentGenerator(Generator):
         return encoded
 
 
-def load_latent(
-    source: str | Path = CHECKPOINT, side: int = 32, device: torch.device | str = "cpu", *, word: str = "sculpture"
-) -> LatentGenerator:
+def load_latent(source: str | Path = CHECKPOINT, side: int = 32, device: torch.device | str = "cpu") -> LatentGenerator:
     """Load a text-to-image pipeline from a local folder, or from the Hugging Face Hub by its name.
 
     Only weights stored as safetensors are read.
 
     ``side``: Side in pixels of the images.
-    ``word``: The word with whose embedding a search begins.
     """
     transformers()  # without it `diffusers` gives a placeholder that fails only on use
     try:
@@ -164,7 +150,7 @@ def load_latent(
             "LDMTextToImagePipeline.save_pretrained wrote, or connect this machine to the Hub. Weights that are not "
             "safetensors must be converted first."
         ) from error
-    return LatentGenerator(pipeline, side, device, word=word)
+    return LatentGenerator(pipeline, side, device)
 
 
 def _resize(images: Tensor, side: int) -> Tensor:

@@ -1,21 +1,23 @@
-"""Training of a pixel-space generator: denoising with an EMA of the weights, resumable after any kill to equal bits."""
+"""Training of a pixel-space generator: its images, their subclasses, and steps that resume after any kill."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
+from torch.nn.functional import adaptive_avg_pool2d, interpolate, mse_loss
 
 from fedkeep._utils import seeds
-from fedkeep.data import Data
+from fedkeep.data import Data, DataSet, load
+from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
-from fedkeep.data.dedup import image_hashes
-from fedkeep.errors import DataError, RunError
-from fedkeep.generation.diffusion.generator import hash_weights
+from fedkeep.data.holdout import hold_out, image_hashes
+from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.generation.diffusion.generator import Regime, hash_weights
 from fedkeep.generation.diffusion.pixel import (
     CARD,
     CHECKPOINT,
@@ -28,6 +30,162 @@ from fedkeep.generation.diffusion.pixel import (
 from fedkeep.models.resumable_training import OnStep, check_finite, restore_training, save_training, train_resumably
 from fedkeep.models.weights import load_weights, state_dict_copy
 from fedkeep.options import Options, as_table, option
+
+GREY = "mnist+emnist-letters-a-to-j+fashion-mnist"
+HELD_OUT = 0.15
+"""Share of each class's training images that only the generator sees, in the regime ``same_classes``."""
+
+DataDir = str | Path | None
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorData:
+    """A data set, and which of its training images a generator is trained on.
+
+    ``name``: The name on the command line and in a generator's card.
+    ``regime``: How the generator's images relate to the clients'.
+    ``dataset``: The whole data set. A generator is never trained on test images.
+    ``is_seen``: bool [n], true for the training images that the generator is trained on.
+    """
+
+    name: str
+    regime: Regime
+    dataset: DataSet
+    is_seen: Tensor
+
+    @property
+    def held_out(self) -> float:
+        """The share of each class that only the generator sees; 0 if it sees all of them, or other classes."""
+        return HELD_OUT if self.regime == "same_classes" else 0.0
+
+    @property
+    def seen(self) -> Data:
+        """The training images that the generator is trained on."""
+        return {name: column[self.is_seen] for name, column in self.dataset.train.items()}
+
+    @property
+    def unseen(self) -> Data:
+        """The training images that the generator does not see."""
+        return {name: column[~self.is_seen] for name, column in self.dataset.train.items()}
+
+
+def load_benchmark(name: str, data_dir: DataDir = None) -> DataSet:
+    """Return the clients' data: ``grey`` or ``rgb`` as in FedDCL, or any data set by its name.
+
+    ``name``: ``grey`` is MNIST, EMNIST letters A to J and Fashion-MNIST as one set of 30 classes. ``rgb`` is the first
+        30 classes of CIFAR-100. Other names, and errors, are those of `fedkeep.data.load`.
+    """
+    if name == "grey":
+        return load(GREY, data_dir=data_dir)
+    if name == "rgb":
+        whole = load("cifar100", data_dir=data_dir)
+        return select_classes(whole, whole.label_names[:30])
+    return load(name, data_dir=data_dir)
+
+
+def load_training_data(name: str, regime: Regime, data_dir: DataDir = None) -> GeneratorData:
+    """Return what a generator is trained on under a regime.
+
+    ``name``: As in `load_benchmark`. For ``disjoint``, ``grey`` stands for FEMNIST's letters from K on, transformed to
+        look like EMNIST's, and CIFAR-10 in grey for its texture; ``rgb`` stands for CIFAR-10; other names for
+        themselves.
+    ``regime``: How the generator's images relate to the clients'.
+    """
+    if regime == "ldm" or (name, regime) == ("rgb", "paper"):
+        raise ConfigError(
+            f"{name} under the regime {regime!r} has nothing to train: it is the public text-to-image model, which is "
+            "loaded (fedkeep.generation.diffusion.text_to_image). Train with the regime same_classes or disjoint."
+        )
+    disjoint = regime == "disjoint" and name in _DISJOINT
+    dataset = _DISJOINT[name](data_dir) if disjoint else load_benchmark(name, data_dir)
+    labels = dataset.train["label"].cpu()
+    is_seen = hold_out(labels, HELD_OUT) if regime == "same_classes" else torch.ones_like(labels, dtype=torch.bool)
+    return GeneratorData(name, regime, dataset, is_seen)
+
+
+def _disjoint_grey(data_dir: DataDir) -> DataSet:
+    return concatenate([load("femnist-letters", data_dir=data_dir), _to_grey(load("cifar10", data_dir=data_dir))])
+
+
+def _disjoint_rgb(data_dir: DataDir) -> DataSet:
+    return load("cifar10", data_dir=data_dir)
+
+
+_DISJOINT: dict[str, Callable[[DataDir], DataSet]] = {"grey": _disjoint_grey, "rgb": _disjoint_rgb}
+
+
+def rgb_to_grey(images: Tensor, side: int = 28) -> Tensor:
+    """Return colour images, uint8 [n, 3, height, width], in grey (ITU-R BT.601), uint8 [n, 1, side, side]."""
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    chunks = []
+    for chunk in torch.split(images, 1000):
+        grey = (chunk * weights).sum(1, keepdim=True)
+        small = interpolate(grey, size=(side, side), mode="bilinear", antialias=True)
+        chunks.append(small.round().clamp(0, 255).to(torch.uint8))
+    return torch.cat(chunks)
+
+
+def _to_grey(dataset: DataSet) -> DataSet:
+    """Return a data set with grey images; its normalisation no longer applies."""
+    train, test = ({**half, "input": rgb_to_grey(half["input"])} for half in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, mean=(0.0,), std=(1.0,))
+
+
+SIDE = 8  # images are compared at 8 x 8 pixels: where something is and its colour, no detail
+MAX_ITERATIONS = 100  # of Lloyd's algorithm
+
+
+def cluster_subclasses(images: Tensor, labels: Tensor, clusters_per_class: int, seed: int) -> Tensor:
+    """Return the subclass of every image: label * clusters_per_class + its cluster within the class.
+
+    Clusters are found by k-means on the images at 8 x 8 pixels. The pseudo-labels need no network, and the same
+    arguments give the same clusters.
+
+    ``images``: uint8 [n, channels, height, width].
+    ``labels``: int64 [n].
+    Returns: int64 [n].
+    """
+    subclasses = torch.zeros_like(labels)
+    for c in torch.unique(labels).tolist():
+        rows = (labels == c).nonzero().flatten()
+        if len(rows) < clusters_per_class:
+            raise DataError(
+                f"class {c} has {len(rows)} images, too few for {clusters_per_class} clusters. Ask for fewer clusters."
+            )
+        small = adaptive_avg_pool2d(images[rows].cpu().float(), SIDE).flatten(1)
+        # The purpose is part of the seed, and keeps the word that it had when generators were first trained.
+        clusters = k_means(small, clusters_per_class, seeds.rng(seed, f"codes of class {c}"))
+        if len(torch.unique(clusters)) < clusters_per_class:  # no image would teach what the other subclasses mean
+            raise DataError(
+                f"the images of class {c} look too much alike for {clusters_per_class} clusters. Ask for fewer "
+                "clusters."
+            )
+        subclasses[rows] = c * clusters_per_class + clusters.to(subclasses.device)
+    return subclasses
+
+
+def k_means(points: Tensor, num_clusters: int, rng: torch.Generator) -> Tensor:
+    """Return the cluster of each point: k-means++ (Arthur & Vassilvitskii, 2007), then Lloyd's algorithm.
+
+    ``points``: float [n, width], at least ``num_clusters`` of them.
+    ``rng``: Draws the first centres.
+    Returns: int64 [n], in 0..num_clusters - 1.
+    """
+    centres = points[torch.randint(len(points), (1,), generator=rng)]
+    while len(centres) < num_clusters:
+        # Clamped, so that equal points can be drawn too.
+        distances = torch.cdist(points, centres).min(1).values.square().clamp(min=1e-12)
+        centres = torch.cat((centres, points[torch.multinomial(distances, 1, generator=rng)]))
+    clusters = torch.full((len(points),), -1)
+    for _ in range(MAX_ITERATIONS):
+        distances, nearest = torch.cdist(points, centres).min(1)
+        if torch.equal(nearest, clusters):
+            break
+        clusters = nearest
+        for cluster in range(num_clusters):
+            members = points[clusters == cluster]
+            centres[cluster] = members.mean(0) if len(members) else points[distances.argmax()]
+    return clusters
 
 
 @dataclass(frozen=True)

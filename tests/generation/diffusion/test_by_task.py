@@ -15,7 +15,7 @@ import fedkeep
 from fedkeep._utils import escaping
 from fedkeep._utils.digests import read_sealed
 from fedkeep.data import load
-from fedkeep.data.dedup import image_hashes
+from fedkeep.data.holdout import image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.build import build_federation, build_simulation, check_generator, generator_hash
 from fedkeep.experiment.recipe import Recipe

@@ -13,8 +13,7 @@ import toy
 
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError, ValueRefused
 from fedkeep.generation.diffusion.generator import check_frozen
-from fedkeep.generation.diffusion.pixel import load_generator
-from fedkeep.generation.diffusion.unet import UNet
+from fedkeep.generation.diffusion.pixel import UNet, load_generator
 
 
 @pytest.mark.parametrize("unet", [toy.UNET, UNet(widths=(8, 16), blocks=1, patch=2)])

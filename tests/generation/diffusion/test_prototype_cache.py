@@ -10,9 +10,13 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.generation.diffusion import image_cache
-from fedkeep.generation.diffusion.image_cache import PrototypeCache
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, PrototypeSearchResult, search_prototypes
+from fedkeep.generation.diffusion import prototypes as image_cache
+from fedkeep.generation.diffusion.prototypes import (
+    PrototypeSearch,
+    PrototypeSearchResult,
+    cached_search,
+    search_prototypes,
+)
 
 SETTINGS = PrototypeSearch(steps=3, batch_size=4)
 DATA = tiny.dataset().train
@@ -24,7 +28,9 @@ def look(
     begin = torch.full((tiny.CLASSES, *tiny.SHAPE), 0.1)
     rng = torch.Generator().manual_seed(seed)
     images, labels = DATA["input"][:rows], DATA["label"][:rows]
-    return PrototypeCache(folder, **changes).search(tiny.ToyGenerator(), begin, images, labels, settings, rng)
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("FEDKEEP_CACHE", str(folder))
+        return cached_search(tiny.ToyGenerator(), begin, images, labels, settings, rng, **changes)
 
 
 def test_it_is_what_a_search_finds_and_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +46,12 @@ def test_it_is_what_a_search_finds_and_found_once(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     "changes",
-    [{"seed": 1}, {"rows": 29}, {"settings": replace(SETTINGS, steps=4)}, {"settings": PrototypeSearch(3, 4, "sgd")}],
+    [{"seed": 1}, {"rows": 29}, {"settings": replace(SETTINGS, steps=4)}],
 )
 def test_what_is_another_search_is_searched(changes: dict[str, Any], tmp_path: Path) -> None:
     one, other = look(tmp_path), look(tmp_path, **changes)
     assert not torch.equal(one.prototypes, other.prototypes)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list((tmp_path / "prototypes").iterdir())) == 2
 
 
 def test_without_examples_the_rows_are_kept_as_they_were(tmp_path: Path) -> None:
@@ -59,13 +65,13 @@ def test_a_damaged_entry_is_found_again_and_a_full_disk_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = look(tmp_path)
-    (path,) = tmp_path.iterdir()
+    (path,) = (tmp_path / "prototypes").iterdir()
     whole = path.read_bytes()
     turned = bytes([*whole[:-40], whole[-40] ^ 1, *whole[-39:]])  # a bit of a number
     for damaged in (whole[:40], turned):
         path.write_bytes(damaged)
         assert torch.equal(look(tmp_path).prototypes, first.prototypes)
-        assert "searched again" in caplog.text
+        assert "made again" in caplog.text
         caplog.clear()
 
     def full(*_: object) -> None:
@@ -78,4 +84,4 @@ def test_a_damaged_entry_is_found_again_and_a_full_disk_is_no_error(
 def test_old_entries_make_room(tmp_path: Path) -> None:
     for seed in range(4):
         look(tmp_path, seed=seed, max_bytes=1)
-    assert len(list(tmp_path.iterdir())) <= 1
+    assert len(list((tmp_path / "prototypes").iterdir())) <= 1

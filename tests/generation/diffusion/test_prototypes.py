@@ -47,7 +47,7 @@ def test_the_search_lowers_the_loss_and_changes_no_weight(trained: PixelGenerato
     assert len(found.losses) == 60
 
     def loss(prototypes: Tensor) -> float:
-        still = PrototypeSearch(steps=1, batch_size=600, lr=0.0)
+        still = PrototypeSearch(steps=1, batch_size=600)
         rng = torch.Generator().manual_seed(9)
         return search_prototypes(trained, prototypes, data["input"], data["label"], still, rng).losses[0]
 
@@ -61,24 +61,16 @@ def test_the_search_lowers_the_loss_and_changes_no_weight(trained: PixelGenerato
     assert found.prototypes.shape == rows.shape
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("space", ["embedding", "subclass"])
-def test_rows_of_absent_classes_stay(space: str, optimizer: str) -> None:
+def test_rows_of_absent_classes_stay(space: str) -> None:
     result = toy.generator(space=space)
     data = toy.data(20)
     held = {name: column[data["label"] != 1] for name, column in data.items()}
-    found = search(result, held, PrototypeSearch(steps=5, batch_size=8, optimizer=optimizer))  # type: ignore[arg-type]
+    found = search(result, held, PrototypeSearch(steps=5, batch_size=8))
     start = result.initial_prototypes(3)
     assert torch.equal(found.prototypes[1], start[1])
     assert not torch.equal(found.prototypes[0], start[0])
     assert found.counts[1] == 0
-
-
-def test_with_weight_decay_they_shrink_as_in_dddr() -> None:
-    result = toy.generator(initial="null")
-    held = {name: column[:1] for name, column in toy.data(3).items()}
-    found = search(result, held, PrototypeSearch(steps=5, batch_size=8, lr=0.02, weight_decay=0.01))
-    assert torch.allclose(found.prototypes[1], result.initial_prototypes(3)[1] * (1 - 0.02 * 0.01) ** 5)
 
 
 def test_the_loss_is_the_formula() -> None:

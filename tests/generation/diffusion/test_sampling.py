@@ -15,10 +15,9 @@ from torch import Tensor
 
 from fedkeep._utils import progress
 from fedkeep.errors import ConfigError, RunError, ValueRefused
-from fedkeep.generation.diffusion.image_cache import MAX_BYTES, ImageCache
+from fedkeep.generation.diffusion.generator import NoiseSchedule, Sampler
 from fedkeep.generation.diffusion.pixel import PixelGenerator
-from fedkeep.generation.diffusion.sampling import sample
-from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
+from fedkeep.generation.diffusion.prototypes import MAX_BYTES, cached_images, sample
 
 SAMPLER = Sampler(steps=4)
 METHODS = ("ddim", "dpm-solver++", "ddpm")
@@ -115,7 +114,9 @@ def stored(folder: Path, generator: PixelGenerator | None = None, **changes: Any
         "sampler": SAMPLER,
         "seed": 0,
     } | changes
-    return ImageCache(folder, given.pop("most", MAX_BYTES)).images(result, **given)
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("FEDKEEP_CACHE", str(folder))
+        return cached_images(result, max_bytes=given.pop("most", MAX_BYTES), **given)
 
 
 class Sampled:
@@ -128,7 +129,7 @@ class Sampled:
             self.images += len(rows)
             return sample(generator, prototypes, rows, *rest, **named)
 
-        monkeypatch.setattr("fedkeep.generation.diffusion.image_cache.sample", counted)
+        monkeypatch.setattr("fedkeep.generation.diffusion.prototypes.sample", counted)
 
     def since(self) -> int:
         count, self.images = self.images, 0
@@ -167,7 +168,7 @@ def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_damaged_entry_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled, first = Sampled(monkeypatch), stored(tmp_path)
     sampled.since()
-    entries = sorted(tmp_path.iterdir())
+    entries = sorted((tmp_path / "generated").iterdir())
     entries[0].write_bytes(entries[0].read_bytes()[:-7])
     entries[1].write_bytes(b"")
     assert torch.equal(stored(tmp_path)["input"], first["input"])
@@ -182,28 +183,29 @@ def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch
         context.setattr(os, "fsync", full)
         with pytest.raises(RunError, match=r"cannot be kept in .*No space left on device.*FEDKEEP_CACHE"):
             stored(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "generated").iterdir()) == []
     assert len(stored(tmp_path)["input"]) == 6
 
 
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = Sampled(monkeypatch)
+    sampled, folder = Sampled(monkeypatch), tmp_path / "generated"
+    folder.mkdir()
     for age, label in ((30, 1), (20, 2), (10, 3)):  # seconds ago
-        before = set(tmp_path.iterdir())
+        before = set(folder.iterdir())
         stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[label])
-        (written,) = set(tmp_path.iterdir()) - before
+        (written,) = set(folder.iterdir()) - before
         os.utime(written, (time.time() - age,) * 2)
-    (tmp_path / ".half.tmp").write_bytes(b"left by a kill")
-    os.utime(tmp_path / ".half.tmp", (0, 0))
-    (tmp_path / "of somebody else").touch()
+    (folder / ".half.tmp").write_bytes(b"left by a kill")
+    os.utime(folder / ".half.tmp", (0, 0))
+    (folder / "of somebody else").touch()
     stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[1])  # used again
     room = 3.5 * written.stat().st_size
     sampled.since()
     stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[4], most=room)
     assert sampled.since() == 2
-    assert len(list(tmp_path.glob("*.safetensors"))) == 3
-    assert not (tmp_path / ".half.tmp").exists()
-    assert (tmp_path / "of somebody else").exists()
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    assert not (folder / ".half.tmp").exists()
+    assert (folder / "of somebody else").exists()
     for label, fresh in ((1, 0), (3, 0), (4, 0), (2, 2)):
         stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[label])
         assert sampled.since() == fresh, label
@@ -215,14 +217,9 @@ def test_images_of_another_device_are_others(tmp_path: Path, monkeypatch: pytest
     elsewhere = toy.generator()
     elsewhere.device = torch.device("meta")
     drawn = torch.zeros(2, *elsewhere.shape, dtype=torch.uint8)
-    monkeypatch.setattr("fedkeep.generation.diffusion.image_cache.sample", lambda *_, **__: drawn)
+    monkeypatch.setattr("fedkeep.generation.diffusion.prototypes.sample", lambda *_, **__: drawn)
     assert not stored(tmp_path, elsewhere)["input"].any()
     assert torch.equal(stored(tmp_path)["input"], first["input"])
-
-
-def test_by_default_it_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path))
-    assert ImageCache().path == tmp_path / "generated"
 
 
 def test_a_prototype_of_the_wrong_size_is_refused(tmp_path: Path) -> None:

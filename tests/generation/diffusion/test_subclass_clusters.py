@@ -12,8 +12,13 @@ from torch import Tensor
 
 from fedkeep.errors import DataError
 from fedkeep.generation.diffusion.pixel import load_generator
-from fedkeep.generation.diffusion.subclass_clusters import cluster_subclasses, k_means
-from fedkeep.generation.diffusion.training import GeneratorTraining, _Batches, train_generator
+from fedkeep.generation.diffusion.training import (
+    GeneratorTraining,
+    _Batches,
+    cluster_subclasses,
+    k_means,
+    train_generator,
+)
 
 
 def blobs(each: int = 30, apart: float = 10.0) -> tuple[Tensor, Tensor]:

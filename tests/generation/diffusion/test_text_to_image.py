@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from fedkeep.errors import DataError, MissingExtra, RunError, ValueRefused
-from fedkeep.generation.diffusion._libraries import diffusers, transformers
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
-from fedkeep.generation.diffusion.sampling import sample
-from fedkeep.generation.diffusion.schedules import Sampler
+from fedkeep.generation.diffusion.generator import Sampler, diffusers, transformers
+from fedkeep.generation.diffusion.prototypes import PrototypeSearch, sample, search_prototypes
 from fedkeep.generation.diffusion.text_to_image import TRAINING_PROMPTS, LatentGenerator, load_latent
 
 WIDTH = 16

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils import seeds
-from fedkeep.generation.diffusion.pixel import ModelCard, PixelGenerator
-from fedkeep.generation.diffusion.schedules import NoiseSchedule
+from fedkeep.generation.diffusion.generator import NoiseSchedule
+from fedkeep.generation.diffusion.pixel import ModelCard, PixelGenerator, UNet
 from fedkeep.generation.diffusion.training import GeneratorTraining
-from fedkeep.generation.diffusion.unet import UNet
 
 CLASSES = 3
 UNET = UNet(widths=(8, 8), blocks=1, attention=1)

@@ -13,10 +13,18 @@ from torch import Tensor, nn
 from fedkeep._utils import seeds
 from fedkeep.data import ImageFormat
 from fedkeep.errors import RunError
-from fedkeep.generation.inversion import InversionConfig, InversionProblem, LatentInverter, TextInverter
-from fedkeep.generation.inversion.base import agreed_divergence, kl_divergence
-from fedkeep.generation.inversion.batch_norm_statistics import BatchNormStatistics
-from fedkeep.generation.inversion.decoders import IMAGES_PER_LAYER, LatentDecoder, TextDecoder
+from fedkeep.generation.inversion import (
+    IMAGES_PER_LAYER,
+    BatchNormStatistics,
+    InversionConfig,
+    InversionProblem,
+    LatentDecoder,
+    LatentInverter,
+    TextDecoder,
+    TextInverter,
+    agreed_divergence,
+    kl_divergence,
+)
 from fedkeep.losses.features import bounding_loss
 from fedkeep.models import Network
 

@@ -1,16 +1,69 @@
-"""What writes metrics: a CSV file, TensorBoard, Weights & Biases, MLflow. Nothing leaves the machine unasked."""
+"""Metrics of each round for TensorBoard, Weights & Biases, MLflow, or a CSV file: only where a recipe asks for it."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
 
-from fedkeep.errors import require_optional
-from fedkeep.tracking.logged_trial import FOLDER, LoggedTrial, MetricWriter
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep import metrics
+from fedkeep.errors import ConfigError, MissingExtra, did_you_mean, require_optional
+from fedkeep.rounds.state import RoundResult, SimulationState
+from fedkeep.trials.callbacks import Callback
+
+FOLDER = "logs"
+"""The folder in a run folder that holds what is logged."""
+
+
+@dataclass(frozen=True)
+class LoggedTrial:
+    """What is known of a trial before its first round.
+
+    ``run``: The run folder.
+    ``title``: The title of the run.
+    ``label``: The method's label.
+    ``options``: The method's options and the recipe's settings, by name.
+    ``test_total``: Test examples by class.
+    """
+
+    run: Path
+    folder: Path
+    title: str
+    label: str
+    seed: int
+    options: Mapping[str, Any]
+    test_total: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """The name of the trial's folder."""
+        return self.folder.name
+
+    @property
+    def digest(self) -> str:
+        """What tells the trial's folder from all others: a resumed trial continues its run."""
+        return hashlib.blake2b(str(self.folder.resolve()).encode(), digest_size=8).hexdigest()
+
+
+class MetricWriter(Protocol):
+    """Takes the metrics of one trial."""
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        """Take the metrics of a round; those of a round that is written again replace the former."""
+
+    def close(self) -> None:
+        """Finish; the trial may be resumed later."""
+
 
 Earlier = Sequence[Mapping[str, float]]
 """The metrics of the rounds before a resume."""
@@ -89,7 +142,7 @@ class WandbWriter:
             name=trial.name,
             group=trial.title,
             # A resumed trial continues its run.
-            id=hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest(),
+            id=trial.digest,
             resume="allow",
             dir=str(folder),
             config={**trial.options, "method": trial.label, "seed": trial.seed},
@@ -125,13 +178,12 @@ class MlflowWriter:
         mlflow = require_optional("mlflow", "log = 'mlflow'", "tracking")
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = self._experiment(mlflow, trial.title)
-        trial_id = hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest()
-        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial_id}'") if finished else []
+        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial.digest}'") if finished else []
         if before:
             self.run = before[0].info.run_id
             self.client.set_terminated(self.run, "RUNNING")
             return
-        tags = {"fedkeep_trial": trial_id}
+        tags = {"fedkeep_trial": trial.digest}
         self.run = self.client.create_run(experiment, run_name=trial.name, tags=tags).info.run_id
         for name, value in {**trial.options, "method": trial.label, "seed": trial.seed}.items():
             self.client.log_param(self.run, name, str(value)[:500])
@@ -164,4 +216,81 @@ WRITERS: Mapping[str, Callable[[LoggedTrial, int, Any], MetricWriter]] = {
     "wandb": WandbWriter,
     "mlflow": MlflowWriter,
 }
-"""By name, what writes."""
+"""By name in a recipe's ``log``, which is also that of the module that is needed, what writes."""
+
+
+Floats = NDArray[np.float64]
+
+
+def check_log(names: Sequence[str]) -> None:
+    """Check the names in a recipe's ``log``."""
+    for name in names:
+        if name not in WRITERS:
+            raise ConfigError(f"log cannot be {name!r}.{did_you_mean(str(name), WRITERS)}")
+
+
+def check_packages(names: Sequence[str]) -> None:
+    """Check that what is needed to log is installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingExtra(f"log = {name!r}", "tracking")
+
+
+class Tracker(Callback):
+    """Passes the metrics of each round on.
+
+    ``log``: ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``.
+    """
+
+    def __init__(self, log: str, trial: LoggedTrial) -> None:
+        self.log = log
+        self.trial = trial
+        self.writer: MetricWriter | None = None
+        self._history: list[Floats] = []
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        self._history = []
+        earlier = [self._values(record, {}) for record in self._records(state.finished)]
+        self.writer = WRITERS[self.log](self.trial, state.finished, earlier)
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        if self.writer is not None:
+            self.writer.write(result.record["round"], self._values(result.record, result.timings))
+
+    def on_trial_end(self, state: SimulationState) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+    def _records(self, finished: int) -> list[dict[str, Any]]:
+        """Return the records of the rounds before a resume, from which forgetting goes on."""
+        file = self.trial.folder / "rounds.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if finished and file.is_file() else []
+        return [json.loads(line) for line in lines[:finished]]
+
+    def _values(self, record: Mapping[str, Any], timings: Mapping[str, float]) -> dict[str, float]:
+        values = {
+            "round": record["round"],
+            "train_loss": record.get("loss"),
+            "bytes_up": record.get("up"),
+            "bytes_down": record.get("down"),
+            "lost_clients": len(record.get("lost") or ()),
+            "train_seconds": timings.get("train"),
+        }
+        if "correct" in record:
+            values |= {"test_loss": record.get("test_loss"), "accuracy": self._accuracy(record)}
+            self._history.append(self._by_class(record))
+            values["forgetting"] = metrics.forgetting(np.stack(self._history))
+            for which, other in (record.get("evaluation_models") or {}).items():
+                values[f"accuracy_{which}"] = self._accuracy(other)
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    def _accuracy(self, record: Mapping[str, Any]) -> float:
+        correct = record["correct"]
+        return metrics.accuracy(correct, self.trial.test_total[: len(correct)])
+
+    def _by_class(self, record: Mapping[str, Any]) -> Floats:
+        correct = list(record["correct"])
+        missing = len(self.trial.test_total) - len(correct)  # classes that have not arrived
+        known = metrics.class_accuracy(correct, self.trial.test_total[: len(correct)])
+        return np.concatenate([known, np.full(missing, np.nan)])

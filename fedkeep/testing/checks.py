@@ -1,0 +1,430 @@
+"""The checks of one task: what a run may depend on, what may go wrong, and odd federations."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep._utils.digests import digest_of
+from fedkeep._utils.seeds import temporary_seed
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.interface import Fit
+from fedkeep.interface.algorithm import client_steps
+from fedkeep.interface.codec import encode
+from fedkeep.interface.pytree import replace_tensors, tree_tensors
+from fedkeep.models import Network
+from fedkeep.models.heads import BIAS, WEIGHT
+from fedkeep.rounds.messages import StepRequest
+from fedkeep.testing import federation as tiny
+from fedkeep.testing import runs
+from fedkeep.testing.runs import AnyAlgorithm
+from fedkeep.training.party import LocalParty
+from fedkeep.trials.checkpoint import Checkpoint
+from fedkeep.trials.simulation import Simulation
+from fedkeep.trials.trial import run_trial
+
+
+def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
+    """Check that two runs with one seed leave the same bytes, and that something is learned."""
+    one, two = runs.undisturbed(algorithm), tiny.simulation(algorithm)
+    runs.expect_same_run(one, tiny.run_rounds(two), two, "in a second run with the same seed")
+    runs.expect(
+        encode(one.server) == encode(two.server.state), algorithm, "the server's state should be the same bytes"
+    )
+    learned = not tiny.equal(one.model, one.initial)
+    runs.expect(
+        learned,
+        algorithm,
+        "`round` should leave in `server.model` what was learned, not the initial model. (A `round` that changes the "
+        "tensors of `server.model` in place changes the initial model too: assign new ones.)",
+    )
+
+
+def check_another_seed_differs(algorithm: AnyAlgorithm) -> None:
+    """Check that the seed matters."""
+    one, two = runs.undisturbed(algorithm), tiny.simulation(algorithm, seed=1)
+    differs = one.records != tiny.run_rounds(two) and not tiny.equal(one.model, two.server.model)
+    runs.expect(differs, algorithm, "records and model should differ with another seed")
+
+
+def check_common_randomness(algorithm: AnyAlgorithm) -> None:
+    """Check that a method changes no cohort, initial weight, example or batch order: all methods see the same."""
+    own, reference = _seen(algorithm), _seen_in_plain_training()
+    runs.expect_equal(own["cohorts"], reference["cohorts"], algorithm, "cohorts should be those of every method")
+    first = slice(None, None, algorithm.rows_per_class)  # where a class has several rows, its first is everybody's
+    begins = {name: t[first] if name in (WEIGHT, BIAS) else t for name, t in own["initial"].items()}
+    same = tiny.equal(begins, reference["initial"])
+    runs.expect(same, algorithm, "initial weights should be those of every method with this network")
+    labels = {client: own["labels"].get(client) for client in reference["labels"]}
+    runs.expect_equal(
+        labels, reference["labels"], algorithm, "every client of a cohort should be asked, with its own data"
+    )
+    runs.expect(bool(own["orders"]), algorithm, "clients should train with `client.fit`")
+    if "generator" in algorithm.needs:
+        return  # generated images stand between the client's own
+    unknown = own["orders"].keys() - reference["orders"].keys()
+    runs.expect_equal(unknown, set(), algorithm, "nobody but the cohort should train in a round")
+    for (number, client), orders in own["orders"].items():
+        # A method may train more than once in a round; its first training sees what every other method sees.
+        wanted = reference["orders"][number, client]
+        runs.expect_equal(
+            orders[: len(wanted)], wanted, algorithm, f"client {client}'s batches of round {number} are every method's"
+        )
+
+
+def check_evaluation_interval_changes_nothing(algorithm: AnyAlgorithm) -> None:
+    """Check that results do not depend on how often the model is evaluated."""
+    often, seldom = runs.undisturbed(algorithm), tiny.simulation(algorithm, evaluate_every=3)
+    records = tiny.run_rounds(seldom)
+    runs.expect(all("correct" in record for record in often.records), algorithm, "every round should be evaluated")
+    runs.expect_equal(
+        [_unevaluated(record) for record in records],
+        [_unevaluated(record) for record in often.records],
+        algorithm,
+        "records should not depend on how often is evaluated",
+    )
+    same = tiny.equal(often.model, seldom.server.model)
+    runs.expect(same, algorithm, "the model should not depend on how often is evaluated")
+
+
+def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> None:
+    """Check that results do not depend on whether clients' models are evaluated."""
+    watched = tiny.simulation(algorithm, evaluate_local_models=True)
+    records = tiny.run_rounds(watched)
+    evaluated = [record.pop("local_models") for record in records]
+    runs.expect_same_run(runs.undisturbed(algorithm), records, watched, "with `evaluate_local_models`")
+    for record, each in zip(records, evaluated, strict=True):
+        strangers = {one["client"] for one in each} - set(record["cohort"])
+        runs.expect_equal(strangers, set(), algorithm, "only models of the cohort should be evaluated")
+    runs.expect(any(evaluated), algorithm, "some client's model should come back as a Fit, or be its `own_model`")
+
+
+def check_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
+    """Check that messages and states come through the codec as they were."""
+    coded = tiny.simulation(algorithm, through_codec=True)
+    one = runs.undisturbed(algorithm)
+    runs.expect_same_run(one, tiny.run_rounds(coded), coded, "when every message goes through the codec")
+    runs.expect(
+        encode(one.server) == encode(coded.server.state), algorithm, "the server's state should be the same bytes"
+    )
+
+
+def check_order_of_work_changes_nothing(algorithm: AnyAlgorithm) -> None:
+    """Check that results do not depend on which client is quicker."""
+    forward = runs.undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    backward = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT)
+    backward.executor = runs.BackwardExecutor(backward.serial)
+    records = tiny.run_rounds(backward)
+    runs.expect_same_run(forward, records, backward, "when clients are asked in another order")
+    same = encode(forward.server) == encode(backward.server.state)
+    runs.expect(same, algorithm, "the server's state should be the same bytes")
+
+
+def check_stacked_training(algorithm: AnyAlgorithm) -> None:
+    """Check that clients trained as one stacked model learn the same, up to rounding."""
+    looped = runs.undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    stacked = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT, stack=4)
+    runs.expect_close_run(looped.records, looped.model, tiny.run_rounds(stacked), stacked)
+
+
+def check_global_randomness(algorithm: AnyAlgorithm) -> None:
+    """Check that PyTorch's global generator is neither read nor moved."""
+    first = runs.undisturbed(algorithm)
+    with temporary_seed(runs.GLOBAL_SEED + 1):
+        before = torch.get_rng_state()
+        records = tiny.run_rounds(tiny.simulation(algorithm))
+        after = torch.get_rng_state()
+    advice = "draw from `client.rng(purpose)` or `server.rng(purpose)`, not from a global generator"
+    runs.expect_equal(records, first.records, algorithm, advice)
+    runs.expect(torch.equal(after, before), algorithm, advice)
+
+
+def check_records_are_json(algorithm: AnyAlgorithm) -> None:
+    """Check that records are strict JSON."""
+    for record in runs.undisturbed(algorithm).records:
+        runs.expect_json(algorithm, record)
+
+
+@functools.cache
+def _seen_in_plain_training() -> dict[str, Any]:
+    """Return what clients see of a method that trains everybody, in cohort order: what all methods have in common."""
+    return _seen(FedSeq())
+
+
+def _seen(algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """Run a method and return what its clients saw."""
+    simulation = tiny.simulation(algorithm)
+    seen = runs.record_batches(simulation)
+    initial = simulation.server.model
+    cohorts = [record["cohort"] for record in tiny.run_rounds(simulation)]
+    return {"cohorts": cohorts, "initial": initial, "labels": seen.labels, "orders": dict(seen.orders)}
+
+
+def _unevaluated(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("correct", "test_loss")}
+
+
+def check_resume(algorithm: AnyAlgorithm) -> None:
+    """Check that a trial that was stopped after every round ends with the same bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
+        run_trial(tiny.simulation(algorithm, training=tiny.SHORT), whole)
+        lines = (whole / "rounds.jsonl").read_bytes().splitlines()
+        for at in range(1, runs.ROUNDS + 1):
+            with suppress(runs.Stopped):
+                run_trial(tiny.simulation(algorithm, training=tiny.SHORT), stopped, [runs.stop_after(at)])
+            found = (stopped / "rounds.jsonl").read_bytes().splitlines()
+            runs.expect_equal(found, lines[:at], algorithm, f"records should be the same when stopped after round {at}")
+            runs.expect(not (stopped / "result.json").exists(), algorithm, "a stopped trial should have no result")
+        run_trial(tiny.simulation(algorithm, training=tiny.SHORT), stopped)
+        runs.expect_same_files(algorithm, stopped, whole, "when stopped after every round and resumed")
+
+
+def check_checkpoint(algorithm: AnyAlgorithm) -> None:
+    """Check that a checkpoint restores every state."""
+    first, second = (tiny.simulation(algorithm, training=tiny.SHORT) for _ in range(2))
+    tiny.run_rounds(first, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        records = {"rounds.jsonl": digest_of(b"records")}
+        Checkpoint(Path(folder)).save(first, records)
+        restored = Checkpoint(Path(folder)).restore(second)
+    runs.expect_equal(restored, records, algorithm, "a checkpoint should hold the digests of the records")
+    same = runs.condition(second) == runs.condition(first)
+    runs.expect(same, algorithm, "a checkpoint should restore the model and all states")
+    runs.expect_equal(
+        tiny.run_rounds(second), tiny.run_rounds(first), algorithm, "records should be the same from a checkpoint"
+    )
+
+
+def check_lost_clients(algorithm: AnyAlgorithm) -> None:
+    """Check that a client may be lost in each step, and the round goes on with the others."""
+    calls = runs.undisturbed(algorithm).calls
+    for step in runs.asked_steps(algorithm):
+        made = [(number, client) for number, client, name in calls if name == step]
+        victims = dict(reversed(made))  # the first of each round
+        odd = max(number % 2 for number in victims)  # every second round, so that whole ones follow
+        lost = {number: victim for number, victim in victims.items() if number % 2 == odd}
+        simulation = tiny.simulation(algorithm, fault_injector=_failing(lost, step), training=tiny.SHORT)
+        records = tiny.run_rounds(simulation)
+        for record in records:
+            number = record["round"]
+            wanted = {lost[number]: "lost it"} if number in lost else {}
+            why = f"in round {number} only client {lost.get(number)} should be lost, in {step!r}"
+            runs.expect_equal(record["lost"], wanted, algorithm, why)
+            runs.expect(not record["rolled_back"], algorithm, f"round {number} should go on without the lost client")
+        runs.expect_finite(algorithm, simulation.server.model)
+
+
+def check_bad_replies(algorithm: AnyAlgorithm) -> None:
+    """Check that replies of broken tensors are refused, and the round goes on."""
+    steps = client_steps(type(algorithm))
+    dataclasses = {name for name, step in steps.items() if is_dataclass(annotations_of(step)["return"])}
+    carriers = runs.replies_with(algorithm, Fit) or dataclasses or set(steps)
+    faults = {"4": lambda tensor: torch.full_like(tensor, float("nan")), "3": lambda tensor: torch.cat([tensor] * 2)}
+    simulation = tiny.simulation(algorithm, cohort_size=6, rounds=3, training=tiny.SHORT)
+
+    def wrap(request: StepRequest) -> Callable[..., Any]:
+        @functools.wraps(request.step)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return _broken(request.step(*args, **kwargs), faults[request.client])
+
+        is_broken = simulation.finished == 1 and request.client in faults and request.step.__name__ in carriers
+        return wrapped if is_broken else request.step
+
+    runs.wrap_steps(simulation, wrap)
+    records = tiny.run_rounds(simulation)
+    for record, wanted in zip(records, [set(), set(faults), set()], strict=True):
+        why = f"in round {record['round']} exactly the broken replies should be refused; see `validate_reply`"
+        runs.expect_equal(set(record["lost"]), wanted, algorithm, why)
+    runs.expect(not records[1]["rolled_back"], algorithm, "a round should go on without those whose reply was refused")
+    runs.expect_finite(algorithm, simulation.server.model)
+
+
+def _broken(reply: Any, fault: Callable[[Tensor], Tensor]) -> Any:
+    """Return a reply whose model has a broken tensor, or its first tensor if it has no model."""
+    if hasattr(reply, "model"):
+        name, tensor = list(reply.model.items())[-1]
+        return replace(reply, model={**reply.model, name: fault(tensor)})
+    tensors = [tensor for tensor, _ in tree_tensors(reply)]
+    return replace_tensors(reply, [fault(tensors[0]), *tensors[1:]]) if tensors else reply
+
+
+def check_too_few_clients(algorithm: AnyAlgorithm) -> None:
+    """Check that a round with too few clients changes nothing, whenever they are lost."""
+    second = tiny.simulation(algorithm).sample_cohort(2)
+    at_once: Injector = lambda number, client, step: "gone" if number == 2 else None  # noqa: E731
+    late = _failing({2: second[-1]}, runs.last_step(algorithm))
+    for injector in (at_once, late):
+        simulation = tiny.simulation(algorithm, min_clients=3, fault_injector=injector, training=tiny.SHORT)
+        tiny.run_rounds(simulation, 1)
+        before = runs.condition(simulation)
+        (record,) = tiny.run_rounds(simulation, 1)
+        runs.expect(
+            record["rolled_back"] is True, algorithm, "a round with fewer than `min_clients` should be rolled back"
+        )
+        runs.expect(bool(record["lost"]), algorithm, "who was lost should be in the record")
+        same = runs.condition(simulation) == before | {"finished": 2}
+        runs.expect(same, algorithm, "a round that is rolled back should change nothing; never change a state in place")
+        if injector is at_once:
+            later = [record["rolled_back"] for record in tiny.run_rounds(simulation)]
+            runs.expect_equal(later, [False, False], algorithm, "later rounds should go on")
+
+
+Injector = Callable[[int, str, str], str | None]
+
+
+def _failing(victims: Mapping[int, str], step: str) -> Injector:
+    """Let a step fail for the victim of each round that has one."""
+    return lambda number, client, name: "lost it" if (victims.get(number), step) == (client, name) else None
+
+
+def check_cohort_of_one(algorithm: AnyAlgorithm) -> None:
+    """Check rounds with one client each."""
+    runs.run_settled(tiny.simulation(algorithm, cohort_size=1, rounds=8, training=tiny.SHORT))
+
+
+def check_more_rounds_than_clients(algorithm: AnyAlgorithm) -> None:
+    """Check a federation of two clients that return."""
+    two = tiny.federation((8, 9))
+    runs.run_settled(tiny.simulation(algorithm, federation=two, cohort_size=1, rounds=7, training=tiny.SHORT))
+
+
+def check_cohort_of_everybody(algorithm: AnyAlgorithm) -> None:
+    """Check rounds with all clients."""
+    everybody = runs.undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    runs.expect_settled(algorithm, everybody.records, everybody.model)
+
+
+def check_client_with_one_example(algorithm: AnyAlgorithm) -> None:
+    """Check clients that hold a single example."""
+    runs.run_settled(tiny.simulation(algorithm, federation=tiny.federation((1, 6, 1)), cohort_size=3))
+
+
+def check_clients_with_one_class(algorithm: AnyAlgorithm) -> None:
+    """Check clients that hold one class each."""
+    data = tiny.dataset(30)
+    clients = [torch.nonzero(data.train["label"] == c).flatten().tolist() for c in range(tiny.CLASSES)]
+    runs.run_settled(tiny.simulation(algorithm, federation=tiny.by_hand(data, clients), cohort_size=3))
+
+
+def check_clients_without_examples(algorithm: AnyAlgorithm) -> None:
+    """Check that clients may hold nothing, and that empty messages come through the codec."""
+    clients = tiny.federation((6, 0, 9, 0))
+    for through_codec in (False, True):
+        runs.run_settled(
+            tiny.simulation(
+                algorithm,
+                federation=clients,
+                cohort_size=3,
+                evaluate_local_models=True,
+                through_codec=through_codec,
+                rounds=6,
+                training=tiny.SHORT,
+            )
+        )
+
+
+def check_nobody_with_examples(algorithm: AnyAlgorithm) -> None:
+    """Check a federation in which nobody holds anything."""
+    simulation = tiny.simulation(algorithm, federation=tiny.by_hand(tiny.dataset(9), [[], []]), cohort_size=2)
+    if "generator" in algorithm.needs:  # what nobody has cannot be described
+        runs.expect_data_error(simulation)
+        return
+    losses = [record["loss"] for record in tiny.run_rounds(simulation)]
+    runs.expect_equal(losses, [None] * runs.ROUNDS, algorithm, "there should be no loss where nobody has examples")
+    runs.expect_finite(algorithm, simulation.server.model)
+
+
+def check_batch_norm(algorithm: AnyAlgorithm) -> None:
+    """Check that batch norms' statistics stay between those that clients left.
+
+    They are averaged, however a method moves the parameters: carried further, a variance may become negative.
+    """
+    clients = tiny.federation((9, 1, 6, 0, 7, 23))
+    # One round more than is run: at its end a task may leave the model of an earlier round.
+    simulation = tiny.simulation(
+        algorithm, factory=_normed, federation=clients, cohort_size=4, rounds=runs.ROUNDS + 1, training=tiny.SHORT
+    )
+    fits = _record_fits(simulation)
+    for _ in range(runs.ROUNDS):
+        fits.clear()
+        runs.run_settled(simulation, 1)
+        after = simulation.server.model
+        runs.expect(any(fit.num_steps for fit in fits), algorithm, "somebody should train with `fit`")
+        for name in (name for name in after if "running" in name):
+            left = torch.stack([fit.model[name] for fit in fits])
+            within = bool((after[name] >= left.amin(0) - 1e-6).all() and (after[name] <= left.amax(0) + 1e-6).all())
+            runs.expect(within, algorithm, f"{name}, which is not trained, should stay between those that clients left")
+        counter = after["body.norm.num_batches_tracked"]
+        counted = counter.dtype == torch.int64 and any(
+            bool(counter == fit.model["body.norm.num_batches_tracked"]) for fit in fits
+        )
+        runs.expect(counted, algorithm, "whole numbers of the model should stay int64, and one that a client left")
+
+
+def _record_fits(simulation: Simulation) -> list[Fit]:
+    """Return a list to which the result of every local training is added from now on, the server's too."""
+    fits: list[Fit] = []
+
+    def watch(party: LocalParty) -> None:
+        train = party.fit
+
+        def fit(*args: Any, **kwargs: Any) -> Fit:
+            fits.append(train(*args, **kwargs))
+            return fits[-1]
+
+        party.fit = fit  # type: ignore[method-assign]
+
+    watch(simulation.server)
+    runs.watch_clients(simulation, watch)
+    return fits
+
+
+def check_memory(algorithm: AnyAlgorithm) -> None:
+    """Check that memory is flat: what lives after 30 rounds lived after 10, within a quarter of a model and 10 objects.
+
+    After the 31st the task ends, of which a method may keep something once.
+    """
+    clients = tiny.federation((4, 4, 5))  # one step each: what leaks, leaks once a training
+    gc.collect()
+    gc.freeze()  # what was there before is left out: to count it takes longer than the rounds
+    try:
+        simulation = tiny.simulation(
+            algorithm, cohort_size=2, rounds=31, evaluate_every=10, federation=clients, training=tiny.SHORT
+        )
+        tiny.run_rounds(simulation, 10)
+        before = _living()
+        tiny.run_rounds(simulation, 20)
+        after = _living()
+    finally:
+        gc.unfreeze()
+    model = sum(tensor.nbytes for tensor in simulation.server.model.values())
+    tensors, objects = after[0] - before[0], after[1] - before[1]
+    runs.expect(
+        tensors <= model / 4, algorithm, f"memory should be flat, but 20 rounds left {tensors} bytes of tensors"
+    )
+    runs.expect(objects <= 10, algorithm, f"memory should be flat, but 20 rounds left {objects} objects")
+
+
+def _normed() -> Network:
+    """Return a network with batch norm."""
+    layers = OrderedDict(flatten=nn.Flatten(), full=nn.Linear(16, 8), norm=nn.BatchNorm1d(8), relu=nn.ReLU())
+    return Network(nn.Sequential(layers), 8, tiny.CLASSES)
+
+
+def _living() -> tuple[int, int]:
+    """Return the bytes of all living tensors, and the number of all living objects, of those that are not frozen."""
+    gc.collect()
+    objects = gc.get_objects()
+    return sum(o.nbytes for o in objects if type(o) is Tensor), len(objects)

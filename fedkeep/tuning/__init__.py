@@ -1,1 +1,0 @@
-"""Choosing options on held-out training examples, with seeds that are not reported."""
