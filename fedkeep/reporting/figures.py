@@ -68,6 +68,7 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.2, 1.4), (9, 2), (6, 1
 FONT_SIZE = 8.0
 COLUMN = 3.3
 """Width of a column of a paper, in inches."""
+WIDE = 5.0  # inches from which a figure has room for a legend beside its axes
 LETTER = 0.6  # a generous mean width of a letter, in font sizes
 MOST_CLIENTS = 1000  # columns beyond this cannot be told apart; evenly spaced clients are shown then
 MOST_LABELS = 30  # class names that fit on the axis
@@ -250,7 +251,7 @@ def _draw_label(axes: Axes, trials: Sequence[TrialResult], metric: CurveMetric, 
 def _dress(axes: Axes, title: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(title, loc="left", fontsize=FONT_SIZE, color=INK, pad=6)
+    axes.set_title(title, loc="left", fontsize=FONT_SIZE, color=INK, pad=6, wrap=True)
     axes.set_xlabel("round", labelpad=2)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
@@ -262,7 +263,7 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 def _add_legend(figure: Figure, drawn: Iterable[str], line_styles: Mapping[str, LineStyle]) -> None:
-    """Put a legend below the axes, for which the figure grows."""
+    """Put a legend beside the axes of a wide figure, and else below, for which the figure grows."""
     from matplotlib.lines import Line2D
 
     looks = {label.replace("$", r"\$"): line_styles[label] for label in drawn}
@@ -271,12 +272,16 @@ def _add_legend(figure: Figure, drawn: Iterable[str], line_styles: Mapping[str, 
         for style in looks.values()
     ]
     width, height = figure.get_size_inches()
-    columns = max(1, min(len(looks), int(72 * width // (max(map(len, looks)) * LETTER * FONT_SIZE + 47))))
-    figure.set_size_inches(width, height + -(-len(looks) // columns) * 1.5 * FONT_SIZE / 72)
+    beside = width >= WIDE
+    columns = (
+        1 if beside else max(1, min(len(looks), int(72 * width // (max(map(len, looks)) * LETTER * FONT_SIZE + 47))))
+    )
+    if not beside:
+        figure.set_size_inches(width, height + -(-len(looks) // columns) * 1.5 * FONT_SIZE / 72)
     figure.legend(
         samples,
         looks,
-        loc="outside lower left",
+        loc="outside right upper" if beside else "outside lower left",
         ncols=columns,
         frameon=False,
         fontsize=0.9 * FONT_SIZE,

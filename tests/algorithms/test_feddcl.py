@@ -196,7 +196,7 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     federation = simulation.federation
     tiny.run_rounds(simulation, 1)
     rows = simulation.context.load_generator(1).initial_prototypes(3)
-    settings = PrototypeSearch(fed.prototype_steps, fed.prototype_batch_size, "adamw")
+    settings = PrototypeSearch(fed.prototype_steps, fed.prototype_batch_size)
     for use in range(fed.prototype_rounds):
         found = []
         for client in federation.clients:

@@ -179,7 +179,7 @@ def test_a_callback_that_fails_is_named_and_ends_its_trial_alone(tmp_path: Path)
 @pytest.mark.parametrize(("losses", "rounds"), [([3.0, 2.0, 2.5, 2.5, 1.0], 4), ([3.0, None, None, 1.0], 3)])
 def test_early_stopping_waits_for_evaluations_without_a_lower_loss(losses: list[Any], rounds: int) -> None:
     callback, stops = fedkeep.EarlyStopping(patience=2), []
-    state: Any = None
+    state: Any = tiny.simulation(FedAvg())
     callback.on_trial_begin(state)
     for loss in losses:
         outcome = callback.on_round_end(state, fedkeep_result(loss))
