@@ -22,6 +22,9 @@ class Parts:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def size(self, client: int) -> int:
+        return len(self[client])
+
     def __getitem__(self, client: int) -> torch.Tensor:
         return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
 

@@ -48,7 +48,7 @@ class LoudReplies(Loud):
 class FedAvgReplies(FedAvg):
     """FedAvg whose server sees single replies."""
 
-    title = "fedavg replies"
+    title = "listed replies"
     only_averages = False
 
 
