@@ -3,10 +3,6 @@ import pytest
 from fedkeep._utils import progress
 
 
-def test_nobody_need_listen() -> None:
-    progress.report("images drawn", 1)
-
-
 def test_what_is_said_is_heard_in_the_block_alone() -> None:
     heard: list[str] = []
     with progress.subscribe(lambda word, _: heard.append(word), every=0.0):

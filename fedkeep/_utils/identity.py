@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,10 @@ class Identity:
     @classmethod
     def from_table(cls, path: object, table: object) -> Identity:
         """Return what `to_table` described; without a table, which older versions did not write, nothing is known."""
-        try:
+        with suppress(TypeError):
             identity = cls(**(table or {}))  # type: ignore[arg-type]
             if all(isinstance(part, Mapping) for part in (identity.settings, identity.code, identity.inputs)):
                 return identity
-        except TypeError:
-            pass
         raise DamagedFile(f"{path} is damaged: it does not say to what it belongs.")
 
     def to_table(self) -> dict[str, Any]:
