@@ -432,9 +432,6 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
         yield f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
     if run.min_clients > run.cohort_size:
         yield f"run.min_clients {run.min_clients} exceeds run.cohort_size {run.cohort_size}."
-    generators, tasks = len(recipe.generator.by_task), recipe.tasks.num_tasks
-    if generators and generators != tasks:
-        yield f"generator.by_task names {generators} generators for {tasks} tasks. Name one for each task."
     if recipe.has_tasks and on_server:
         yield "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
     if on_server and recipe.public.name:
@@ -520,10 +517,10 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
             f"{label} needs a public set, on whose images clients share their predictions. Name a data set with "
             "images of the same size: public.name=fashion-mnist."
         )
-    if "generator" in needs and not recipe.generator.per_task:
+    if "generator" in needs and not recipe.generator.name:
         yield (
             f"{label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
-            "generator.name=FOLDER, or one for each task: generator.by_task."
+            "generator.name=FOLDER."
         )
     if recipe.client_models and method.algorithm.networks == "one":
         yield (

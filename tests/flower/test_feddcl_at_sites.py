@@ -113,34 +113,6 @@ def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Pa
         serve(LocalTransport(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2, min_clients=3))
 
 
-def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> None:
-    folders = [shutil.copytree(Path(recipe).parent / "generator", tmp_path / name) for name in ("first", "second")]
-    exchange(str(folders[1]))
-    by_task = (
-        Path(recipe)
-        .read_text()
-        .replace(
-            f'name = "{Path(recipe).parent.as_posix()}/generator"', f"by_task = {json.dumps(list(map(str, folders)))}"
-        )
-    )
-    both = tiny.write_recipe(tmp_path, by_task)
-    one, many = tmp_path / "one", tmp_path / "many"
-    assert main(["run", both, "--workers", "1", "--quiet", "--out", str(one)]) == 0
-    serve(LocalTransport(node_configs(tmp_path / "sites", 3)), config(both, many, (), methods="feddcl", rounds=2))
-    assert tiny.equal(model(one), model(many))
-    own = {"partition_id": -1, "num_partitions": 0, "data": "digits"}
-    theirs = node_configs(tmp_path / "own", 3, **own, generator=",".join(map(str, folders)))
-    serve(LocalTransport(theirs), config(both, tmp_path / "real", (), methods="feddcl", rounds=1))
-    assert not any(record["lost"] for record in records(tmp_path / "real"))
-    other, few = "site 1 has another generator of images than the run's server", "names 1 folders.* has 2 generators"
-    for wrong, why in ((reversed(folders), other), (folders[:1], few)):
-        theirs[101] = replace(theirs[101], generator=",".join(map(str, wrong)))
-        with pytest.raises(FedKeepError, match=why):
-            serve(
-                LocalTransport(theirs), config(both, tmp_path / "wrong", (), methods="feddcl", rounds=1, min_clients=3)
-            )
-
-
 def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(recipe: str, tmp_path: Path) -> None:
     sites, wanted = copies(recipe, tmp_path), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2)
     first_round = 2 * 3 + 3 * 3  # prototypes twice, then images, training, feedback

@@ -550,14 +550,14 @@ def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: P
         serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
     begun = tmp_path / "sites" / "recipe.toml"
     whole = read_toml(begun)
-    write_toml(begun, whole.replace("by_task = []\n", ""))
+    write_toml(begun, whole.replace("guidance_scale = 2.0\n", ""))
     assert read_toml(begun) != whole
     info = read_json(begun.with_name("run.json"))
-    del info["identity"]["settings"]["generator.by_task"]
+    del info["identity"]["settings"]["generator.guidance_scale"]
     write_json(begun.with_name("run.json"), info)
     (manifest,) = begun.parent.glob("trials/*/manifest.json")
     files, further = read_manifest(manifest)
-    del further["identity"]["settings"]["generator.by_task"]
+    del further["identity"]["settings"]["generator.guidance_scale"]
     write_manifest(manifest, files, **further)
     with pytest.raises(RunError, match="is finished"):  # a version without the option began it
         serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
