@@ -437,10 +437,7 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
     if on_server and recipe.public.name:
         yield "the server has one set of its own. Leave out [auxiliary] or [public]."
     if recipe.defense.loss_check == "server" and not on_server:
-        yield (
-            'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without any, '
-            "clients can check each other: defense.loss_check=clients."
-        )
+        yield ('defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8.')
     begun = "model.weights" if recipe.weights else "model.pretraining" if recipe.pretraining.passes else ""
     if recipe.weights and recipe.pretraining.passes:
         yield "rounds begin from one model. Leave out model.weights or model.pretraining."

@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedkeep.interface import Data, Fit
-from fedkeep.interface.steps import rise_of_loss, send_label_counts
+from fedkeep.interface.steps import send_label_counts
 from fedkeep.models import Weights
 from fedkeep.rounds.messages import Fault, FaultKind, StepRequest, refused
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round, begins_task
@@ -31,10 +30,6 @@ from fedkeep.trust.updates import UpdateSummary, summary_of
 
 logger = logging.getLogger(__name__)
 
-CHECKERS = 3
-"""Number of clients that measure a model, so that one liar among them decides nothing."""
-CLIENTS_SLACK = 5.0
-"""How much more of a rise clients allow than the server: they measure on few examples, on which they have trained."""
 LITTLE, SHARE = 0.05, 0.2
 """A difference that is never held against a client, in logits and nats, and as a share of what the re-runs changed."""
 OWN_FACTOR = 2.5
@@ -68,16 +63,6 @@ def _answers(logits: Tensor) -> Tensor:
     return logits - logits.nanmean(0)
 
 
-def choose_checkers(client: str, cohort: Sequence[str], counts: Mapping[str, Tensor]) -> list[str]:
-    """Choose the clients that measure another one's model: the next in the cohort that hold some of its classes.
-
-    ``counts``: Label counts by client, of those that can be asked.
-    """
-    start = cohort.index(client) if client in cohort else 0
-    following = [name for name in (*cohort[start + 1 :], *cohort[:start]) if name != client and name in counts]
-    return [name for name in following if bool((counts[name] * counts[client] > 0).any())][:CHECKERS]
-
-
 @dataclass
 class LabelCounts:
     """What is kept: ``by_client``, its examples of each class in this task, as it once told."""
@@ -86,7 +71,7 @@ class LabelCounts:
 
 
 class LossCheck(ReplyStep):
-    """Lets the server re-run trainings, or other clients measure models, and refuses those that cannot be right."""
+    """Lets the server re-run trainings on its own images, and refuses models that cannot be right."""
 
     kept: LabelCounts
 
@@ -105,7 +90,7 @@ class LossCheck(ReplyStep):
 
     def arrived(self, round: Round, reply: Reply) -> None:
         """Remember what a client was asked, and answered, so that the server can do the same on its own images."""
-        if reply.fault is None and round.state.settings.defense.loss_check == "server":
+        if reply.fault is None:
             self._asked.setdefault(reply.client, []).append(reply.request)
 
     def end_round(self, round: Round, record: Mapping[str, Any]) -> None:
@@ -118,7 +103,7 @@ class LossCheck(ReplyStep):
         if not clients:
             return
         asked = {client: self._asked.pop(client, []) for client in clients}
-        counts = self._ask_label_counts(round, clients if round.state.server.check else [*clients, *round.cohort])
+        counts = self._ask_label_counts(round, clients)
         for reply, update in arrived:
             if reply.client in round.lost or reply.sent is None:
                 continue
@@ -137,22 +122,18 @@ class LossCheck(ReplyStep):
         """Return what is wrong with a model, after "answered with"; empty if nothing is."""
         client, model = reply.client, load(reply.value.model)
         defense, check = round.state.settings.defense, round.state.server.check
+        assert check is not None  # it is there if the step applies
         if not counts[client].any():
             changed = update.parameter_change or update.buffer_change
             return "a model that changed, though it says that it holds no examples" if changed else ""
-        slack = defense.loss_slack
-        if check:
-            if reruns := self._reruns(round.state, check, client, asked, counts[client]):
-                before, after, one, other = map(check.scores, (sent, model, *reruns))
-                found, limit = distance(before, after, one, other, counts[client]), defense.rerun_distance
-                return "" if found <= limit else f"a model unlike re-runs: its distance is {found:.3g}, not {limit:.3g}"
-            rise = mean_of_labels(check.scores(model).loss - check.scores(sent).loss, counts[client]) or 0.0
-        else:
-            slack *= CLIENTS_SLACK
-            checkers = choose_checkers(client, round.cohort, counts)
-            told = round.ask_builtin(rise_of_loss, checkers, sent, model, counts[client])
-            rise = median_low(told.values()) if told else 0.0
-        return "" if rise <= slack else f"a model whose loss on the classes that it holds rose by {rise:.3g}"
+        if reruns := self._reruns(round.state, check, client, asked, counts[client]):
+            before, after, one, other = map(check.scores, (sent, model, *reruns))
+            found, limit = distance(before, after, one, other, counts[client]), defense.rerun_distance
+            return "" if found <= limit else f"a model unlike re-runs: its distance is {found:.3g}, not {limit:.3g}"
+        rise = mean_of_labels(check.scores(model).loss - check.scores(sent).loss, counts[client]) or 0.0
+        if rise <= defense.loss_slack:
+            return ""
+        return f"a model whose loss on the classes that it holds rose by {rise:.3g}"
 
     def _reruns(
         self,

@@ -13,10 +13,8 @@ import tiny
 import torch
 from attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 
-import fedkeep
 from fedkeep.algorithms.incremental.fedlwf import FedLwF
 from fedkeep.algorithms.incremental.fedskf import FedSKF
-from fedkeep.algorithms.incremental.finetune import Finetune
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
@@ -27,7 +25,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.steps import rise_of_loss
+from fedkeep.interface.steps import send_label_counts
 from fedkeep.models import Weights
 from fedkeep.rounds.attack_options import Attack
 from fedkeep.rounds.defense import Defense
@@ -38,7 +36,7 @@ from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting
-from fedkeep.trust.loss_check import LITTLE, OWN_FACTOR, SHARE, LossCheck, choose_checkers, distance
+from fedkeep.trust.loss_check import LITTLE, OWN_FACTOR, SHARE, LossCheck, distance
 from fedkeep.trust.updates import Updates
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
@@ -144,35 +142,14 @@ def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     assert refused <= bad
 
 
-def test_other_clients_find_attackers_too() -> None:
-    _, records = digits(
-        "fedseq",
-        "defense.loss_check=clients",
-        "attack.kind=reversed_update",
-        "attack.share=0.2",
-        "auxiliary.images_per_class=0",
-    )
-    assert any(record.get("refused") for record in records)
-
-
-@pytest.mark.parametrize(("rise", "refused"), [(0.7, False), (0.8, True)])
-def test_clients_may_measure_five_times_the_rise_that_a_server_may(rise: float, refused: bool) -> None:
-    """A server refuses a model whose loss rose by more than 0.15; clients measure on few examples."""
-    recipe = load_recipe("fedkeep/attacks", methods=["fedseq"], settings=[*SETTINGS, "defense.loss_check=clients"])
-    simulation = Experiment(recipe).simulation(recipe.methods[0], 0)
-    tiny.change_replies(simulation, "rise_of_loss", lambda client, reply: rise)
-    (record,) = tiny.run_rounds(simulation, 1)
-    assert bool(record.get("refused")) == refused
-
-
-def test_the_steps_of_the_loss_check_are_known_where_losses_are_checked() -> None:
-    """A method does not have them, so a worker process and a site look them up by name."""
+def test_the_step_of_the_loss_check_is_known_where_losses_are_checked() -> None:
+    """A method does not have it, so a worker process and a site look it up by name."""
     algorithm = FedSeq()
-    request = StepRequest("0", MethodType(rise_of_loss, algorithm), (), {}, 1, 1)
+    request = StepRequest("0", MethodType(send_label_counts, algorithm), (), {}, 1, 1)
     encoded = encode_request(request, str)
     decoded = decode_request(algorithm, encoded, {}, NoneType, builtin=True)
-    assert decoded.step.__func__ is rise_of_loss
-    for builtin, step in ((False, "rise_of_loss"), (True, "rise_of_gain")):
+    assert decoded.step.__func__ is send_label_counts
+    for builtin, step in ((False, "send_label_counts"), (True, "send_more_counts")):
         with pytest.raises(ValueRefused, match=f"'{step}' is not a client step of fedseq"):
             decode_request(algorithm, encoded | {"step": step}, {}, NoneType, builtin=builtin)
 
@@ -435,12 +412,6 @@ def test_both_halves_have_the_only_example_of_a_class() -> None:
     assert check.examples_like(counts, 0)["input"].flip(0).equal(check.examples_like(counts, 1)["input"])
 
 
-def test_checkers_hold_some_of_the_same_classes() -> None:
-    counts = {"a": torch.tensor([1.0, 0]), "b": torch.tensor([0, 1.0]), "c": torch.tensor([2.0, 2])}
-    assert choose_checkers("a", ["b", "a", "c"], counts) == ["c"]
-    assert choose_checkers("c", ["b", "a", "c"], counts) == ["b", "a"]
-
-
 def test_what_cannot_be_defended_is_refused_in_the_recipe() -> None:
     with pytest.raises(ConfigError, match=r"auxiliary\.images_per_class"):
         load_recipe("demo", settings=["defense.loss_check=server"])
@@ -557,14 +528,6 @@ def test_a_table_from_before_hashes_is_of_the_recipe_without_settings(tmp_path: 
     assert file.read_text() == f"{','.join(COLUMNS)}\n{old},{trial.recipe_hash}\n"
     (archived,) = {trial.recipe_hash for trial in read_attacks(Path(__file__).parents[2] / "results" / "attacks.csv")}
     assert len(archived) == len(trial.recipe_hash)
-
-
-def test_clients_measure_losses_in_tasks_too(tmp_path: Path) -> None:
-    settings = ["tasks.num_tasks=2", "defense.loss_check=clients"]
-    recipe = tiny.write_recipe(tmp_path)
-    run = fedkeep.run(recipe, methods=[Finetune()], settings=settings, out=tmp_path / "run", rounds=2)
-    assert [record["task"] for record in run.trials[0].rounds] == [1, 1, 2, 2]
-    assert not any(record.get("refused") for record in run.trials[0].rounds)
 
 
 def test_numbers_of_a_method_are_of_the_same_seeds() -> None:
