@@ -45,7 +45,8 @@ def test_what_cannot_be_joined() -> None:
     floats = {**small.train, "input": small.train["input"].float()}
     with pytest.raises(DataError, match="its inputs are not uint8 images"):
         concatenate([small, replace(small, train=floats, test=floats, mean=(), std=())])
-    patients = replace(small, train={**small.train, "group": small.train["label"]}, name="patients")
+    train, test = ({**half, "group": half["label"]} for half in (small.train, small.test))
+    patients = replace(small, train=train, test=test, name="patients")
     with pytest.raises(DataError, match=r"patients cannot be joined to others: data\.group is of one data set alone"):
         concatenate([small, patients])
     with pytest.raises(DataError, match="two classes have the same name"):
