@@ -61,20 +61,12 @@ class Defense(Options):
         high=0.49,
     )
     loss_check: Literal["off", "server"] = option(
-        "off", "whether the server checks what a client's training did: it re-runs it on its own examples"
+        "off", "whether the server measures, on its own examples, if a training raised the loss on the client's classes"
     )
     loss_examples: int = option(
         8, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
     )
-    loss_slack: float = option(
-        0.15, "by how much the loss may rise, in nats, where a training cannot be re-run", low=0.0
-    )
-    rerun_distance: float = option(
-        2.0,
-        "how far a model may be from two re-runs of its training on the server's own images, in what is usual for "
-        "honest clients",
-        low=0.0,
-    )
+    loss_slack: float = option(0.5, "by how much the loss may rise, in nats", low=0.0)
 
     def num_byzantine(self, count: int) -> int:
         """Return how many of some clients are assumed to be malicious: the share, rounded down, and one at least."""

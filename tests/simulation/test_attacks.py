@@ -32,20 +32,15 @@ from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import StepRequest, decode_request, encode_request
 from fedkeep.rounds.reply_step import Reply
 from fedkeep.rounds.round import RoundState
-from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
+from fedkeep.training.model_check import mean_of_labels
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting
-from fedkeep.trust.loss_check import LITTLE, OWN_FACTOR, OWN_SHARE, SHARE, LossCheck, distance
+from fedkeep.trust.loss_check import LossCheck
 from fedkeep.trust.updates import Updates
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
 COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
-
-
-def answers(logits: torch.Tensor) -> ClassScores:
-    """How a model answers one image of each class."""
-    return ClassScores(logits, torch.arange(len(logits)), torch.eye(len(logits)))
 
 
 @functools.cache
@@ -127,9 +122,7 @@ def test_an_attack_on_models_is_refused_for_a_method_without_any() -> None:
         load(kind, "fedweit")
 
 
-@pytest.mark.parametrize(
-    "kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "exaggerated_forgetting"]
-)
+@pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher"])
 def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     honest, _ = digits("fedseq")
     checked, records = digits("fedseq", "defense.loss_check=server")
@@ -223,62 +216,9 @@ def test_losses_count_as_the_clients_own_labels() -> None:
     assert mean_of_labels(change, torch.tensor([0, 0, 7.0])) is None
 
 
-def test_a_distance_is_that_from_two_reruns_beside_what_is_usual() -> None:
-    before, one, other, model = (torch.zeros(4, 4) for _ in range(4))
-    one[:, 0], other[:, 0], model[:, 0] = 3.0, 5.0, 4.0
-
-    def found(after: torch.Tensor) -> float:
-        return distance(*map(answers, (before, after, one, other)), torch.zeros(4))
-
-    def size(change: torch.Tensor) -> float:
-        return float(change.square().mean().sqrt())
-
-    def loss(logits: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(logits, torch.arange(4), reduction="none")
-
-    assert found(model) == pytest.approx(0.0, abs=0.02)
-    mean = (loss(one) + loss(other)) / 2
-    chance = ((1.5**2 + 3 * 0.5**2) / 4) ** 0.5 + size(loss(one) - loss(other))
-    change = ((3.0**2 + 3 * 1.0**2) / 4) ** 0.5 + size(mean - loss(before))
-    usual = chance + SHARE * change + LITTLE
-    apart = ((6.0**2 + 3 * 2.0**2) / 16) ** 0.5
-    model[3, 1] = 8.0  # the loss of class 3 rises, and its logits differ, less their mean
-    rise = size((loss(model) - mean).clamp(min=0))
-    assert found(model) == pytest.approx((apart + rise) / usual, rel=1e-5)
-    assert found(model + torch.arange(4.0)[:, None]) == pytest.approx(found(model)), "the same for all logits"
-    model[3, 1], model[3, 3] = 0.0, 8.0
-    assert found(model) == pytest.approx((apart + size((loss(model) - mean).clamp(min=0))) / usual, rel=1e-5)
-    assert found(model) < (apart + rise) / usual, "a smaller loss is not held against it"
-
-
-def test_own_outputs_answer_the_images_that_those_of_reruns_answer() -> None:
-    """An output that answers the images of another class is false labels' doing; one that answers all is chance."""
-    before, one, model = torch.zeros(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
-    one[0, 0], model[3, 0] = 3.0, 3.0
-    own = torch.tensor([5.0, 0, 0, 0])
-
-    def found(after: torch.Tensor, counts: torch.Tensor) -> float:
-        return distance(*map(answers, (before, after, one, one)), counts)
-
-    # Of 3 on one of four images, output 0 keeps 2.25 beside the other outputs, and less its own mean 1.6875 of that.
-    change = (2.25**2 * (0.75**2 + 3 * 0.25**2) / 4) ** 0.5
-    apart = (2.25**2 * 2 / 4) ** 0.5
-    assert found(model, own) == pytest.approx(OWN_FACTOR * apart / (OWN_SHARE * change + LITTLE), rel=1e-5)
-    assert found(model, own) > found(model, own.flip(0))
-    assert found(one + torch.tensor([4.0, 0, 0, 0]), own) == found(one + torch.tensor([4.0, 0, 0, 0]), own.flip(0))
-
-
-def test_classes_without_an_image_on_the_server_say_nothing() -> None:
-    labels, weights = torch.tensor([0, 1]), torch.tensor([[1.0, 0], [0, 1.0], [float("nan")] * 2])
-    logits = (torch.zeros(2, 3), torch.tensor([[0.0, 0, 9], [0, 0, 9]]), torch.eye(3)[:2], 2 * torch.eye(3)[:2])
-    scores = [ClassScores(each, labels, weights) for each in logits]
-    assert all(0 < distance(*scores, counts) < 99 for counts in (torch.zeros(3), torch.ones(3)))
-
-
-def checked(counts: list[float], rerun_distance: float = 2.0) -> tuple[Simulation, StepRequest, list[str]]:
+def checked(counts: list[float], slack: float = 0.15) -> list[str]:
     """Let the server check a model that answers class 0 whatever it sees; return what it says against it."""
-    defense = Defense(loss_check="server", rerun_distance=rerun_distance)
-    simulation = tiny.simulation(FedSeq(), defense=defense, **COMMON)
+    simulation = tiny.simulation(FedSeq(), defense=Defense(loss_check="server", loss_slack=slack), **COMMON)
     check, model = tiny.step(simulation, LossCheck), simulation.server.model
     check.kept.by_client = {"4": counts}
     round_state = RoundState(simulation, 1, ["4", "0"], simulation.steps)
@@ -287,56 +227,18 @@ def checked(counts: list[float], rerun_distance: float = 2.0) -> tuple[Simulatio
     reply = Reply(StepRequest("4", step, (model,), {}, 1, 1), Fit(changed, 1, 1, 0.5))
     tiny.step(simulation, Updates).receive(round_state, reply)
     check.begin_round(simulation, 1)
-    check.arrived(round_state, reply)
-    return simulation, reply.request, [fault.text for _, fault in check.screen(round_state, [reply])]
+    return [fault.text for _, fault in check.screen(round_state, [reply])]
 
 
-def test_a_model_unlike_reruns_is_refused() -> None:
-    _, _, (fault,) = checked([0.0, 17.0, 0.0])
-    assert "a model unlike re-runs: its distance is" in fault
-    assert not checked([0.0, 17.0, 0.0], rerun_distance=1e6)[2]
-
-
-@pytest.mark.parametrize(("counts", "refused"), [([17.0, 0.0, 0.0], False), ([0.0, 17.0, 0.0], True)])
-def test_a_training_that_cannot_be_rerun_is_judged_by_its_loss(
-    counts: list[float], refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LossCheck, "rerun", lambda *_: None)
-    found = checked(counts)[2]
-    assert ["whose loss on the classes that it holds rose" in fault for fault in found] == [True] * refused
-
-
-def test_a_step_that_fails_cannot_be_rerun() -> None:
-    simulation, request, _ = checked([0.0, 17.0, 0.0])
-    rerun = tiny.step(simulation, LossCheck).rerun
-    assert rerun(simulation, [replace(request, args=())], {"label": torch.zeros(1)}) is None
-    assert rerun(simulation, [request], {"label": torch.zeros(0)}) is None, "no image to train on"
+@pytest.mark.parametrize("counts", [[0.0, 17.0, 0.0], [-1e12, 1e12, 0.0]])
+def test_a_model_whose_loss_on_its_own_classes_rose_is_refused(counts: list[float]) -> None:
+    assert "whose loss on the classes that it holds rose by" in checked(counts)[0]
+    assert not checked(counts, slack=9.0)
+    assert not checked([counts[1], 0.0, 0.0]), "what it forgets of other classes says nothing"
 
 
 def test_who_holds_nothing_changes_nothing() -> None:
-    assert "changed, though it says that it holds no examples" in checked([0.0, 0.0, 0.0])[2][0]
-
-
-@pytest.mark.parametrize("told", [[1e12, 0.0, 0.0], [1e12, -1e12, 0.0], [3e38, 3e38, 3e38]])
-def test_a_rerun_has_no_more_images_than_the_client(told: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever label counts it told: noised ones, or those of a recipe that checks no replies."""
-    seen: list[int] = []
-    monkeypatch.setattr(LossCheck, "rerun", lambda _, state, requests, data: seen.append(len(data["label"])))
-    checked(told)
-    assert len(seen) == 2
-    assert all(17 <= number <= 17 + tiny.CLASSES for number in seen)
-
-
-def test_a_rerun_without_memory_is_not_held_against_the_client() -> None:
-    simulation, request, _ = checked([0.0, 17.0, 0.0])
-
-    def exhausted(*args: Any, **kwargs: Any) -> None:
-        raise torch.cuda.OutOfMemoryError("no memory is left")
-
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        tiny.step(simulation, LossCheck).rerun(
-            simulation, [replace(request, step=exhausted)], {"label": torch.zeros(1)}
-        )
+    assert "changed, though it says that it holds no examples" in checked([0.0, 0.0, 0.0])[0]
 
 
 def test_label_counts_are_kept_within_a_task() -> None:
@@ -387,29 +289,6 @@ def test_all_rows_of_a_lacking_class_are_lowered() -> None:
     client = federation.clients[0]
     lacking = torch.bincount(federation.data(client)["label"], minlength=tiny.CLASSES) == 0
     assert classes_lacking(federation, client, 4).tolist() == [one for one in lacking for _ in range(4)]
-
-
-def test_the_server_has_examples_like_a_clients() -> None:
-    simulation, _ = digits("fedseq", "defense.loss_check=server")
-    check = simulation.server.check
-    assert check is not None
-    counts = torch.tensor([5.0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
-    own = simulation.federation.server_data
-    zeros = own["input"][own["label"] == 0][:4]
-    for half in (0, 1):
-        data = check.examples_like(counts, half)
-        data = {name: column.flip(0) for name, column in data.items()} if half else data  # in other batches
-        assert data["label"].tolist() == [0] * 5 + [2]
-        assert data["input"][:5].equal(torch.cat([zeros[half::2]] * 3)[:5]), "two of four, repeated"
-        assert data.keys() == own.keys()
-        assert not len(check.examples_like(torch.zeros(10), half)["label"])
-
-
-def test_both_halves_have_the_only_example_of_a_class() -> None:
-    simulation = tiny.simulation(FedSeq(), **COMMON)
-    check = ModelCheck(simulation.context, simulation.federation.server_data, 1)
-    counts = torch.ones(tiny.CLASSES)
-    assert check.examples_like(counts, 0)["input"].flip(0).equal(check.examples_like(counts, 1)["input"])
 
 
 def test_what_cannot_be_defended_is_refused_in_the_recipe() -> None:
