@@ -328,7 +328,7 @@ def test_lots_are_the_seeds() -> None:
 
 def test_fedskfs_projection_is_its_fusion() -> None:
     """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
-    simulation = tiny.simulation_with_tasks(FedSKF(), TWO_ONE, cohort_size=4)
+    simulation = tiny.simulation_with_tasks(FedSKF(pit="fused"), TWO_ONE, cohort_size=4)
     seen = RecordedJobs(simulation)
     record = simulation.run_round().record
     assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"

@@ -109,7 +109,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
     tsd: TSDReading | Literal["off"] = option("glfc", "reading of TSD")
     sync: bool = option(True, "clients keep a classifier of their own; otherwise they take the global one every round")
-    pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
+    pit: Literal["fused", "aligned", "off"] = option("aligned", "result of the projection; off: the plain mean")
     pit_turn: Literal["cyclic", "random"] = option("cyclic", "whose neurons are the base: in order, or at random")
     exemplars_per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
     scale: float | None = option(None, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
