@@ -62,7 +62,7 @@ def main() -> None:
     for path in (*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")):
         copy(path)
     write("index.md", on_site((ROOT / "README.md").read_text(encoding="utf-8"), ROOT))
-    results = results_by_method()
+    results = results_by_method(runs_in(ROOT / "results"))
     methods = algorithms()
     for name, cls in methods.items():
         write(f"docs/methods/{name}.md", method_page(cls, results.get(name, [])))
@@ -96,7 +96,6 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
     ]
     return [
         {"FedKeep": "index.md"},
-        {"What it does": "docs/what-it-does.md"},
         {"Get started": "docs/get-started.md"},
         {
             "Tutorials": [
@@ -151,7 +150,7 @@ SECTIONS = {
 }
 """Where pages of docs/ stand that the navigation does not name, in its order; all others are about reliability."""
 NAMED = {
-    "what-it-does.md", "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md",
+    "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md",
     "model-heterogeneity.md", "class-incremental.md", "architecture.md", "releasing.md",
 }  # fmt: skip
 
@@ -343,10 +342,10 @@ def methods_index(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def results_by_method() -> dict[str, list[str]]:
-    """Return lines about the recorded results of each method, from the archives in results/."""
+def results_by_method(runs: Iterable[Path]) -> dict[str, list[str]]:
+    """Return lines about the recorded results of each method."""
     found: dict[str, list[str]] = {}
-    for path in runs_in(ROOT / "results"):
+    for path in runs:
         for row in summary(read_run(path)):
             value = row.value("window_mean")
             if row.finished and value.mean == value.mean:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,7 @@ from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
 from fedkeep.reporting.metric import Metric, headline
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of, read_run
 from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,14 +65,21 @@ POOLED = {
 """Runs of `SETTINGS`, and training on all images in one place with as many steps."""
 LABELS = {
     **{(run, "FedADKD"): "FedADKD, binary reading" for run in SETTINGS if run.startswith("fedadkd-table")},
+    **{(run, "FedADKD"): "FedADKD, weight 3" for run in SETTINGS if run.startswith((SHORT, LONG))},
     **{(run, "SeqKeep"): "SeqKeep, weight 3" for run in SETTINGS if run.startswith(SHORT)},
 }
 """Other names of methods, by run, whose defaults were others then."""
 
 
+@cache
+def run_of(name: str) -> Run:
+    """Return a run in an archive of results/."""
+    return read_run(ROOT / "results" / name)
+
+
 def rows_of(run: str) -> list[Row]:
     """Return the finished rows of a run, best first, without round means of what trains at once."""
-    rows = [row for row in summary(read_run(ROOT / "results" / run)) if row.finished]
+    rows = [row for row in summary(run_of(run)) if row.finished]
     metric = headline(trials_of(rows))[0]
     # The model of a parallel method is its round's mean anyway.
     kept = [row for row in rows if row.trials[0].sequential or not is_round_mean(row)]
@@ -174,8 +182,11 @@ def shown_accuracy(row: Row, metric: str | Metric) -> str:
     return f"{100 * found.mean:.1f}{interval}"
 
 
-def gains(found: dict[str, list[Row]]) -> list[str]:
-    """Return a Markdown table of what the moving average gains: for FedSeq, for FedAvg, and between the two."""
+def gains(found: dict[str, list[Row]], *, beside_fedavg: bool = False) -> list[str]:
+    """Return a Markdown table of what the moving average gains: for FedSeq, for FedAvg, and between the two.
+
+    ``beside_fedavg`` leaves settings out in which FedAvg was not run.
+    """
     heads = ["setting", "FedSeq, last model", "its moving average", "gain", "FedAvg, last model", "its moving average"]
     heads += ["gain", "FedSeq's average minus FedAvg's", "seeds"]
     lines = [f"| {' | '.join(heads)} |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
@@ -184,7 +195,7 @@ def gains(found: dict[str, list[Row]]) -> list[str]:
         parallel = _with_average(by_label, "FedAvg")
         for label in sorted(label for label in by_label if _family(label) == "FedSeq" and label == method_of(label)):
             sequence = _with_average(by_label, label)
-            if not sequence:
+            if not sequence or (beside_fedavg and not parallel):
                 continue
             cells = [name + label.removeprefix("FedSeq")]
             for pair in (sequence, parallel):
@@ -270,7 +281,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
 
 def setting_of(run: str) -> str:
     """Return one sentence on what all rows of a run have in common, unless their labels say otherwise."""
-    read = read_run(ROOT / "results" / run)
+    read = run_of(run)
     recipe, trial = read.settings, read.trials[0]
     training, running = recipe["training"], recipe["run"]
     parts = [
@@ -300,7 +311,8 @@ def tables(found: dict[str, list[Row]]) -> list[str]:
 def pages(found: dict[str, list[Row]]) -> dict[Path, str]:
     """Return the pages with what stands between their two marks written anew."""
     texts = {}
-    for page, lines in ((TABLES_PAGE, tables(found)), (AVERAGES_PAGE, [*gains(found), ""])):
+    everything = [*tables(found), "### What the moving average gains", "", *gains(found), ""]
+    for page, lines in ((TABLES_PAGE, everything), (AVERAGES_PAGE, [*gains(found, beside_fedavg=True), ""])):
         before, _, rest = page.read_text().partition(BEGIN)
         texts[page] = "\n".join([before + BEGIN, "", *lines]) + END + rest.partition(END)[2]
     return texts
