@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from types import MethodType
 from typing import Any
@@ -41,6 +41,24 @@ class TooFewClients(BaseException):  # not an Exception: a method that catches t
     """Fewer clients replied than ``run.min_clients``; the round is rolled back."""
 
 
+@dataclass
+class Attendance:
+    """Who answered in a round, and who was lost.
+
+    ``lost``: Lost clients, and why.
+    ``refused``: Those of whom a reply was refused.
+    ``lost_between_rounds``: Clients that were lost at the beginning or the end of the task only.
+    ``answered``: Clients of whom a reply was accepted.
+    ``asks_all``: Whether a task begins or ends, when all clients are asked, and the round is never rolled back.
+    """
+
+    lost: dict[str, Fault] = field(default_factory=dict)
+    refused: dict[str, Fault] = field(default_factory=dict)
+    lost_between_rounds: dict[str, Fault] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    asks_all: bool = False
+
+
 class RoundState:
     """Asks the clients of one round, takes their replies through the reply steps, and keeps the round's records.
 
@@ -49,11 +67,7 @@ class RoundState:
     ``cohort``: Ids of the round's clients, in order.
     ``steps``: The reply steps that take part, in order.
     ``queue``: The requests that are not done.
-    ``lost``: Lost clients, and why.
-    ``refused``: Those of whom a reply was refused.
-    ``lost_between_rounds``: Clients that were lost at the beginning or the end of the task only.
-    ``answered``: Clients of whom a reply was accepted.
-    ``asks_all``: Whether a task begins or ends, when all clients are asked, and the round is never rolled back.
+    ``attendance``: Who answered, and who was lost.
     ``client_states``: New states of the round's clients.
     ``uses``: Number of uses of randomness in this round, by client and purpose.
     ``fits``: Results of local training, in the order of arrival, without models.
@@ -67,11 +81,7 @@ class RoundState:
         self.cohort = cohort
         self.steps = [step for step in steps if step.applies(state)]
         self.queue = RequestQueue(state, self._ready)
-        self.lost: dict[str, Fault] = {}
-        self.refused: dict[str, Fault] = {}
-        self.lost_between_rounds: dict[str, Fault] = {}
-        self.answered: set[str] = set()
-        self.asks_all = False
+        self.attendance = Attendance()
         self.client_states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
         self.fits: list[tuple[str, Fit]] = []
@@ -88,6 +98,26 @@ class RoundState:
     def round(self) -> int:
         """The round of this task, counted from 1."""
         return self.state.settings.run.position(self.number)[1]
+
+    @property
+    def lost(self) -> Mapping[str, Fault]:
+        """Lost clients, and why."""
+        return self.attendance.lost
+
+    @property
+    def refused(self) -> Mapping[str, Fault]:
+        """Clients of whom a reply was refused in this round, and why."""
+        return self.attendance.refused
+
+    @property
+    def answered(self) -> set[str]:
+        """Clients of whom a reply was accepted."""
+        return self.attendance.answered
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether a task begins or ends, when all clients are asked, and the round is never rolled back."""
+        return self.attendance.asks_all
 
     @property
     def set_aside(self) -> dict[str, str]:
@@ -171,10 +201,11 @@ class RoundState:
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
         """Ask clients at the beginning or the end of a task within this block; no client counts as lost at first."""
-        lost, self.lost, self.asks_all = self.lost, {}, True
+        attendance = self.attendance
+        lost, attendance.lost, attendance.asks_all = attendance.lost, {}, True
         yield
-        self.lost_between_rounds |= self.lost
-        self.lost, self.asks_all = lost, False
+        attendance.lost_between_rounds |= attendance.lost
+        attendance.lost, attendance.asks_all = lost, False
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -194,7 +225,7 @@ class RoundState:
         examples, privacy = sum(fit.num_examples for fit in fits), self.state.settings.privacy
         has_loss = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
         loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if has_loss else None
-        lost = self.lost_between_rounds | self.lost
+        lost = self.attendance.lost_between_rounds | self.attendance.lost
         record: dict[str, Any] = {
             "task": self.task,
             "round": self.number,
@@ -390,9 +421,9 @@ class RoundState:
 
     def _note_lost(self, client: str, fault: Fault) -> None:
         fault = Fault(in_one_line(fault.text), fault.kind)  # it may contain text from the client
-        self.lost[client] = fault
+        self.attendance.lost[client] = fault
         if fault.refused:
-            self.refused[client] = fault
+            self.attendance.refused[client] = fault
         self.queue.waiting.pop(client, None)
 
     def _require_clients(self) -> None:

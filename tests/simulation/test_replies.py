@@ -344,8 +344,8 @@ def end_round(standing: Standing, refused: Sequence[str], useful: Sequence[str] 
     """Let a round end in which the loss check refused some clients' replies."""
     simulation = tiny.simulation(FedAvg(), defense=defense or Defense(backoff=0))
     state = RoundState(simulation, 1, ["a", "b"], [standing])
-    state.refused = {client: Fault("", FaultKind.LOSS) for client in refused}
-    state.answered = {*refused, *useful}
+    state.attendance.refused = {client: Fault("", FaultKind.LOSS) for client in refused}
+    state.attendance.answered = {*refused, *useful}
     standing.end_round(state, {})
 
 
