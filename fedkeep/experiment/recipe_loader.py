@@ -41,7 +41,11 @@ ROOT = Path(str(files("fedkeep"))) / "recipes"
 TABLE_FILE = "_table.toml"
 """The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
 
-GONE = {("defense", "logit_deviations"): None, ("defense", "collapsed_rounds"): 0, ("generator", "by_task"): []}
+GONE: dict[tuple[str, str], Any] = {
+    ("defense", "logit_deviations"): None,
+    ("defense", "collapsed_rounds"): 0,
+    ("generator", "by_task"): [],
+}
 """Options that are no more, with the value that kept recipes give them; None for any value."""
 
 KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", "log", *SECTIONS)
