@@ -74,8 +74,7 @@ def _visit(value: Any, path: Path, per_example: bool, nodes: list[tuple[Path, An
     if below is not None:
         fields = value.per_example_fields if isinstance(value, Loss) else ()
         for key, item in below:
-            is_rows = key in fields and not isinstance(item, Mapping)  # a teacher that is not cached is a model
-            _visit(item, (path, value, key), per_example or is_rows, nodes)
+            _visit(item, (path, value, key), per_example or key in fields, nodes)
 
 
 def tree_nodes(tree: Any) -> list[tuple[Any, bool]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -67,27 +67,13 @@ class TeacherOutputs(Protocol):
         """Return the same models' outputs on another data set, such as the rotated images."""
 
 
-Teacher: TypeAlias = Weights | Tensor
-"""A frozen model or, once it is cached, its logits or features on all examples of a data set, [n, ...]."""
-
-
-def teacher_logits(teacher: Teacher, model: ModelView, batch: Batch) -> Tensor:
-    """Return a teacher's logits on a batch, [b, classes]."""
-    return teacher[batch.index] if isinstance(teacher, Tensor) else model.teacher_logits(teacher, batch)
-
-
-def teacher_features(teacher: Teacher, model: ModelView, batch: Batch) -> Tensor:
-    """Return the classifier's input of a teacher on a batch, [b, width]."""
-    return teacher[batch.index] if isinstance(teacher, Tensor) else model.teacher_features(teacher, batch)
-
-
 @dataclass(frozen=True, eq=False)
 class Loss(ABC):
     """One term, or a sum of terms, of a local loss.
 
     ``per_example_fields`` names the fields whose tensors hold one row per example of a data set; they are read only at
-    a batch's ``index``. A frozen model in such a field (see `Teacher`) has no rows. Clients whose losses differ only in
-    the numbers inside tensors, and in the number of examples, can be trained side by side as one model.
+    a batch's ``index``. Clients whose losses differ only in the numbers inside tensors, and in the number of examples,
+    can be trained side by side as one model.
     """
 
     per_example_fields: ClassVar[tuple[str, ...]] = ()

@@ -16,8 +16,9 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 
 from fedkeep.data import Data
 from fedkeep.errors import ConfigError
-from fedkeep.losses.base import Batch, Loss, ModelView, Teacher, TeacherOutputs, teacher_logits
+from fedkeep.losses.base import Batch, Loss, ModelView, TeacherOutputs
 from fedkeep.losses.decoupled import upcast
+from fedkeep.models import Weights
 
 TSDReading = Literal["recombined_sigmoid", "recombined_softmax", "glfc"]
 Reduction = Literal["mean", "sum"]
@@ -160,28 +161,31 @@ def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading, 
 class TSD(Loss):
     """`tsd_loss` on the first data set.
 
-    ``teacher``: The old model, or its logits [n, known].
+    ``teacher``: The old model; empty once its outputs are cached.
     ``known``: How many classes the teacher knows: the first ones.
     ``reading``: Which reading of the equation.
     ``reduction``: Over the classes.
+    ``teacher_logits``: [n, known], the cached outputs.
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_logits",)
 
-    teacher: Teacher
+    teacher: Weights
     known: int
     reading: TSDReading = "recombined_sigmoid"
     reduction: Reduction = "mean"
+    teacher_logits: Tensor | None = None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[0]
-        old = teacher_logits(self.teacher, model, batch)[:, : self.known]
-        return tsd_loss(old, model.logits(batch), batch.data["label"], self.reading, self.reduction)
+        cached = self.teacher_logits
+        old = model.teacher_logits(self.teacher, batch) if cached is None else cached[batch.index]
+        return tsd_loss(old[:, : self.known], model.logits(batch), batch.data["label"], self.reading, self.reduction)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index or isinstance(self.teacher, Tensor):
+        if dataset_index or self.teacher_logits is not None:
             return self
-        return replace(self, teacher=outputs(self.teacher)[:, : self.known])
+        return replace(self, teacher={}, teacher_logits=outputs(self.teacher)[:, : self.known])
 
 
 def _one_hot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data import Data
-from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Teacher, TeacherOutputs
+from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, TeacherOutputs
 from fedkeep.losses.decoupled import MergedTeachers, decoupled_loss, merge, upcast
 from fedkeep.losses.weight_rules import ExampleWeighting, FullKL, PerTeacher, WeightRule
 from fedkeep.losses.wrappers import ClassSubset
@@ -209,48 +209,51 @@ class SubsetDistillation(Loss):
     ``stop - 1`` and zero elsewhere; q is the student's softmax among all outputs. So a student that has the teacher's
     distribution inside the subset, and probability outside of it, still has a gradient, which lowers the other outputs.
 
-    ``teacher``: The frozen model, or its probabilities p on all examples, [n, stop - start].
+    ``teacher``: The frozen model; empty once its outputs are cached.
     ``start``: The first class that the teacher knows.
     ``stop``: One beyond the last class that it knows.
     ``weight``: Factor on the loss.
     ``tau``: The softmax temperature of teacher and student.
     ``scale``: Whether s is tau squared, or 1.
     ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
+    ``probabilities``: p on all examples, [n, stop - start]; None before it is cached.
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("probabilities",)
 
-    teacher: Teacher
+    teacher: Weights
     start: int
     stop: int
     weight: float = 1.0
     tau: float = 1.0
     scale: Scale = "none"
     dataset_index: int = 0
+    probabilities: Tensor | None = None
 
     @classmethod
     def from_logits(
         cls, logits: Tensor, start: int, weight: float, tau: float, scale: Scale, *, dataset_index: int = 0
     ) -> SubsetDistillation:
         """Return the loss for a teacher whose logits on all examples, [n, its classes], are known already."""
-        return cls(_probabilities(logits, tau), start, start + logits.shape[-1], weight, tau, scale, dataset_index)
+        probabilities = _probabilities(logits, tau)
+        return cls({}, start, start + logits.shape[-1], weight, tau, scale, dataset_index, probabilities)
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[self.dataset_index]
-        if isinstance(self.teacher, Tensor):
-            target = self.teacher[batch.index]
-        else:
+        if self.probabilities is None:
             logits = model.teacher_logits(self.teacher, batch)[..., self.start : self.stop]
             target = _probabilities(logits, self.tau)
+        else:
+            target = self.probabilities[batch.index]
         student = (upcast(model.logits(batch)) / self.tau).log_softmax(-1)[..., self.start : self.stop]
         factor = self.weight * _factor(self.tau, self.scale)
         return -factor * (target * student).sum(-1).mean()
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index != self.dataset_index or isinstance(self.teacher, Tensor):
+        if dataset_index != self.dataset_index or self.probabilities is not None:
             return self
         logits = outputs(self.teacher)[..., self.start : self.stop]
-        return replace(self, teacher=_probabilities(logits, self.tau))
+        return replace(self, teacher={}, probabilities=_probabilities(logits, self.tau))
 
 
 def _probabilities(logits: Tensor, tau: float) -> Tensor:

@@ -12,8 +12,9 @@ from torch.linalg import vector_norm
 from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize, relu
 
 from fedkeep.data import Data
-from fedkeep.losses.base import Batch, Loss, ModelView, Teacher, TeacherOutputs, teacher_features
+from fedkeep.losses.base import Batch, Loss, ModelView, TeacherOutputs
 from fedkeep.losses.decoupled import upcast
+from fedkeep.models import Weights
 
 
 def bounding_loss(features: Tensor, anchors: Tensor, slack: float) -> Tensor:
@@ -46,23 +47,27 @@ class BoundingLoss(Loss):
 class FeatureMSE(Loss):
     """Mean squared error between the student's and a teacher's features, over batch and width.
 
-    ``teacher``: The frozen model, or its features.
+    ``teacher``: The frozen model; empty once its features are cached.
     ``dataset_index``: Which of the data sets of `fit` it reads, from 0.
+    ``teacher_features``: [n, width], the cached features.
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
 
-    teacher: Teacher
+    teacher: Weights
     dataset_index: int = 0
+    teacher_features: Tensor | None = None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[self.dataset_index]
-        return mse_loss(upcast(model.features(batch)), teacher_features(self.teacher, model, batch))
+        cached = self.teacher_features
+        target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
+        return mse_loss(upcast(model.features(batch)), target)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index != self.dataset_index or isinstance(self.teacher, Tensor):
+        if dataset_index != self.dataset_index or self.teacher_features is not None:
             return self
-        return replace(self, teacher=outputs.features(self.teacher))
+        return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,23 +76,27 @@ class FeatureDistance(Loss):
 
     As in PASS (Zhu et al., 2021), on the first data set.
 
-    ``teacher``: The frozen model, or its features.
+    ``teacher``: The frozen model; empty once its features are cached.
+    ``teacher_features``: [n, width], the cached features.
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
 
-    teacher: Teacher
+    teacher: Weights
+    teacher_features: Tensor | None = None
     compares_examples = True
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[0]
-        distance: Tensor = vector_norm(model.features(batch) - teacher_features(self.teacher, model, batch))
+        cached = self.teacher_features
+        target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
+        distance: Tensor = vector_norm(model.features(batch) - target)
         return distance
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index or isinstance(self.teacher, Tensor):
+        if dataset_index or self.teacher_features is not None:
             return self
-        return replace(self, teacher=outputs.features(self.teacher))
+        return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,28 +106,46 @@ class ModelContrastive(Loss):
     z are the student's features, z_t those of the model ``towards``, z_a those of the model ``away`` (Li et al., 2021,
     "Model-contrastive federated learning", eq. 3).
 
-    ``towards``, ``away``: The frozen models, or their features.
+    ``towards``, ``away``: The frozen models.
     ``weight``: Factor on the mean (mu in the paper).
     ``tau``: The temperature.
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("towards", "away")
-
-    towards: Teacher
-    away: Teacher
+    towards: Weights
+    away: Weights
     weight: float
     tau: float
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        features = model.features(batches[0])
-        frozen = (teacher_features(teacher, model, batches[0]) for teacher in (self.towards, self.away))
-        similarities = torch.stack([cosine_similarity(features, other) for other in frozen], dim=-1) / self.tau
-        return self.weight * cross_entropy(similarities, similarities.new_zeros(len(features), dtype=torch.int64))
+        towards, away = (model.teacher_features(frozen, batches[0]) for frozen in (self.towards, self.away))
+        return self.weight * _contrast(model.features(batches[0]), towards, away, self.tau)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index or isinstance(self.towards, Tensor) or isinstance(self.away, Tensor):
+        if dataset_index:
             return self
-        return replace(self, towards=outputs.features(self.towards), away=outputs.features(self.away))
+        towards, away = outputs.features(self.towards), outputs.features(self.away)
+        return CachedModelContrastive(towards, away, self.weight, self.tau)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedModelContrastive(Loss):
+    """The same with the frozen models' features [n, width] on all examples of the first data set."""
+
+    per_example_fields: ClassVar[tuple[str, ...]] = ("towards", "away")
+
+    towards: Tensor
+    away: Tensor
+    weight: float
+    tau: float
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        rows = batches[0].index
+        return self.weight * _contrast(model.features(batches[0]), self.towards[rows], self.away[rows], self.tau)
+
+
+def _contrast(features: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:
+    similarities = torch.stack((cosine_similarity(features, towards), cosine_similarity(features, away)), dim=-1) / tau
+    return cross_entropy(similarities, similarities.new_zeros(len(features), dtype=torch.int64))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from fedkeep.data import Data
-from fedkeep.losses.base import Batch, Loss, ModelView, Teacher, TeacherOutputs, teacher_logits
+from fedkeep.losses.base import Batch, Loss, ModelView, TeacherOutputs
 from fedkeep.losses.decoupled import log_split, upcast
+from fedkeep.models import Weights
 
 TargetReading = Literal["binary", "single_term"]
 Mask = Literal["gather", "additive", "zero_logit"]
@@ -65,7 +66,7 @@ def nontarget_part(teacher: Tensor, student: Tensor, labels: Tensor, mask: Mask)
 class FedADKDVariant(Loss):
     """Mean over the batch of w_target * `target_part` + w_nontarget * `nontarget_part`, with one teacher.
 
-    ``teacher``: The frozen model, or its logits.
+    ``teacher``: The frozen model.
     ``w_target``: [], the factor on the target part. It is a tensor since clients differ in it, and losses that differ
         only in tensors are trained as one stack.
     ``w_nontarget``: The factor on the non-target part.
@@ -73,9 +74,7 @@ class FedADKDVariant(Loss):
     ``mask``: How the target is kept out of the non-target part.
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher",)
-
-    teacher: Teacher
+    teacher: Weights
     w_target: Tensor
     w_nontarget: float
     target: TargetReading = "single_term"
@@ -83,14 +82,37 @@ class FedADKDVariant(Loss):
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[0]
-        teacher, student = upcast(teacher_logits(self.teacher, model, batch)), upcast(model.logits(batch))
-        labels = batch.data["label"]
+        return self.compute(model.teacher_logits(self.teacher, batch), model.logits(batch), batch.data["label"])
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        return self if dataset_index else CachedFedADKDVariant(replace(self, teacher={}), outputs(self.teacher))
+
+    def compute(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss from logits.
+
+        ``teacher``, ``student``: [b, classes], logits.
+        ``labels``: int64 [b].
+        """
+        teacher, student = upcast(teacher), upcast(student)
         if student.shape[-1] == 1:  # with one class its probability is 1 in every model
             return student.new_zeros(())
         target = self.w_target * target_part(teacher, student, labels, self.target)
         return (target + self.w_nontarget * nontarget_part(teacher, student, labels, self.mask)).mean()
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index or isinstance(self.teacher, Tensor):
-            return self
-        return replace(self, teacher=outputs(self.teacher))
+
+@dataclass(frozen=True, eq=False)
+class CachedFedADKDVariant(Loss):
+    """The same with the teacher's logits on all examples of the first data set.
+
+    ``variant``: The loss; its teacher is empty.
+    ``logits``: [n, classes].
+    """
+
+    per_example_fields: ClassVar[tuple[str, ...]] = ("logits",)
+
+    variant: FedADKDVariant
+    logits: Tensor
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[0]
+        return self.variant.compute(self.logits[batch.index], model.logits(batch), batch.data["label"])

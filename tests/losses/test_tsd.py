@@ -111,8 +111,9 @@ def test_half_precision_is_raised() -> None:
 def test_settled_it_holds_the_old_classes_and_asks_nobody() -> None:
     objective = settled(TSD(TEACHER, OLD), DATA)
     assert isinstance(objective, TSD)
-    assert isinstance(objective.teacher, torch.Tensor)
-    assert objective.teacher.shape == (EXAMPLES, OLD)
+    assert objective.teacher == {}
+    assert objective.teacher_logits is not None
+    assert objective.teacher_logits.shape == (EXAMPLES, OLD)
     view = TableView(STUDENT)
     objective(view, [draw(DATA, ROWS)])
     assert view.teacher_calls == 0
