@@ -201,7 +201,7 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    first = escape(" ".join(findings(rows)[:2]))
+    first = escape("\n".join(findings(rows)[:2]))
     table = Table(title=first or None, title_justify="left", title_style="bold")
     table.caption, table.caption_justify = escape(full_caption(rows)), "left"
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
