@@ -49,6 +49,7 @@ def run(
     partition: str | Scheme | Rows | None = None,
     label: str | None = None,
     client: str | None = None,
+    split: str | None = None,
     columns: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     size: tuple[int, int] | None = None,
@@ -58,6 +59,7 @@ def run(
     training: Training | None = None,
     loss: str | Callable[..., Tensor] | nn.Module | type[nn.Module] | None = None,
     metric: str | None = None,
+    client_test: float | str | None = None,
     methods: MethodLike | Iterable[MethodLike] | None = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
@@ -93,6 +95,8 @@ def run(
         The column of the classes, of a file or a table.
     client : str, optional
         The column that says whose an example is.
+    split : str, optional
+        The column that marks rows as train or test.
     columns : str or Sequence[str], optional
         The columns that are the input; default: all others.
     exclude : str or Sequence[str], optional
@@ -113,6 +117,9 @@ def run(
         A function of logits and labels that takes the place of the cross-entropy in clients' training.
     metric : str, optional
         What methods are first compared by, such as ``"auroc"``; default: accuracy.
+    client_test : float or str, optional
+        The share of each client's examples that it holds back to test models on, or ``"own"`` for the test examples
+        that the data name as its own; default: there is one test set for all.
     methods : Iterable[Algorithm or str], optional
         The methods, such as ``[FedSeq(), SFedKD(teachers=3)]``, or their names, such as ``["fedseq"]``.
     rounds : int, optional
@@ -162,6 +169,7 @@ def run(
         partition=partition,
         label=label,
         client=client,
+        split=split,
         columns=columns,
         exclude=exclude,
         size=size,
@@ -171,6 +179,7 @@ def run(
         training=training,
         loss=loss,
         metric=metric,
+        client_test=client_test,
         methods=methods,
         rounds=rounds,
         cohort_size=cohort_size,
