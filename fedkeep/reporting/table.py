@@ -134,7 +134,10 @@ def caption(rows: Sequence[Row]) -> str:
         seeds += " Bold: better than every other method by the 95 % interval of the difference, paired by seed"
         seeds += " (of one seed, from blocks of its evaluations)." if counts == [1] else "."
     if any(trial.client_history for trial in trials):
-        seeds += " Accuracy is that over all test examples, of which clients hold their own; then of single clients."
+        seeds += (
+            " Accuracy is over the test examples of all clients together; worst, median, best and mean over clients"
+        )
+        seeds += " are of each client's accuracy on its own."
         seeds += " Other scores are means of those of clients, by test examples." * bool(main_metric(trials))
         if any(not math.isnan(trial.epsilon) for trial in trials):
             seeds += " Epsilon does not cover what clients tell of their test examples: it has no noise."
