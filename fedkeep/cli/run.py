@@ -6,7 +6,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.progress import say_stopped
 from fedkeep.cli.text import plain_table, say
 from fedkeep.display import Display, progress_bars
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.python_recipe import fit_cohort
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
@@ -51,6 +52,8 @@ def run(options: Namespace, console: Console) -> int:
     recipe = replace(recipe, title=options.title) if options.title else recipe
     check_main(recipe.run.metric)
     if options.dry_run:
+        with suppress(FedKeepError):  # the estimate tells of it
+            say(console, _data_of(Experiment(recipe, machine)))
         return dry_run({"": recipe}, machine, console)
     experiment = Experiment(recipe, machine)
     if options.trial:
@@ -217,7 +220,7 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 
     ``allow_code``: Let the recipe import its model.
     """
-    return load_recipe(
+    recipe = load_recipe(
         options.recipe,
         settings=options.settings,
         methods=options.methods,
@@ -227,6 +230,9 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
         grid=getattr(options, "grid", None) or None,
         allow_code=allow_code,
     )
+    set_here = {setting.partition("=")[0].strip() for setting in options.settings or ()}
+    by_column = "partition.scheme" in set_here and "run.cohort_size" not in set_here
+    return fit_cohort(recipe, getattr(options, "data_dir", None)) if by_column else recipe
 
 
 def machine_of(options: Namespace) -> Machine:
