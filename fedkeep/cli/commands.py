@@ -127,7 +127,6 @@ def grid(example: str) -> Argument:
 
 
 QUIET = switch("--quiet", "show no progress")
-PROFILE = switch("--profile", "show at the end how the time was spent")
 DATA, USE, CODE = declared(Machine, "data_dir"), declared(Machine, "use"), declared(Machine, "allow_code", "use")
 DEVICE = declared(Machine, "device", "threads", "stack")
 MACHINE = [
@@ -211,26 +210,23 @@ _command(
     *CHANGES,
     grid("sfedkd.tau=1,2,4; each combination is a method of the run"),
     arg("--log", "log metrics too: csv, tensorboard, wandb (offline), mlflow", names, "A,B"),
-    arg("--title", "title of the run (default: the recipe's)", metavar="TEXT"),
     _NEW_RUN,
     switch("--dry-run", "run nothing: say what time, memory and bytes the run would take"),
-    arg("--trial", "run only the K-th method and seed, from 1, into --out; see fedkeep gather", positive, "K"),
+    arg("--trial", "run only the K-th method and seed, from 1, into --out; then: fedkeep resume", positive, "K"),
     *DEVICE,
     *MACHINE,
-    PROFILE,
 )
 _command(
     "reproduce",
     "reproduce.reproduce",
     "reproduce a paper's table, and show it beside the paper's numbers",
-    arg("table", "such as sfedkd/table1; without it the tables are listed", nargs="?"),
+    arg("table", "such as sfedkd/table1; the tables are listed by fedkeep recipes", nargs="?"),
     arg("--columns", "columns to run (default: all)", names, "A,B"),
     arg("--methods", "methods to run (default: all)", names, "A,B"),
     arg("--seeds", "seeds to run (default: as many as the paper)", numbers, "0,1"),
     arg("--rounds", "share of the paper's rounds", share, "0.2", default=1.0),
     switch("--grid", "also run the values that the paper tuned"),
     settings("run.evaluate_every=5, in every column"),
-    switch("--resume", "only finish the trials that were begun"),
     switch("--dry-run", "list the trials, with an estimate of time and memory"),
     arg("--out", "folder of reproductions", metavar="DIR", default="runs/reproduce"),
     arg("--page", "write a page of all reproductions in --out, in Markdown", metavar="FILE"),
@@ -243,16 +239,6 @@ _command(
     "continue a run that was stopped, to the identical result",
     arg("run", "the run folder"),
     *MACHINE,
-    PROFILE,
-)
-_command(
-    "gather",
-    "run.gather",
-    "put together a run whose trials were run one by one. Writes the table and the report of trials that fedkeep run "
-    "--trial has run, and shows the results. If trials are missing, they are named, and the exit code is 1.",
-    arg("run", "the run folder"),
-    *DATA,
-    *CODE,
 )
 _command(
     "tune",
@@ -287,20 +273,6 @@ _command(
     arg("--out", "where to write", metavar="DIR", default="."),
 )
 _command("datasets", "show.datasets", "list the known data sets and which are available locally", *DATA)
-_command(
-    "partition",
-    "partition.partition",
-    "split a data set over clients; show statistics and a heat map",
-    arg("dataset", "a known data set, a Hub id or a path"),
-    arg("scheme", "iid, exdir, dirichlet, dirichlet-per-client, shards, hybrid, column, or your own"),
-    arg("options", "options of the scheme, such as alpha=0.5", metavar="OPTION=VALUE", nargs="*"),
-    arg("--clients", "how many clients (the same as num_clients=N)", positive),
-    _SEED,
-    arg("--out", "write the heat map here, as .svg, or the manifest, as .json", metavar="FILE"),
-    settings("data.label=species"),
-    *DATA,
-    *USE,
-)
 _command(
     "compare",
     "show.compare",
@@ -416,10 +388,4 @@ _command(
     "show.recipes",
     "list the recipes and the papers' tables, or print one",
     arg("name", "print this recipe with every option written out, or show the columns of this table", nargs="?"),
-)
-_command(
-    "completion",
-    "show.completion",
-    "print a script that completes commands in a shell. Load it in each: fedkeep completion bash >> ~/.bashrc",
-    arg("shell", "bash or zsh", choices=("bash", "zsh")),
 )

@@ -1,4 +1,4 @@
-"""``fedkeep run``, ``resume``, ``gather`` and ``tune``: run recipes, and choose options on held-out examples."""
+"""``fedkeep run``, ``resume`` and ``tune``: run recipes, and choose options on held-out examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.progress import say_stopped
 from fedkeep.cli.text import plain_table, say
 from fedkeep.display import Display, progress_bars
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
 from fedkeep.experiment.experiment import Experiment, Trial
@@ -28,14 +28,14 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
 from fedkeep.experiment.runtime import Machine, Progress
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.options import as_table, options_of
+from fedkeep.options import options_of
 from fedkeep.reporting.findings import is_undecided
 from fedkeep.reporting.html import REPORT, write_all
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.record import data_read
 from fedkeep.reporting.summary import Row, summary
-from fedkeep.reporting.table import print_table, profile_table, step_table
+from fedkeep.reporting.table import print_table
 from fedkeep.tuning import best_recipes, table_of
 from fedkeep.tuning import tune as choose
 
@@ -48,11 +48,11 @@ def run(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
-    recipe = replace(recipe, title=options.title) if options.title else recipe
     check_main(recipe.run.metric)
-    if options.dry_run:
-        return dry_run({"": recipe}, machine, console)
     experiment = Experiment(recipe, machine)
+    if options.dry_run:
+        say(console, _data_of(experiment))
+        return dry_run({"": recipe}, machine, console)
     if options.trial:
         return _run_one(options, experiment, console)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
@@ -60,7 +60,7 @@ def run(options: Namespace, console: Console) -> int:
     console.print(_describe(recipe), markup=False)
     say(console, f"run folder: {folder}")
     say(console, _data_of(experiment))
-    return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
+    return _run_and_show(folder, experiment, console, quiet=options.quiet)
 
 
 def resume(options: Namespace, console: Console) -> int:
@@ -70,26 +70,7 @@ def resume(options: Namespace, console: Console) -> int:
     folder = Path(options.run)
     experiment = open_run(folder, machine)
     check_code(folder, machine.use)
-    return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
-
-
-def gather(options: Namespace, console: Console) -> int:
-    """Write the report of a run whose trials were run one by one, and show its results."""
-    import_user_code(options.use)
-    folder = Path(options.run)
-    machine = replace(machine_of(options), workers=0)
-    check_code(folder, machine.use)
-    experiment = open_run(folder, machine)
-    trials = experiment.all_trials(folder)
-    missing = {number: trial for number, trial in enumerate(trials, start=1) if not trial.is_finished}
-    if missing:
-        listed = ", ".join(f"{number} ({trial.name}, {_rounds_done(trial)})" for number, trial in missing.items())
-        raise RunError(
-            f"{len(missing)} of {len(trials)} trials are missing: {listed}. Run each with the command that began the "
-            f"run and its number, such as --trial {min(missing)}, or all of them here: "
-            f"{resume_command(folder, experiment.machine)}"
-        )
-    return _show(folder, experiment, console)
+    return _run_and_show(folder, experiment, console, quiet=options.quiet)
 
 
 def tune(options: Namespace, console: Console) -> int:
@@ -137,19 +118,10 @@ def tune(options: Namespace, console: Console) -> int:
     return 0
 
 
-def _rounds_done(trial: Trial) -> str:
-    """Return how far an unfinished trial has come."""
-    records = trial.folder / "rounds.jsonl"
-    done = records.read_bytes().count(b"\n") if records.is_file() else 0
-    return f"{done} of {trial.rounds} rounds" if done else "not begun"
-
-
 def _run_one(options: Namespace, experiment: Experiment, console: Console) -> int:
     """Run one trial of a run that other processes may be running too."""
     if options.out is None:
         raise ConfigError("--trial needs the run folder that all trials share: --out DIR.")
-    if options.profile:
-        raise ConfigError("--profile shows the time of a whole run, and --trial runs a part of one. Leave one out.")
     count = len(experiment.recipe.methods) * len(experiment.recipe.seeds)
     if options.trial > count:
         raise ConfigError(f"there is no trial {options.trial}: this run has {count}, counted from 1.")
@@ -160,10 +132,8 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     again = shlex.join(["fedkeep", *sys.argv[1:]])
     if not trial.is_finished and (stop := run_with_progress([trial], console, again, again, quiet=options.quiet)):
         return stop
-    gather = resume_command(
-        folder, replace(experiment.machine, workers=0, executor="processes", address=None), "gather"
-    )
-    say(console, f"trial {options.trial} of {count}, {trial.name}, is finished. When all are: {gather}")
+    report = resume_command(folder, replace(experiment.machine, workers=0, executor="processes", address=None))
+    say(console, f"trial {options.trial} of {count}, {trial.name}, is finished. When all are: {report}")
     return 0
 
 
@@ -188,24 +158,14 @@ def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, qu
     return run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
 
 
-def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
-    """Run the trials that are not finished, and show the results."""
+def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
+    """Run the trials that are not finished, write the report, and show the results."""
     if stop := run_unfinished(folder, experiment, console, quiet=quiet):
         return stop
-    return _show(folder, experiment, console, profile=profile)
-
-
-def _show(folder: Path, experiment: Experiment, console: Console, *, profile: bool = False) -> int:
-    """Write the report of a run, and show its results."""
-    recipe = experiment.recipe
     result = write_all(folder)
     rows = summary(result)
     console.print()
     console.print(print_table(rows, width=console.width))
-    if profile:
-        console.print(profile_table(result))
-        if recipe.has_tasks:
-            console.print(step_table(result))
     for line in warnings(result.trials, result.settings):
         console.print(f"warning: {line}", style="yellow", markup=False)
     say(console, _next_steps(folder, experiment, rows))
@@ -267,22 +227,13 @@ def _next_steps(folder: Path, experiment: Experiment, rows: Sequence[Row]) -> st
     elif is_undecided(rows):
         more = ",".join(map(str, range(max(recipe.seeds) + 1, max(recipe.seeds) + 4)))
         steps.append(("more seeds, to add with fedkeep compare", f"{again} --seeds {more}"))
-    skew = as_table(recipe.partition)
-    for name in ("classes_per_client", "alpha"):
-        if isinstance(skew.get(name), int | float):
-            steps.append(
-                (f"less skewed clients ({name} was {skew[name]})", f"{again} --set partition.{name}={2 * skew[name]}")
-            )
-            break
     own = "".join(f" --use {shlex.quote(file)}" for file in machine.use)
-    name = recipe.methods[-1].algorithm.name()
-    steps += [(f"what {recipe.methods[-1].label} does", f"fedkeep methods {name}{own}")]
+    last = recipe.methods[-1]
     steps += [
+        (f"what {last.label} does", f"fedkeep methods {last.algorithm.name()}{own}"),
         ("a table for a paper", f"fedkeep report {shlex.quote(str(folder))} --format latex"),
         ("this run again", again),
+        ("what else there is to run", "fedkeep recipes"),
     ]
-    if recipe.name == "demo" and recipe.data == "digits":
-        steps += [("the paper's setting, with Fashion-MNIST", "fedkeep run fedkeep/fashion-mnist-200 --rounds 20")]
-    steps += [("what else there is to run", "fedkeep recipes")]
     report = (folder / REPORT).resolve().as_uri()
     return "\n".join([f"\nreport: {report}", "", "what to try next:", *(f"  {what}:\n    {do}" for what, do in steps)])

@@ -255,20 +255,27 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 
 
+PARTS = {
+    "training": "train",
+    "teachers": "teachers",
+    "server": "server",
+    "evaluation": "evaluate",
+    "saving": "checkpoint",
+}
+
+
 def _costs(rows: Sequence[Row]) -> TextTable:
+    """Return the seconds of each part of a trial, and what was sent; `PARTS` are those of timings.jsonl."""
     played = {id(trial) for trial in deduplicate(rows)}
     rows = [row for row in rows if any(id(trial) in played for trial in row.trials)]  # an average costs nothing
-    heads = ["method", "training, s", "teachers, s", "both per round, s", "evaluation, s"]
+    heads = ["method", *(f"{name}, s" for name in PARTS), "local training per round, s"]
     heads += ["down per client and round", "up per client and round", "all traffic"]
     lines = []
     for row in rows:
-        training, teachers, evaluation = (
-            show(Spread.of(trial.seconds(part) for trial in row.trials), "s")
-            for part in ("train", "teachers", "evaluate")
-        )
+        parts = [show(Spread.of(trial.seconds(part) for trial in row.trials), "s") for part in PARTS.values()]
         a_round = Spread.of(trial.train_seconds / trial.rounds_done for trial in row.trials if trial.rounds_done)
         traffic = (row.value("down"), row.value("up"), Spread.of(trial.traffic for trial in row.trials))
-        cells = [training, teachers, f"{a_round.mean:.2f}" if a_round.n else NOTHING, evaluation]
+        cells = [*parts, f"{a_round.mean:.2f}" if a_round.n else NOTHING]
         lines.append(["\n".join([row.label, row.note]), *cells, *(human_bytes(spread.mean) for spread in traffic)])
     return TextTable(heads, lines, dim={i for i, row in enumerate(rows) if not row.finished})
 

@@ -1,4 +1,4 @@
-"""A reproduced table beside the paper's: numbers, differences, the order of the methods; in Markdown, CSV and HTML."""
+"""A reproduced table beside the paper's: numbers, differences, the order of the methods."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, table_of
 from fedkeep.reporting.archive import open_run
-from fedkeep.reporting.formats import csv_of
-from fedkeep.reporting.html import page
 from fedkeep.reporting.metric import Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
 from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
@@ -107,43 +105,9 @@ def about(column: ColumnResult) -> str:
     return f"{column.scale}. {column.verdict}{frozen(column.run.trials)}"
 
 
-def as_csv(reproduction: Reproduction) -> str:
-    """Return the reproduction as CSV, one line per method and column, in percent at full precision."""
-    measured = [name for column in reproduction.columns for name in column.measured]
-    names = list(dict.fromkeys(("window_mean", "last", "best", "forgetting", *measured)))
-    lines = []
-    for column in reproduction.columns:
-        for method in column.lines:
-            row, paper, gain = method.row, method.paper or Spread.of(()), column.gain(method)
-            first, last = ("", "") if row is None else row.trials[0].window_rounds
-            line: dict[str, Any] = {"table": reproduction.name, "column": column.name, "method": _label(method)}
-            line |= {"finished": "" if row is None else row.finished}
-            line |= {"seeds": "" if row is None else " ".join(map(str, row.seeds))}
-            line |= {"rounds": "" if row is None else min(trial.rounds_done for trial in row.trials)}
-            line |= {"window_first": first, "window_last": last, "paper": paper.mean, "paper_std": paper.std}
-            line |= {"difference": math.nan if method.difference is None else method.difference}
-            line |= {"against": gain.reference if gain else ""}
-            ends = [gain.interval.mean, gain.interval.low, gain.interval.high] if gain else [math.nan] * 3
-            line |= zip(("gain", "gain_low", "gain_high"), (100 * end for end in ends), strict=True)
-            line |= {"gain_from": "" if gain is None else "blocks" if gain.interval.blocks else "seeds"}
-            for name in names:
-                spread = row.value(name) if row else Spread.of(())
-                line |= {name: 100 * spread.mean, f"{name}_std": 100 * spread.std}
-            lines.append(line)
-    return csv_of(lines)
-
-
-def html(reproduction: Reproduction) -> str:
-    """Return the reproduction as one self-contained HTML page."""
-    tables = [(column.run.title, column_table(column)) for column in reproduction.columns]
-    return page("reproduction.html.jinja", {"table": reproduction, "tables": tables, "caption": caption(reproduction)})
-
-
-def write(reproduction: Reproduction, folder: Path) -> None:
-    """Write the reproduction into its folder: ``table.md``, ``table.csv`` and ``table.html``."""
-    atomic_write(folder / "table.md", markdown(reproduction, level=1))
-    atomic_write(folder / "table.csv", as_csv(reproduction))
-    atomic_write(folder / "table.html", html(reproduction))
+def write(reproduction: Reproduction, folder: Path) -> Path:
+    """Write the reproduction into its folder as ``table.md``."""
+    return atomic_write(folder / "table.md", markdown(reproduction, level=1))
 
 
 def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) -> str:

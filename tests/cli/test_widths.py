@@ -33,7 +33,6 @@ SHOWN = [
     *("report nothing", "compare RUN --out x", "predict nothing nothing.png", "generator train nothing --out x"),
 ]
 LONG = [
-    "partition digits dirichlet alpha=0.5 --clients 4",
     "run RECIPE --methods fedavg --rounds 1 --out new --workers 1",
     "archive RUN --out archives",
     "report RUN",

@@ -16,7 +16,7 @@ from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.reporting import archive
 from fedkeep.reporting.archive import write_archive
-from fedkeep.reporting.formats import markdown, rows_csv
+from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
 
@@ -39,7 +39,7 @@ def test_an_archive_reads_as_its_folder(tmp_path: Path) -> None:
     assert (other.recipe, other.labels) == (one.recipe, one.labels)
     assert [trial.rounds for trial in other.trials] == [trial.rounds for trial in one.trials]
     assert [trial.finished for trial in other.trials] == [trial.finished for trial in one.trials]
-    assert rows_csv(summary(other)) == rows_csv(summary(one))
+    assert trials_csv(summary(other)) == trials_csv(summary(one))
     assert markdown(summary(other)) == markdown(summary(one))
 
 
