@@ -251,7 +251,6 @@ _command(
     arg("--seeds", "seeds to run instead of the recipe's", numbers, "0,1", default=[100, 101]),
     arg("--validation", "share of the training examples that decides (default: the recipe's, or 0.1)", float, "0.1"),
     arg("--metric", "what decides, such as window_forgetting (default: run.metric, or accuracy)"),
-    arg("--search", "N points that Optuna chooses; the grid may have ranges: lr=0.001..0.1", natural, "N", default=0),
     switch("--reported-seeds", "allow the recipe's own seeds"),
     _NEW_RUN,
     *DEVICE,

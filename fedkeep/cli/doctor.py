@@ -30,7 +30,6 @@ USES = {
     "pandas": "run.table() in Python",
     "ray": "--executor ray",
     "tracking": "--log tensorboard, wandb or mlflow",
-    "tune": "fedkeep tune --search",
 }
 """What extras are for; others are for FedKeep's own development."""
 GIGABYTE = 10**9

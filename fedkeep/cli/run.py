@@ -6,7 +6,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,8 @@ from rich.markup import escape
 
 from fedkeep._utils.signals import Terminated
 from fedkeep.cli.dry_run import dry_run
-from fedkeep.cli.progress import say_stopped
 from fedkeep.cli.text import plain_table, say
-from fedkeep.display import Display, progress_bars
+from fedkeep.display import Display
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
@@ -26,7 +25,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
-from fedkeep.experiment.runtime import Machine, Progress
+from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of
 from fedkeep.reporting.findings import is_undecided
@@ -36,7 +35,7 @@ from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.record import data_read
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table
-from fedkeep.tuning import best_recipes, table_of
+from fedkeep.tuning import BEST, RUN
 from fedkeep.tuning import tune as choose
 
 CLASSES_SHOWN = 12
@@ -77,16 +76,8 @@ def tune(options: Namespace, console: Console) -> int:
     """Run all points of a grid, and show the best."""
     machine = machine_of(options)
     import_user_code(machine.use)
-    bars = progress_bars(console, console.is_terminal and not options.quiet)
-    tasks = {}
-
-    def show(report: Progress) -> None:
-        if report.trial not in tasks:
-            tasks[report.trial] = bars.add_task(report.trial, total=report.rounds, note="")
-        bars.update(tasks[report.trial], completed=report.done, note=report.activity)
-
     try:
-        with bars:
+        with Display(console, {}, quiet=options.quiet) as display:
             tuning = choose(
                 options.recipe,
                 options.grid,
@@ -96,25 +87,21 @@ def tune(options: Namespace, console: Console) -> int:
                 validation=options.validation,
                 settings=options.settings,
                 metric=options.metric,
-                search=options.search,
                 reported_seeds=options.reported_seeds,
                 out=options.out,
                 machine=machine,
-                on_progress=show,
+                on_progress=display,
             )
-    except KeyboardInterrupt:
-        console.print("\nstopped; finished rounds are saved. The same command with the same --out continues.")
-        return 130
-    table = plain_table("", "method", tuning.metric.title, "seeds")
-    for verdict, label, value, seeds in table_of(tuning):
-        table.add_row(verdict, escape(label), value, seeds, style="bold" if verdict else "")
+    except (KeyboardInterrupt, Terminated) as stop:
+        return say_stopped(stop, "the same command with the same --out", console)
+    table = plain_table(*map(escape, tuning.table.heads))
+    for line in tuning.table.lines:
+        table.add_row(*map(escape, line), style="bold" if line[0] == "best" else "")
     console.print(table)
-    say(console, f"folder: {tuning.path}")
-    for name in best_recipes(tuning):
-        own = "".join(f" --use {shlex.quote(file)}" for file in options.use)
-        command = f"fedkeep run {shlex.quote(str(Path(tuning.path) / name))}{own}"
-        say(console, f"now with the reported seeds, on the test examples: {command}")
-    sys.stdout.flush()
+    say(console, f"folder: {tuning.path}, with the report of all points in {RUN}/")
+    own = "".join(f" --use {shlex.quote(file)}" for file in options.use)
+    again = f"fedkeep run {shlex.quote(str(tuning.path / BEST))}{own}"
+    say(console, f"now with the reported seeds, on the test examples: {again}")
     return 0
 
 
@@ -139,13 +126,21 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
 
 def run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
     """Run trials and show their progress; the exit code is 0, or that of a signal that stopped them."""
-    display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
-        with display or nullcontext():
+        with Display(console, {trial.name: trial.rounds for trial in trials}, quiet=quiet) as display:
             run_trials(trials, retry=retry, on_progress=display)
     except (KeyboardInterrupt, Terminated) as stop:
         return say_stopped(stop, again, console)
     return 0
+
+
+def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Console) -> int:
+    """Say that a run was stopped and how it goes on, and return the exit code: 128 plus the signal's number."""
+    by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
+    text = f"\nstopped{by}; finished rounds are saved; the round that was going begins again. Continue with: {command}"
+    with suppress(OSError):  # the terminal may be closed
+        say(console, text)
+    return code
 
 
 def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:

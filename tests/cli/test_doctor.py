@@ -31,16 +31,16 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     real = doctor.version
 
     def without(name: str) -> str:
-        if name in ("optuna", "scipy"):
+        if name in ("ray", "scipy"):
             raise doctor.PackageNotFoundError(name)
         return "0.1" if name == "onnx" else real(name)
 
-    needs = ["scipy>=1", "optuna>=4; extra == 'tune'", "onnx>=1; extra == 'export'", "pillow; extra == 'data'"]
+    needs = ["scipy>=1", "ray>=4; extra == 'ray'", "onnx>=1; extra == 'export'", "pillow; extra == 'data'"]
     monkeypatch.setattr(doctor, "requires", lambda name: needs)
     monkeypatch.setattr(doctor, "version", without)
     found = by_subject()
-    assert "optuna" in found["extra tune"].found
-    assert "pip install" in found["extra tune"].advice
+    assert "ray" in found["extra ray"].found
+    assert "pip install" in found["extra ray"].advice
     assert "onnx" in found["extra export"].found, "which is too old"
     assert not found["extra data"].advice
     assert "scipy" in found["packages"].advice

@@ -17,7 +17,6 @@ from rich.console import Console
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.cli.progress import Counter
 from fedkeep.cli.text import FittingFormatter, fit
 from fedkeep.display import Display
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -108,8 +107,8 @@ def test_progress_fits(width: int) -> None:
     console = Console(width=width, file=file, force_terminal=True)
     with Display(console, {"fedntd-asd-with-a-long-label-seed0": 200}) as display:
         display(Progress("fedntd-asd-with-a-long-label-seed0", 100, 200, None, activity="images drawn 5,120/60,000"))
-    with Counter(console, "steps") as counter:
-        counter(1, 20_000, "loss 0.1234")
+    with Display(console, {}, unit="step") as display:
+        display.count(1, 20_000, "loss 0.1234")
     shown = file.getvalue()
     assert "100/200" in shown, "numbers stay whole"
     assert not too_wide(shown, width)
