@@ -1,8 +1,7 @@
-"""Metrics of each round for TensorBoard, Weights & Biases, MLflow, or a CSV file: only where a recipe asks for it."""
+"""Metrics of each round for TensorBoard, Weights & Biases or MLflow: only where a recipe asks for it."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -65,49 +64,13 @@ class MetricWriter(Protocol):
         """Finish; the trial may be resumed later."""
 
 
-Earlier = Sequence[Mapping[str, float]]
-"""The metrics of the rounds before a resume."""
-COLUMNS = (
-    "round", "accuracy", "forgetting", "test_loss", "train_loss", "bytes_up", "bytes_down", "lost_clients",
-    "train_seconds",
-)  # fmt: skip
-"""The columns of the CSV file; averages of models that are evaluated too follow."""
-
-
-class CsvWriter:
-    """Writes ``logs/TRIAL.csv``, a line for each round."""
-
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
-        path = trial.run / FOLDER / f"{trial.name}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("w", encoding="utf-8", newline="")
-        self.table = csv.writer(self.file, lineterminator="\n")
-        averages = [f"accuracy_{which}" for which in trial.options.get("run.evaluation_models", ["last"])[1:]]
-        self.columns = (*COLUMNS, *averages)
-        self.table.writerow(self.columns)
-        for values in earlier:
-            self._row(values)
-
-    def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Write a line."""
-        self._row(values)
-        self.file.flush()
-
-    def _row(self, values: Mapping[str, float]) -> None:
-        self.table.writerow([f"{values[name]:.10g}" if name in values else "" for name in self.columns])
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
-
-
 class TensorBoardWriter:
     """Writes event files into ``logs/tensorboard/TRIAL``; show them with ``tensorboard --logdir RUN/logs/tensorboard``.
 
     ``finished``: Rounds that are finished; what was written after them is hidden.
     """
 
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+    def __init__(self, trial: LoggedTrial, finished: int) -> None:
         module = require_optional("torch.utils.tensorboard", "log = 'tensorboard'", "tracking")
         folder = trial.run / FOLDER / "tensorboard" / trial.name
         self.writer = module.SummaryWriter(str(folder), purge_step=finished + 1 if finished else None)
@@ -133,7 +96,7 @@ class WandbWriter:
     the machine are collected.
     """
 
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+    def __init__(self, trial: LoggedTrial, finished: int) -> None:
         wandb = require_optional("wandb", "log = 'wandb'", "tracking")
         folder = trial.run / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +131,7 @@ class MlflowWriter:
     ``finished``: Rounds that are finished; the run that holds them is continued.
     """
 
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+    def __init__(self, trial: LoggedTrial, finished: int) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         folder = trial.run / FOLDER / "mlflow"
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -210,8 +173,7 @@ class MlflowWriter:
         self.client.set_terminated(self.run)
 
 
-WRITERS: Mapping[str, Callable[[LoggedTrial, int, Any], MetricWriter]] = {
-    "csv": CsvWriter,
+WRITERS: dict[str, Callable[[LoggedTrial, int], MetricWriter]] = {
     "tensorboard": TensorBoardWriter,
     "wandb": WandbWriter,
     "mlflow": MlflowWriter,
@@ -239,7 +201,7 @@ def check_packages(names: Sequence[str]) -> None:
 class Tracker(Callback):
     """Passes the metrics of each round on.
 
-    ``log``: ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``.
+    ``log``: ``tensorboard``, ``wandb`` or ``mlflow``.
     """
 
     def __init__(self, log: str, trial: LoggedTrial) -> None:
@@ -250,8 +212,9 @@ class Tracker(Callback):
 
     def on_trial_begin(self, state: SimulationState) -> None:
         self._history = []
-        earlier = [self._values(record, {}) for record in self._records(state.finished)]
-        self.writer = WRITERS[self.log](self.trial, state.finished, earlier)
+        for record in self._records(state.finished):
+            self._values(record, {})
+        self.writer = WRITERS[self.log](self.trial, state.finished)
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         if self.writer is not None:

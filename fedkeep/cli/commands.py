@@ -209,7 +209,7 @@ _command(
     _DEMO,
     *CHANGES,
     grid("sfedkd.tau=1,2,4; each combination is a method of the run"),
-    arg("--log", "log metrics too: csv, tensorboard, wandb (offline), mlflow", names, "A,B"),
+    arg("--log", "log metrics too: tensorboard, wandb (offline), mlflow", names, "A,B"),
     _NEW_RUN,
     switch("--dry-run", "run nothing: say what time, memory and bytes the run would take"),
     arg("--trial", "run only the K-th method and seed, from 1, into --out; then: fedkeep resume", positive, "K"),

@@ -273,7 +273,7 @@ def _build(
         (name_of_data, str, "[data] needs a name, a known data set, a Hub id or a path"),
         (weights, str, "model.weights is a path"),
         (pretraining, Mapping, "model.pretraining is a table, such as { passes = 6 }"),
-        (log, list, 'log is a list of names, such as ["csv", "tensorboard"]'),
+        (log, list, 'log is a list of names, such as ["tensorboard"]'),
     ):
         if not isinstance(value, kind) or not all(isinstance(each, str) for each in value):
             raise ConfigError(f"{where}: {expected}, not {value!r:.80}.")
