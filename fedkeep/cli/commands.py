@@ -44,20 +44,13 @@ def several(flag: str, help: str, metavar: str, **more: Any) -> Argument:
 
 
 def add_arguments(command: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
-    """Add arguments to a command; of those whose group begins with "one " only one may be given."""
+    """Add arguments to a command."""
     groups: dict[str, argparse._ActionsContainer] = {"": command}
     for flag, options in arguments:
         group = options.get("group", "")
         if group not in groups:
-            one = group.startswith("one ")
-            groups[group] = command.add_mutually_exclusive_group() if one else command.add_argument_group(group)
+            groups[group] = command.add_argument_group(group)
         groups[group].add_argument(flag, **{name: value for name, value in options.items() if name != "group"})
-
-
-def one_of(dest: str, **flags: tuple[str, str]) -> list[Argument]:
-    """Describe arguments of which one may be given: the value of each, its name and its help text."""
-    more: dict[str, Any] = {"dest": dest, "action": "store_const", "group": f"one {dest}"}
-    return [arg(flag, text, const=value, **more) for value, (flag, text) in flags.items()]
 
 
 def number(kind: Callable[[str], Any], low: float, high: float, what: str) -> Callable[[str], Any]:
@@ -298,11 +291,12 @@ _command(
     arg("run", "a run folder", metavar="RUN"),
     arg("--method", "whose model, where a run has several methods", metavar="LABEL"),
     arg("--seed", "the trial's seed (default: the first)", natural),
-    *one_of(
-        "evaluation_model",
-        moving=("--average", "the moving average (the default, if run.evaluation_models names it)"),
-        round=("--round", "the mean of the models of the last round"),
-        last=("--last", "the last model"),
+    arg(
+        "--model",
+        "which: the moving average (default, if run.evaluation_models names it), the mean of the last round's, or the "
+        "last",
+        choices=("moving", "round", "last"),
+        dest="evaluation_model",
     ),
     arg("--out", "where to write (default: in the run folder, under export/)", metavar="DIR"),
     *CODE,

@@ -86,14 +86,15 @@ def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console)
 
 def _show(reproduction: Reproduction, console: Console) -> None:
     for column in reproduction.columns:
-        words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
+        found = report.column_table(column)
+        words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in found.heads]
         heads = ["\n".join(textwrap.wrap(head.replace("minus the paper's", "minus paper"), 8)) for head in words]
         table = plain_table(*heads, title=column.run.title)
         for table_column in table.columns[1:]:
             table_column.justify = "right"
-        for row in column.lines:
-            table.add_row(*map(escape, report.texts(column, row)))
-        table.caption, table.caption_justify = escape(report.about(column)), "left"
+        for line in found.lines:
+            table.add_row(*map(escape, line))
+        table.caption, table.caption_justify = escape(found.note), "left"
         console.print(table)
 
 

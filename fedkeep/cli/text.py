@@ -9,14 +9,14 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -93,27 +93,30 @@ def say(console: Console, text: str, style: str = "", *, paragraphs: bool = Fals
     """
     if paragraphs:
         text = re.sub(r"(?<=\S)\n(?! {4}|- |\n)(?<!:\n) *(?=\S)", " ", text)
-    for line in map(Text, runnable(text).split("\n")):
-        line.stylize(style)
-        _print(console, line)
+    for line in _lines(runnable(text), console):
+        console.print(Text(line, style), soft_wrap=True)
 
 
-def _print(console: Console, line: Text) -> None:
-    words = line.plain.lstrip(" ")
-    if _COMMAND.match(words) or not (console.is_terminal or "COLUMNS" in os.environ):
-        console.print(line, soft_wrap=True)
-    else:
-        indent = len(line) - len(words)
-        console.print(Padding(line[indent:], (0, 0, 0, indent), expand=False), overflow="ignore", crop=False)
+def _lines(text: str, console: Console) -> Iterator[str]:
+    for line in text.split("\n"):
+        words = line.lstrip(" ")
+        if _COMMAND.match(words) or not (console.is_terminal or "COLUMNS" in os.environ):
+            yield line
+        else:
+            indent = line[: len(line) - len(words)]
+            yield from textwrap.wrap(
+                words, console.width, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+                break_on_hyphens=False,
+            ) or [""]  # fmt: skip
 
 
 def say_error(message: str) -> None:
     """Print an error to the standard error stream."""
-    first, *others = runnable(f"error: {message}").split("\n")
-    text, console = Text(first), Terminal(stderr=True)
-    text.stylize("bold red", 0, len("error:"))
-    for line in (text, *map(Text, others)):
-        _print(console, line)
+    console = Terminal(stderr=True)
+    for number, line in enumerate(_lines(runnable(f"error: {message}"), console)):
+        text = Text(line)
+        text.stylize("bold red", 0, 0 if number else len("error:"))
+        console.print(text, soft_wrap=True)
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:

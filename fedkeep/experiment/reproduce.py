@@ -235,6 +235,6 @@ def write_note(folder: Path, table: TableRecipes) -> None:
 def table_of(path: Traversable) -> str:
     """Return the name of the table that a `NOTE` file records."""
     try:
-        return str(read_json(path, required=False)["table"])  # older archives have no digests
+        return str(read_json(path)["table"])
     except KeyError as error:
         raise RunError(f"cannot read {path}: it has no entry {error}.") from error

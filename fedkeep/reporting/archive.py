@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedkeep._utils.digests import format_json, format_manifest, is_sealed, read_json, read_manifest
+from fedkeep._utils.digests import format_json, format_manifest, read_json, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import CODE
@@ -126,7 +126,7 @@ def _contents(run: Path) -> dict[str, bytes]:
         path.relative_to(run).as_posix(): _content(path)
         for folder in (run, *sorted((run / TRIALS).glob("*")))
         for path in sorted(folder.glob("*"))
-        if path.is_file() and path.suffix in RECORD_SUFFIXES and path.name != "doing.json"
+        if path.is_file() and path.suffix in RECORD_SUFFIXES
     }
 
 
@@ -137,13 +137,12 @@ def _content(path: Path) -> bytes:
     data's nothing: an archive is handed on, and where folders lie on somebody's machine is nobody else's business.
     """
     if path.name == "run.json":
-        info = read_json(path, required=False)
+        info = read_json(path)
         command, where = info.get("command"), info.pop("data_path", None)
         short = [_without_folders(word) for word in command] if isinstance(command, list) else command
         if where is not None or command != short:
             info["command"] = short
-            sealed = is_sealed(path.read_bytes())
-            return (format_json(info, indent=2) if sealed else json.dumps(info, indent=2)).encode()
+            return format_json(info, indent=2).encode()
     if path.name != MANIFEST:
         return path.read_bytes()
     files, further = read_manifest(path)

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -333,17 +333,14 @@ def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 def _repeat(run: Run) -> dict[str, Any]:
     command = [str(word) for word in run.info.get("command") or []]
-    versions = {"fedkeep": run.info.get("fedkeep")} | dict(run.info.get("versions") or {})
-    if run.info.get("git"):
-        versions["FedKeep's git commit"] = run.info["git"]
+    versions = {"fedkeep": run.info.get("fedkeep"), **dict(run.info.get("versions") or {})}
+    versions["FedKeep's git commit"] = run.info.get("git")
     resumed = {trial.path: trial.versions for trial in run.trials if len(trial.versions) > 1}
     versions |= {f"{path.name} was run by": "; then ".join(by) for path, by in resumed.items() if path}
-    # Of older runs, files of methods of one's own are in the command alone.
-    kept = [str(Path(run.path.name) / name) if name.endswith(".py") else name for name in run.info.get("use", ())]
-    kept = kept or [file for option, file in pairwise(command) if option == "--use"]
-    own = [word for file in kept for word in ("--use", file)]
     code = (run.info.get("identity") or {}).get("code") or {}
     versions |= {f"code/{name}, a copy of your own code": f"SHA-256 {digest}" for name, digest in code.items()}
+    used = [str(Path(run.path.name) / name) if name.endswith(".py") else name for name in run.info.get("use", ())]
+    own = [word for name in used for word in ("--use", name)]
     return {
         "again": shlex.join(["fedkeep", "run", str(Path(run.path.name) / "recipe.toml"), *own]),
         # Where a program lies on the machine of the run helps nobody else.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -41,13 +41,62 @@ TASKS = (
 )
 
 
-def heads(column: ColumnResult) -> list[str]:
-    """Return the titles of a column's table."""
-    titles = ["method", "paper", f"ours, {column.heading}", "ours, last", "ours minus the paper's"]
-    if column.deciding is not metric_of(column.measured[0]):
-        titles.append(f"ours, {column.deciding.heading(column.run.trials)}")
-    against = [] if column.reference is None else [f"minus {_label(column.reference)}, 95 %"]
-    return [*titles, *against, "seeds", *further_heads(column)]
+Cell = Callable[["MethodResult"], str]
+
+
+def cells(column: ColumnResult) -> list[tuple[str, Cell]]:
+    """Return the columns of a column's table: each its title, and what stands in it of a method."""
+    paper, (accuracy, forgetting), target = column.paper, column.measured, column.paper.get("target", math.nan)
+
+    def name(line: MethodResult) -> str:
+        return _label(line) + (f" ({line.row.note})" if line.row is not None and line.row.note else "")
+
+    def ours(metric: str | Metric) -> Cell:
+        unit = metric_of(metric).unit
+        return lambda line: NOTHING if line.row is None else show(line.row.value(metric), unit)
+
+    def printed(name: str) -> Cell:
+        return lambda line: _paper(spread_of(paper[name], line.label))
+
+    def printed_rounds(name: str) -> Cell:
+        return lambda line: NOTHING if line.label not in paper[name] else f"{paper[name][line.label][0]:g}"
+
+    def gain(line: MethodResult) -> str:
+        found = column.gain(line)
+        return NOTHING if found is None else show_difference(found)
+
+    def seeds(line: MethodResult) -> str:
+        return ", ".join(map(str, line.row.seeds)) if line.row is not None and line.row.finished else NOTHING
+
+    def to_the_papers(line: MethodResult) -> str:
+        reached = spread_of(paper.get("accuracy", {}), method_of(line.label))
+        return NOTHING if reached is None else _rounds_to(line, reached.mean / 100)
+
+    found: list[tuple[str, Cell]] = [
+        ("method", name),
+        ("paper", lambda line: _paper(line.paper)),
+        (f"ours, {column.heading}", ours(accuracy)),
+        ("ours, last", ours("last")),
+        ("ours minus the paper's", lambda line: NOTHING if line.difference is None else f"{line.difference:+.2f}"),
+    ]
+    if column.deciding is not metric_of(accuracy):
+        found.append((f"ours, {column.deciding.heading(column.run.trials)}", ours(column.deciding)))
+    if column.reference is not None:
+        found.append((f"minus {_label(column.reference)}, 95 %", gain))
+    found.append(("seeds", seeds))
+    if "forgetting" in paper:
+        found += [("forgetting, paper", printed("forgetting")), ("forgetting, ours", ours(forgetting))]
+    if "local_accuracy" in paper:
+        found += [("clients' models, paper", printed("local_accuracy")), ("clients' models, ours", ours("local_last"))]
+    if column.has_tasks and "forgetting" not in paper:  # of tasks it is shown, whether or not the paper prints it
+        found.append(("forgetting", ours(forgetting)))
+    if "rounds_to" in paper:
+        found.append((f"rounds to {target:g} %, paper", printed_rounds("rounds_to")))
+        found.append(("ours", lambda line: _rounds_to(line, target / 100)))
+    if "speedup" in paper:
+        found.append((f"times as fast to {target:g} %, paper", printed_rounds("speedup")))
+        found.append(("ours", lambda line: _speedup(column, line, target / 100)))
+    return found + [("rounds to the paper's", to_the_papers)] * column.has_averages
 
 
 def caption(reproduction: Reproduction) -> str:
@@ -60,22 +109,8 @@ def caption(reproduction: Reproduction) -> str:
 
 def column_table(column: ColumnResult) -> TextTable:
     """Return a column's table, with what is to be said of it as its note."""
-    return TextTable(heads(column), [texts(column, line) for line in column.lines], about(column))
-
-
-def texts(column: ColumnResult, line: MethodResult) -> list[str]:
-    """Return a line as it is shown, under `heads`."""
-    row = line.row
-    done = f" ({row.note})" if row is not None and row.note else ""
-    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), metric_of(m).unit) for m in (line.metric, "last")]
-    to_paper = NOTHING if line.difference is None else f"{line.difference:+.2f}"
-    gain = column.gain(line)
-    against = [] if column.reference is None else [NOTHING if gain is None else show_difference(gain)]
-    seeds = ", ".join(map(str, row.seeds)) if row is not None and row.finished else NOTHING
-    decides = [] if row is None else [show(row.value(column.deciding), column.deciding.unit)]
-    decides = (decides or [NOTHING]) * (column.deciding is not metric_of(column.measured[0]))
-    start = [_label(line) + done, _paper(line.paper), *ours, to_paper]
-    return [*start, *decides, *against, seeds, *further_texts(column, line)]
+    heads, shown = zip(*cells(column), strict=True)
+    return TextTable(list(heads), [[cell(line) for cell in shown] for line in column.lines], about(column))
 
 
 def _label(line: MethodResult) -> str:
@@ -142,43 +177,6 @@ def read_notes(root: Path, names: Iterable[str], page: Path) -> dict[str, str]:
     return notes
 
 
-def further_heads(column: ColumnResult) -> list[str]:
-    """Return the titles of the columns after the accuracies."""
-    titles = []
-    if "forgetting" in column.paper:
-        titles += ["forgetting, paper", "forgetting, ours"]
-    if "local_accuracy" in column.paper:
-        titles += ["clients' models, paper", "clients' models, ours"]
-    if column.forgets:
-        titles.append("forgetting")
-    if "rounds_to" in column.paper:
-        titles += [f"rounds to {column.paper.get('target'):g} %, paper", "ours"]
-    if "speedup" in column.paper:
-        titles += [f"times as fast to {column.paper.get('target'):g} %, paper", "ours"]
-    return titles + ["rounds to the paper's"] * column.has_averages
-
-
-def further_texts(column: ColumnResult, line: MethodResult) -> list[str]:
-    """Return what stands under `further_heads`."""
-    texts = []
-    for name in ("forgetting", "local_accuracy"):
-        if name in column.paper:
-            metric = column.measured[1] if name == "forgetting" else "local_last"
-            ours = NOTHING if line.row is None else show(line.row.value(metric), "%")
-            texts += [_paper(spread_of(column.paper[name], line.label)), ours]
-    if column.forgets:
-        texts.append(NOTHING if line.row is None else show(line.row.value(column.measured[1]), "%"))
-    for name in ("rounds_to", "speedup"):
-        if name in column.paper:
-            paper = spread_of(column.paper[name], line.label)
-            ours = _rounds_to(line, column.target) if name == "rounds_to" else _speedup(column, line)
-            texts += [NOTHING if paper is None else f"{paper.mean:g}", ours]
-    if column.has_averages:
-        paper = spread_of(column.paper.get("accuracy", {}), method_of(line.label))
-        texts.append(NOTHING if paper is None else _rounds_to(line, paper.mean / 100))
-    return texts
-
-
 def _rounds_to(line: MethodResult, target: float) -> str:
     """Return when a line first reached an accuracy, on average over the seeds that did."""
     trials = line.row.trials if line.row else ()
@@ -188,7 +186,7 @@ def _rounds_to(line: MethodResult, target: float) -> str:
     return f"{reached.mean:g}" + (f" ({reached.n} of {len(trials)} seeds)" if reached.n < len(trials) else "")
 
 
-def _speedup(column: ColumnResult, line: MethodResult) -> str:
+def _speedup(column: ColumnResult, line: MethodResult, target: float) -> str:
     """Return how many times as fast as the row with which the paper compares a line reached the target."""
     others = {
         trial.seed: trial
@@ -198,7 +196,7 @@ def _speedup(column: ColumnResult, line: MethodResult) -> str:
     }
     trials = line.row.trials if line.row else ()
     pairs = [(others[trial.seed], trial) for trial in trials if trial.seed in others]
-    times = Spread.of(other.seconds_to(column.target) / trial.seconds_to(column.target) for other, trial in pairs)
+    times = Spread.of(other.seconds_to(target) / trial.seconds_to(target) for other, trial in pairs)
     if not times.n:
         return NOTHING
     return f"{times.mean:.2f}" + (f" ({times.n} of {len(trials)} seeds)" if times.n < len(trials) else "")
@@ -388,19 +386,9 @@ class ColumnResult:
         return f"{rounds}; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
 
     @property
-    def forgets(self) -> bool:
-        """Return whether ours is a run of several tasks whose forgetting no paper prints."""
-        return self.has_tasks and "forgetting" not in self.paper
-
-    @property
     def has_tasks(self) -> bool:
         """Tell whether classes arrived in tasks."""
         return any(trial.task_sizes for trial in self.run.trials)
-
-    @property
-    def target(self) -> float:
-        """Return the accuracy, a fraction, to which rounds or times are counted; NaN if there is none."""
-        return float(self.paper.get("target", math.nan)) / 100
 
     @cached_property
     def has_averages(self) -> bool:

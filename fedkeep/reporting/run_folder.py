@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkeep._utils.digests import is_sealed, read_json, read_toml
+from fedkeep._utils.digests import read_json, read_toml
 from fedkeep._utils.identity import ForeignFile
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
@@ -78,19 +78,11 @@ def read_run(path: str | Path) -> Run:
     root = open_run(path)
     if not (root / "run.json").is_file():
         raise RunError(_not_a_run(path))
-    sealed = has_digests(root)
-    info = read_json(root / "run.json", required=False)
-    recipe = root / "recipe.toml"
-    if sealed:
-        text = read_toml(recipe)
-    else:  # tables need the order of methods only, and take it from what can be read
-        text = read_bytes(recipe).decode(errors="replace") if recipe.is_file() else ""
-    folders = trial_folders(root)
-    if sealed:
-        check_recipe(root)
-        for folder in folders:
-            check_trial(root, folder)
-    trials = [_read_trial(folder, path / TRIALS / folder.name, sealed) for folder in folders]
+    info, text, folders = read_json(root / "run.json"), read_toml(root / "recipe.toml"), trial_folders(root)
+    check_recipe(root)
+    for folder in folders:
+        check_trial(root, folder)
+    trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders]
     check_inputs((trial.path, trial.seed, trial.info.get("dependencies", {})) for trial in trials)
     run = Run(path, info, text, ())
     trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
@@ -104,14 +96,6 @@ def read_run(path: str | Path) -> Run:
     return Run(path, info, text, tuple(sorted(trials, key=rank)))
 
 
-def has_digests(root: Traversable) -> bool:
-    """Return whether a run has digests, which older versions did not write.
-
-    ``root``: The run folder, on disk or in an archive.
-    """
-    return is_sealed(read_bytes(root / "run.json"))
-
-
 def trial_folders(root: Traversable) -> list[Traversable]:
     """Return the folders of the trials that were begun.
 
@@ -123,12 +107,8 @@ def trial_folders(root: Traversable) -> list[Traversable]:
     return [folder for folder in folders if (folder / TRIAL_FILE).is_file() or (folder / MANIFEST).is_file()]
 
 
-def check_records(trial: Traversable, sealed: bool) -> bool:
-    """Check what a report of a trial is made of, and return whether the trial is finished.
-
-    ``trial``: The trial's folder, on disk or in an archive.
-    ``sealed``: Whether the run has digests. Without them, a trial is finished if its files exist.
-    """
+def _check_records(trial: Traversable) -> bool:
+    """Check what a report of a trial is made of, and return whether the trial is finished."""
     finished, found = (trial / MANIFEST).is_file(), []
     if finished:
         found = find_damage(trial, only_records=True)
@@ -141,9 +121,7 @@ def check_records(trial: Traversable, sealed: bool) -> bool:
             f"{' '.join(found)} Restore it from a copy, or repeat what is damaged with `fedkeep resume`; "
             "`fedkeep verify` checks all files."
         )
-    if finished or sealed:
-        return finished
-    return all((trial / name).is_file() for name in (TRIAL_FILE, "rounds.jsonl", "result.json"))
+    return finished
 
 
 def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list[TrialResult]:
@@ -179,10 +157,10 @@ def method_of(label: str) -> str:
     return label
 
 
-def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
-    finished = check_records(folder, sealed)
+def _read_trial(folder: Traversable, path: Path) -> TrialResult:
+    finished = _check_records(folder)
     description, partition = folder / TRIAL_FILE, folder / "partition.json"
-    info = read_json(description, required=sealed)
+    info = read_json(description)
     missing = [name for name in ("label", "algorithm", "seed", "test_total") if name not in info]
     if missing:
         raise RunError(f"{description} lacks {', '.join(missing)}: it was not written by this version of FedKeep.")
@@ -202,17 +180,17 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
         rounds=rounds,
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
         ledger=_read_lines(folder / LEDGER),
-        partition=read_json(partition, required=sealed) if partition.is_file() else {},
+        partition=read_json(partition) if partition.is_file() else {},
         info=info,
         finished=finished,
         path=path,
-        confusions=_read_confusions(folder / "confusion.json", len(info["test_total"]), sealed),
+        confusions=_read_confusions(folder / "confusion.json", len(info["test_total"])),
     )
 
 
-def _read_confusions(path: Traversable, classes: int, sealed: bool) -> tuple[tuple[int, ...], ...]:
+def _read_confusions(path: Traversable, classes: int) -> tuple[tuple[int, ...], ...]:
     """Read how often each class was taken for each; empty where that was not recorded."""
-    counts = read_json(path, required=sealed).get("counts") if path.is_file() else []
+    counts = read_json(path).get("counts") if path.is_file() else []
     rows: list[Any] = counts if isinstance(counts, list) else [None]
     whole = all(isinstance(row, list) and len(row) == classes and all(type(n) is int for n in row) for row in rows)
     if not whole or len(rows) not in (0, classes):

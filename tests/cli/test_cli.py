@@ -95,7 +95,6 @@ def test_a_run_that_learns_nothing_says_so_and_what_to_change(cli: Any, tmp_path
     shown = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run", "--workers", 1, "--rounds", 4,
                "--set", "training.lr=1e30")  # fmt: skip
     assert shown.code == 0
-    assert shown.out.startswith("too fast\n")
     assert "(at chance)" in shown.out, "in the progress"
     assert "local trainings not finite: lower training.lr" in shown.out
     assert "FedAvg\n  at chance" in "\n".join(line[:11].rstrip() for line in shown.out.splitlines()), "in the table"

@@ -20,7 +20,19 @@ from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.runtime import Machine
-from fedkeep.reporting.reproduction import MethodResult, further_heads, further_texts, read_reproduction
+from fedkeep.reporting.reproduction import ColumnResult, MethodResult, column_table, read_reproduction
+
+
+def further_heads(column: ColumnResult) -> list[str]:
+    """The titles of a table behind the seeds."""
+    heads = column_table(column).heads
+    return heads[heads.index("seeds") + 1 :]
+
+
+def further_texts(column: ColumnResult, line: MethodResult) -> list[str]:
+    table = column_table(column)
+    return table.lines[column.lines.index(line)][table.heads.index("seeds") + 1 :]
+
 
 BASE = tiny.RECIPE.replace('title = "tiny"', 'title = "Toy"').replace("seeds = [0]", "seeds = [0, 1]")
 PAPER = """
@@ -404,7 +416,7 @@ def test_a_table_shows_what_ours_gained_on_the_papers_best(table: str, tmp_path:
 def test_two_tables_of_one_name_do_not_mix(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--columns", "first", "--seeds", "0", "--methods", "fedavg"]
     assert run(table, tmp_path, *words) == 0
-    (tmp_path / "toy" / "reproduction.json").write_text('{"table": "other/toy"}')
+    write_json(tmp_path / "toy" / "reproduction.json", {"table": "other/toy"})
     assert run(table, tmp_path, *words) == 1
     assert "holds a reproduction of 'other/toy'" in " ".join(capsys.readouterr().err.split())
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
 from fedkeep.cli import main
 from fedkeep.errors import RunError
 from fedkeep.reporting.figures import curves, save_figure
 from fedkeep.reporting.formats import latex, markdown
-from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, difference, show_difference, show_interval, summary
 from fedkeep.reporting.table import print_table
 

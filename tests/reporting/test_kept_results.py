@@ -51,11 +51,11 @@ def test_a_kept_run_could_be_continued(name: str, tmp_path: Path) -> None:
     root = open_run(RESULTS / name)
     files = [file for folder in (root, *(root / "trials").iterdir()) for file in folder.iterdir()]
     for file in files:
-        if file.name.endswith(".json"):
-            read_json(file, required=False)
+        if file.name.endswith(".json") and file.name != "result.json":
+            read_json(file)
     (tmp_path / "run.json").write_bytes(read_bytes(root / "run.json"))
     machine = recorded_machine(tmp_path, Machine())
-    assert machine.stack == 1 or "stack" in read_json(root / "run.json", required=False)
+    assert machine.stack == 1 or "stack" in read_json(root / "run.json")
 
 
 def test_the_page_is_what_the_archives_and_the_notes_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

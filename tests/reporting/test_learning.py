@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import tiny
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
 from fedkeep.cli import main
 from fedkeep.metrics import chance_accuracy, is_at_chance
 from fedkeep.reporting.findings import findings
 from fedkeep.reporting.html import render
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import leaders, summary
 from fedkeep.reporting.table import caption
 

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
 from fedkeep.reporting.html import local_training, render
-from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
 import fedkeep
 from fedkeep.errors import ConfigError, RunError
@@ -17,7 +17,7 @@ from fedkeep.reporting.figures import history
 from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, check_main, columns_for, headline
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import print_table
 from fedkeep.rounds.run_settings import RunSettings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
 import fedkeep
 from fedkeep.cli import main
@@ -18,7 +18,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, Metric, columns_for, metric_of
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import difference, summary
 from fedkeep.reporting.trial import TrialResult
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import RECIPE, write_run, write_trial
+from synthetic_run import RECIPE, read_run, write_run, write_trial
 
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.options import as_table
 from fedkeep.reporting.formats import markdown, trials_csv
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Spread, summary
 from fedkeep.reporting.table import human_bytes, print_table, show
 
