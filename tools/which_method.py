@@ -64,6 +64,7 @@ POOLED = {
 """Runs of `SETTINGS`, and training on all images in one place with as many steps."""
 LABELS = {
     **{(run, "FedADKD"): "FedADKD, binary reading" for run in SETTINGS if run.startswith("fedadkd-table")},
+    **{(run, "FedADKD"): "FedADKD, weight 3" for run in SETTINGS if run.startswith((SHORT, LONG))},
     **{(run, "SeqKeep"): "SeqKeep, weight 3" for run in SETTINGS if run.startswith(SHORT)},
 }
 """Other names of methods, by run, whose defaults were others then."""

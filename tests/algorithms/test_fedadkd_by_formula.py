@@ -137,7 +137,7 @@ def balance(known: Mapping[str, float], cohort: Sequence[str], delta: float) -> 
 
 def fedadkd(hand: Hand, rounds: int, **options: Any) -> tuple[list[Model], list[dict[str, float]]]:
     """Return the model after each round, and every client's weight of the target part."""
-    given: dict[str, Any] = {"w_target": 3.0, "w_nontarget": 1.0, "delta": 1.0, "phi": "on"}
+    given: dict[str, Any] = {"w_target": 0.3, "w_nontarget": 1.0, "delta": 1.0, "phi": "on"}
     given |= {"tckd": "single_term", "nckd_mask": "gather", "w_target_iid": None, "iid_from": 0.85}
     given["aggregation"] = "uniform"
     given |= options
@@ -287,7 +287,7 @@ def test_the_binary_reading_is_decoupled_distillation() -> None:
 
 
 def test_the_defaults_are_those_that_were_chosen_on_held_out_images() -> None:
-    assert FedADKD() == FedADKD(tckd="single_term", w_target=3.0, w_nontarget=1.0, delta=1.0, nckd_mask="gather")
+    assert FedADKD() == FedADKD(tckd="single_term", w_target=0.3, w_nontarget=1.0, delta=1.0, nckd_mask="gather")
 
 
 @pytest.mark.parametrize("reading", TARGETS)
