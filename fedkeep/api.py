@@ -23,7 +23,7 @@ from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.plugins import keep_loss
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.run import open_run, prepare_run, retry_command
+from fedkeep.experiment.run import open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
@@ -266,7 +266,7 @@ def resume(
 def _retry(folder: Path, recipe: Recipe, machine: Machine) -> str:
     """Return what continues a run after a failure."""
     in_python = f"fedkeep.resume({str(folder)!r}) in Python"
-    return in_python if own_classes(recipe) else retry_command(folder, machine)
+    return in_python if own_classes(recipe) else resume_command(folder, machine)
 
 
 def _read(folder: Path, recipe: Recipe) -> RunResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -76,8 +77,8 @@ inches = number(float, 1, 20, "a number of inches from 1 to 20")
 
 
 def names(text: str) -> list[str]:
-    """Read names, separated by commas."""
-    if found := [part.strip() for part in text.split(",") if part.strip()]:
+    """Read names, separated by commas; a comma with a space behind it is part of a name, such as ``FedSeq, lr 0.1``."""
+    if found := [part.strip() for part in re.split(r",(?! )", text) if part.strip(" ,")]:
         return found
     raise argparse.ArgumentTypeError(f"{text!r} names nothing; give names with commas between them, such as a,b")
 

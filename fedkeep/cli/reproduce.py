@@ -62,7 +62,7 @@ def reproduce(options: Namespace, console: Console) -> int:
 def _run_trials(trials: Sequence[Trial], options: Namespace, folder: Path, machine: Machine, console: Console) -> int:
     again = shlex.join(["fedkeep", *sys.argv[1:]])
     say(console, f"{len(trials)} trial{'s' * (len(trials) != 1)} to run, into {folder}")
-    if trials and (stop := run_with_progress(trials, console, again, again, quiet=options.quiet)):
+    if trials and (stop := run_with_progress(trials, console, again, quiet=options.quiet)):
         return stop
     for column in plan.existing_columns(folder, allow_code=machine.allow_code):
         write_all(column.folder)

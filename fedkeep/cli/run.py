@@ -24,7 +24,7 @@ from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
+from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of
@@ -117,18 +117,18 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     experiment = open_run(folder, experiment.machine)
     trial = experiment.all_trials(folder)[options.trial - 1]
     again = shlex.join(["fedkeep", *sys.argv[1:]])
-    if not trial.is_finished and (stop := run_with_progress([trial], console, again, again, quiet=options.quiet)):
+    if not trial.is_finished and (stop := run_with_progress([trial], console, again, quiet=options.quiet)):
         return stop
     report = resume_command(folder, replace(experiment.machine, workers=0, executor="processes", address=None))
     say(console, f"trial {options.trial} of {count}, {trial.name}, is finished. When all are: {report}")
     return 0
 
 
-def run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
+def run_with_progress(trials: Sequence[Trial], console: Console, again: str, *, quiet: bool) -> int:
     """Run trials and show their progress; the exit code is 0, or that of a signal that stopped them."""
     try:
         with Display(console, {trial.name: trial.rounds for trial in trials}, quiet=quiet) as display:
-            run_trials(trials, retry=retry, on_progress=display)
+            run_trials(trials, retry=again, on_progress=display)
     except (KeyboardInterrupt, Terminated) as stop:
         return say_stopped(stop, again, console)
     return 0
@@ -149,8 +149,8 @@ def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, qu
     ``quiet``: Whether no progress is shown.
     Returns: The exit code: 0, or that of a signal that stopped them.
     """
-    again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
-    return run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
+    again = resume_command(folder, experiment.machine)
+    return run_with_progress(experiment.trials(folder), console, again, quiet=quiet)
 
 
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
@@ -150,47 +150,16 @@ def grid_label(label: str, options: Mapping[str, Any]) -> str:
     return f"{label} ({text})" if text else label
 
 
-def join_labels(parts: Sequence[str], labels: Iterable[str]) -> list[str]:
-    """Put labels together that contain commas, after a list of names was split at its commas.
-
-    ``parts``: What stood between the commas.
-    ``labels``: The known labels. The longest that fits is taken; upper and lower case are the same.
-    Returns: Names and labels; a part that begins no known label is a name of its own.
-    """
-    known = {tuple(part.strip().lower() for part in label.split(",")): label for label in labels}
-    longest = max(map(len, known), default=1)
-    names: list[str] = []
-    position = 0
-    while position < len(parts):
-        for end in range(min(position + longest, len(parts)), position, -1):
-            label = known.get(tuple(part.lower() for part in parts[position:end]))
-            if label is not None or end == position + 1:
-                # One word stays as it was typed: upper and lower case tell a label from the name of a method.
-                names.append(parts[position] if label is None or end == position + 1 else label)
-                position = end
-                break
-    return names
-
-
-def split_grid(line: str) -> tuple[str, list[str]]:
-    """Split a grid of one option into the option and its values.
-
-    ``line``: Such as ``"sfedkd.tau=1,2,4"``; commas within brackets and quotes do not separate values.
-    """
-    path, equals, text = line.partition("=")
-    path = path.strip()
-    values, depth, quote = [""], 0, ""
-    for letter in text.strip():
-        quote = "" if letter == quote else quote or (letter if letter in "\"'" else "")
-        depth += 0 if quote else (letter in "[{") - (letter in "]}")
-        if letter == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += letter
-    values = [value.strip() for value in values]
-    if not equals or not all(path.rpartition(".")[::2]) or not all(values):
+def _split_grid(line: str) -> tuple[str, list[Any]]:
+    """Split a grid of one option, such as ``sfedkd.tau=1,2,4``, into the option and its values."""
+    path, _, text = (part.strip() for part in line.partition("="))
+    try:
+        values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]  # commas may stand in brackets and quotes
+    except ValueError:
+        values = [parse_value(part.strip()) for part in text.split(",")]
+    if not all(path.rpartition(".")[::2]) or not values or "" in values:
         raise ConfigError(f"cannot read the grid {line!r}: write method.option=values, such as sfedkd.tau=1,2,4.")
-    if len(set(values)) < len(values):
+    if any(value in values[:place] for place, value in enumerate(values)):
         raise ConfigError(f"the grid {line!r} names a value twice. Each is run only once.")
     return path, values
 
@@ -205,10 +174,10 @@ def read_grid(grid: Mapping[str, Any] | Iterable[str]) -> dict[str, list[Any]]:
             found[path] = [plain(value) for value in values]
         return found
     for line in grid:
-        path, texts = split_grid(line)
+        path, values = _split_grid(line)
         if path in found:
             raise ConfigError(f"the grid names {path} twice. Put its values into one list.")
-        found[path] = list(map(parse_value, texts))
+        found[path] = values
     return found
 
 

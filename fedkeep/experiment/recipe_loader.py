@@ -18,7 +18,6 @@ from fedkeep.experiment.overrides import (
     add_grids,
     apply_overrides,
     expand,
-    join_labels,
     merge_tables,
 )
 from fedkeep.experiment.recipe import (
@@ -239,7 +238,7 @@ def _unknown_recipe(name: str) -> ConfigError:
 def _select_methods(listed: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the tables of these methods; a method that the recipe does not list gets its default options."""
     selected = []
-    for name in join_labels(wanted, (_names(m)[0] for m in listed)):
+    for name in wanted:
         selected.extend(rows_named(name, listed, _names) or [{"algorithm": name}])
     return selected
 

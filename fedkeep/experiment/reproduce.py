@@ -19,7 +19,6 @@ from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.overrides import join_labels
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, rows_named
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
@@ -142,7 +141,7 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
 def _select_methods(recipe: Recipe, names: Sequence[str]) -> tuple[Method, ...]:
     """Return the recipe's methods with these labels; a method's name, in lower case, selects all of its rows."""
     chosen: list[Method] = []
-    for name in join_labels(names, (label for m in recipe.methods for label in (m.grid_of, m.label))):
+    for name in names:
         found = rows_named(name, recipe.methods, lambda m: (m.label, m.grid_of, m.algorithm.name()))
         if not found:
             known = sorted({word for m in recipe.methods for word in (m.grid_of or m.label, m.algorithm.name())})
@@ -234,7 +233,4 @@ def write_note(folder: Path, table: TableRecipes) -> None:
 
 def table_of(path: Traversable) -> str:
     """Return the name of the table that a `NOTE` file records."""
-    try:
-        return str(read_json(path)["table"])
-    except KeyError as error:
-        raise RunError(f"cannot read {path}: it has no entry {error}.") from error
+    return str(read_json(path)["table"])

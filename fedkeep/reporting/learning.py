@@ -104,9 +104,11 @@ def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> 
             asked = sum(len(row.get("cohort", ())) for trial in found for row in trial.rounds)
             said.append(f"{lost:,} of {asked:,} local trainings of {_named(found)} {ended}.")
     if unstable or too_far:
-        said.append(f"Local training diverges. {_calm(settings)}")
+        rate, clip = _change(settings, "lr", 0.1), _change(settings, "max_grad_norm", 0.1)
+        said.append(f"Local training diverges. Lower the learning rate, {rate}, or clip gradients, {clip}.")
     elif stuck:
-        said.append(f"Give it more rounds (--rounds), or change the learning rate, {_rates(settings)}.")
+        rates = _change(settings, "lr", 10, 0.1)
+        said.append(f"Give it more rounds (--rounds), or change the learning rate, {rates}.")
     return said
 
 
@@ -121,23 +123,9 @@ def _named(trials: Sequence[Record]) -> str:
     )
 
 
-def _calm(settings: Mapping[str, Any]) -> str:
-    """Say how to keep local training finite."""
-    training = settings.get("training", {})
-    rate, clip = training.get("lr"), training.get("max_grad_norm")
-    lower = (
-        f"--set training.lr={rate / 10:g} (it is {rate:g})" if isinstance(rate, int | float) else "--set training.lr"
-    )
-    known = isinstance(clip, int | float)
-    clipped = (
-        f"--set training.max_grad_norm={clip / 10:g} (it is {clip:g})" if known else "--set training.max_grad_norm=1"
-    )
-    return f"Lower the learning rate, {lower}, or clip gradients, {clipped}."
-
-
-def _rates(settings: Mapping[str, Any]) -> str:
-    """Say how to try a higher and a lower learning rate."""
-    rate = settings.get("training", {}).get("lr")
-    if not isinstance(rate, int | float):
-        return "--set training.lr"
-    return f"--set training.lr={10 * rate:g} or {rate / 10:g} (it is {rate:g})"
+def _change(settings: Mapping[str, Any], option: str, *factors: float) -> str:
+    """Say how to change an option of local training: to multiples of what it is, if that is known."""
+    value = settings.get("training", {}).get(option)
+    if not isinstance(value, int | float):
+        return f"--set training.{option}=1" if option == "max_grad_norm" else f"--set training.{option}"
+    return f"--set training.{option}={' or '.join(f'{value * factor:g}' for factor in factors)} (it is {value:g})"

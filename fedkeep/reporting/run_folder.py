@@ -86,12 +86,11 @@ def read_run(path: str | Path) -> Run:
     check_inputs((trial.path, trial.seed, trial.info.get("dependencies", {})) for trial in trials)
     run = Run(path, info, text, ())
     trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
-    named = [text.casefold() for text in _texts(run.settings)]
+    named = [str(method.get("label")) for method in run.settings.get("methods", ())]
 
     def rank(trial: TrialResult) -> tuple[int, str, int]:
         label = method_of(trial.label)  # an average stands beside its method
-        places = [named.index(name) for name in (label.casefold(), trial.algorithm.casefold()) if name in named]
-        return (places[0] if places else len(named), trial.label, trial.seed)
+        return (named.index(label) if label in named else len(named), trial.label, trial.seed)
 
     return Run(path, info, text, tuple(sorted(trials, key=rank)))
 
@@ -271,16 +270,6 @@ def _by_round(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keep one record a round, the latest: a resumed run may write a round again."""
     latest = {(row.get("task", 1), row["round"]): row for row in rows}
     return [latest[key] for key in sorted(latest)]
-
-
-def _texts(table: Any) -> list[str]:
-    """Return the keys and texts of a recipe in order, without prose, which may name methods in any order."""
-    if isinstance(table, str):
-        return [table]
-    if isinstance(table, Mapping):
-        prose = {"title", "note", "notes", "description"}
-        return [text for key, value in table.items() if key not in prose for text in [str(key), *_texts(value)]]
-    return [text for value in table for text in _texts(value)] if isinstance(table, list) else []
 
 
 def _not_a_run(path: Path) -> str:

@@ -138,7 +138,7 @@ def test_a_label_with_a_comma_can_be_named(table: str, tmp_path: Path) -> None:
     path = Path(table, "_table.toml")
     path.write_text(path.read_text().replace('label = "Prox"', 'label = "Prox, tuned"'))
     (column,) = reproduce.select_columns(
-        reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox", "tuned"]
+        reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox, tuned"]
     )
     assert [method.label for method in column.recipe.methods] == ["FedAvg", "Prox, tuned"]
 

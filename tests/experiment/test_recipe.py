@@ -140,7 +140,7 @@ def test_methods_seeds_and_rounds(load: Any) -> None:
     ("words", "expected"),
     [
         ("Warm, weight 3", ["Warm, weight 3"]),
-        ("fedseq,warm,weight 3 , FedAvg", ["FedSeq", "Warm, weight 3", "FedAvg"]),
+        ("fedseq,warm, weight 3,FedAvg", ["FedSeq", "Warm, weight 3", "FedAvg"]),
         ("Warm, weight 3, again,warm", ["Warm, weight 3, again", "Warm"]),
     ],
 )
