@@ -250,7 +250,7 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         (
             {"seeds": 0},
             ConfigError,
-            "seeds must be a number of seeds or a list of integers, not 0: seeds=3 runs the seeds 0, 1 and 2, and seeds=.0. only",
+            "seeds must be a number of seeds or a list of integers, not 0: seeds=3 runs",
         ),
         ({"seeds": [0.5]}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"seeds": "0,1"}, ConfigError, "seeds must be a number of seeds or a list"),
