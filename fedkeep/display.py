@@ -53,7 +53,6 @@ class Display:
             disable=not self.live,
             speed_estimate_period=600,  # seconds; a round may take minutes
         )
-        self.done: dict[str, float] = {}
         self.tasks: dict[str, TaskID] = {}
         self.all = self.bars.add_task(f"all {unit}s", total=sum(self.trials.values()), note="")
         self.printed = time.monotonic()
@@ -86,23 +85,25 @@ class Display:
             fresh = report.share if report.activity else 1
             self.earlier += done - (fresh if self.began is not None else 0)
             self.began = now if self.began is None else self.began
-        self.done[report.trial] = done
         note = "  ".join(part for part in (*_learning(report), report.activity) if part)
-        finished, total, single = int(sum(self.done.values())), sum(self.trials.values()), len(self.trials) == 1
+        total, single = sum(self.trials.values()), len(self.trials) == 1
         shown = report.done < report.rounds and not single
         self.bars.update(self.tasks[report.trial], completed=done, note=note, visible=shown)
-        self.bars.update(self.all, completed=sum(self.done.values()), total=total, note=note if single else "")
+        self.bars.update(self.all, completed=self._done(), total=total, note=note if single else "")
         line = f"{report.trial}: {self.unit} {report.done}/{report.rounds}  {note}"
         if self.notebook is not None:
             self.notebook.show(report.trial, f"{line}{self._left(now)}")
         elif not self.live and (report.done == report.rounds or now - self.printed > LINE_SECONDS):
             self.printed = now
-            text = f"{line}  ({finished}/{total} {self.unit}s in all{self._left(now)})"
+            text = f"{line}  ({int(self._done())}/{total} {self.unit}s in all{self._left(now)})"
             self.console.print(Text(printable(text)), soft_wrap=True)
+
+    def _done(self) -> float:
+        return sum(task.completed for task in self.bars.tasks if task.id != self.all)
 
     def _left(self, now: float) -> str:
         """Return the time that is left at the pace so far, after a comma; empty before anything was done."""
-        done, total = sum(self.done.values()), sum(self.trials.values())
+        done, total = self._done(), sum(self.trials.values())
         fresh = done - self.earlier
         if self.began is None or fresh <= 0 or now - self.began < 1:
             return ""

@@ -50,7 +50,6 @@ def test_statistics_by_hand() -> None:
     assert found == pytest.approx(
         {
             "clients": 3,
-            "examples": 8,
             "size_min": 0,
             "size_median": 4.0,
             "size_max": 4,

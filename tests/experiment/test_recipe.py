@@ -437,11 +437,6 @@ def test_all_contradictions_are_told_at_once(load: Any) -> None:
         assert words in text
 
 
-def test_a_grid_of_local_training_is_refused(load: Any) -> None:
-    with pytest.raises(ConfigError, match=r"share \[fedseq\.training\]\. Vary it with fedkeep tune"):
-        load(grid=["fedseq.training.lr=0.1,0.2"])
-
-
 def test_a_network_of_ones_own_takes_no_options(load: Any) -> None:
     with pytest.raises(ConfigError, match=r"'own:Net' is a model of your own, and takes no width"):
         load(HEAD.replace('"mlp"', '"own:Net"\nwidth = 3') + METHOD, allow_code=True)
