@@ -28,7 +28,7 @@ from fedkeep.interface import algorithms
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
 from fedkeep.reporting.metric import METRICS
-from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
 from fedkeep.testing import checks_for
 
@@ -286,7 +286,8 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
 def test_a_methods_page_says_which_records_have_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
     monkeypatch.syspath_prepend(ROOT / "tools")
-    lines = importlib.import_module("site_source").results_by_method()["seqkeep"]
+    runs = runs_in(ROOT / "results" / "sequences.zip")
+    lines = importlib.import_module("site_source").results_by_method(runs)["seqkeep"]
     (taught,) = [line for line in lines if line.startswith("| sequences/seqkeep-variants | non-target 3 |")]
     assert "| w_nontarget=3.0, evaluate=last |" in taught
     (former,) = [line for line in lines if "| non-target 1, chains from the average |" in line]

@@ -62,7 +62,7 @@ def main() -> None:
     for path in (*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")):
         copy(path)
     write("index.md", on_site((ROOT / "README.md").read_text(encoding="utf-8"), ROOT))
-    results = results_by_method()
+    results = results_by_method(runs_in(ROOT / "results"))
     methods = algorithms()
     for name, cls in methods.items():
         write(f"docs/methods/{name}.md", method_page(cls, results.get(name, [])))
@@ -343,10 +343,10 @@ def methods_index(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def results_by_method() -> dict[str, list[str]]:
-    """Return lines about the recorded results of each method, from the archives in results/."""
+def results_by_method(runs: Iterable[Path]) -> dict[str, list[str]]:
+    """Return lines about the recorded results of each method."""
     found: dict[str, list[str]] = {}
-    for path in runs_in(ROOT / "results"):
+    for path in runs:
         for row in summary(read_run(path)):
             value = row.value("window_mean")
             if row.finished and value.mean == value.mean:

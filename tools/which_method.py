@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,7 @@ from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
 from fedkeep.reporting.metric import Metric, headline
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, method_of, read_run
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of, read_run
 from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,9 +71,15 @@ LABELS = {
 """Other names of methods, by run, whose defaults were others then."""
 
 
+@cache
+def run_of(name: str) -> Run:
+    """Return a run in an archive of results/."""
+    return read_run(ROOT / "results" / name)
+
+
 def rows_of(run: str) -> list[Row]:
     """Return the finished rows of a run, best first, without round means of what trains at once."""
-    rows = [row for row in summary(read_run(ROOT / "results" / run)) if row.finished]
+    rows = [row for row in summary(run_of(run)) if row.finished]
     metric = headline(trials_of(rows))[0]
     # The model of a parallel method is its round's mean anyway.
     kept = [row for row in rows if row.trials[0].sequential or not is_round_mean(row)]
@@ -271,7 +278,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
 
 def setting_of(run: str) -> str:
     """Return one sentence on what all rows of a run have in common, unless their labels say otherwise."""
-    read = read_run(ROOT / "results" / run)
+    read = run_of(run)
     recipe, trial = read.settings, read.trials[0]
     training, running = recipe["training"], recipe["run"]
     parts = [

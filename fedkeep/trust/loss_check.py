@@ -37,8 +37,8 @@ CLIENTS_SLACK = 5.0
 """How much more of a rise clients allow than the server: they measure on few examples, on which they have trained."""
 LITTLE, SHARE = 0.05, 0.2
 """A difference that is never held against a client, in logits and nats, and as a share of what the re-runs changed."""
-OWN_FACTOR = 2.5
-"""How much more the answers of own outputs count: honest clients differ less in them than in all."""
+OWN_FACTOR, OWN_SHARE = 2.5, 0.4
+"""How much more the answers of own outputs count, and the share of their own: honest clients differ less in them."""
 
 
 def distance(before: ClassScores, after: ClassScores, one: ClassScores, other: ClassScores, counts: Tensor) -> float:
@@ -55,7 +55,7 @@ def distance(before: ClassScores, after: ClassScores, one: ClassScores, other: C
         _size(chance) + _size(one.loss - other.loss) + SHARE * (_size(change) + _size(loss - before.loss)) + LITTLE
     )
     own = [_size(_answers(difference)[:, counts > 0]) for difference in (apart, chance, change)]
-    return max(whole, OWN_FACTOR * own[0] / (own[1] + SHARE * own[2] + LITTLE))
+    return max(whole, OWN_FACTOR * own[0] / (own[1] + OWN_SHARE * own[2] + LITTLE))
 
 
 def _size(difference: Tensor) -> float:

@@ -38,7 +38,7 @@ from fedkeep.training.model_check import ClassScores, ModelCheck, mean_of_labels
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting
-from fedkeep.trust.loss_check import LITTLE, OWN_FACTOR, SHARE, LossCheck, choose_checkers, distance
+from fedkeep.trust.loss_check import LITTLE, OWN_FACTOR, OWN_SHARE, SHARE, LossCheck, choose_checkers, distance
 from fedkeep.trust.updates import Updates
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
@@ -286,7 +286,7 @@ def test_own_outputs_answer_the_images_that_those_of_reruns_answer() -> None:
     # Of 3 on one of four images, output 0 keeps 2.25 beside the other outputs, and less its own mean 1.6875 of that.
     change = (2.25**2 * (0.75**2 + 3 * 0.25**2) / 4) ** 0.5
     apart = (2.25**2 * 2 / 4) ** 0.5
-    assert found(model, own) == pytest.approx(OWN_FACTOR * apart / (SHARE * change + LITTLE), rel=1e-5)
+    assert found(model, own) == pytest.approx(OWN_FACTOR * apart / (OWN_SHARE * change + LITTLE), rel=1e-5)
     assert found(model, own) > found(model, own.flip(0))
     assert found(one + torch.tensor([4.0, 0, 0, 0]), own) == found(one + torch.tensor([4.0, 0, 0, 0]), own.flip(0))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import tiny
 import torch
@@ -150,6 +149,8 @@ class Transformer(nn.Module):
 
 def adapted_transformer() -> nn.Module:
     """A transformer with adapters of rank 2 at queries and values; only these and the classifier are trained."""
+    import peft  # takes seconds, in each process that collects tests
+
     config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["query", "value"], modules_to_save=["classifier"])
     built: nn.Module = fedkeep.custom(lambda: peft.get_peft_model(Transformer(tiny.SHAPE, tiny.CLASSES), config)).build(
         tiny.SHAPE, tiny.CLASSES
