@@ -206,11 +206,7 @@ def tune(
 
 
 def _recipe(
-    recipe: str | Recipe,
-    settings: Sequence[str],
-    methods: Sequence[str] | None,
-    rounds: int | None,
-    machine: Machine,
+    recipe: str | Recipe, settings: Sequence[str], methods: Sequence[str] | None, rounds: int | None, machine: Machine
 ) -> Recipe:
     """Return the recipe that is tuned."""
     if not all(isinstance(method, str) for method in methods or ()):

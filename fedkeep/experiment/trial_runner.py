@@ -387,11 +387,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
         # If another process runs the trial, the parent notices if it does not finish.
-        with (
-            suppress(TrialBusy),
-            plain_torch(trial.experiment.machine.threads),
-            _disk_errors_explained(trial.folder),
-        ):
+        with suppress(TrialBusy), plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
             simulation, callbacks, identity = _prepare(trial, report, spare, None if from_use else ())
             own = instances_of(Callback, machine.use) if from_use else ()
             run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)
