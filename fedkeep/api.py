@@ -128,8 +128,8 @@ def run(
     out : str or Path, optional
         The run folder, which must not exist or be empty; default: a new one under ``runs/``.
     log : str or Sequence[str], optional
-        Where metrics are logged too, instead of the recipe's ``log``: ``"tensorboard"``, ``"wandb"`` (offline) or
-        ``"mlflow"``.
+        Where metrics are logged too, instead of the recipe's ``log``: ``"tensorboard"`` or ``"wandb"``
+        (offline).
     machine : Machine, optional
         Device, threads and workers; default: this process, one thread, on the CPU.
     on_progress : Callable[[Progress], None], optional

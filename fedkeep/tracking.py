@@ -1,10 +1,9 @@
-"""Metrics of each round for TensorBoard, Weights & Biases or MLflow: only where a recipe asks for it."""
+"""Metrics of each round for TensorBoard or Weights & Biases: only where a recipe asks for it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,58 +124,9 @@ class WandbWriter:
         self.run.finish()
 
 
-class MlflowWriter:
-    """Writes a run of MLflow into ``logs/mlflow``, or to the server that ``MLFLOW_TRACKING_URI`` names.
-
-    ``finished``: Rounds that are finished; the run that holds them is continued.
-    """
-
-    def __init__(self, trial: LoggedTrial, finished: int) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        folder = trial.run / FOLDER / "mlflow"
-        uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-        if not uri:
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # one folder, without a database or a server
-            uri = folder.resolve().as_uri()
-        mlflow = require_optional("mlflow", "log = 'mlflow'", "tracking")
-        self.client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = self._experiment(mlflow, trial.title)
-        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial.digest}'") if finished else []
-        if before:
-            self.run = before[0].info.run_id
-            self.client.set_terminated(self.run, "RUNNING")
-            return
-        tags = {"fedkeep_trial": trial.digest}
-        self.run = self.client.create_run(experiment, run_name=trial.name, tags=tags).info.run_id
-        for name, value in {**trial.options, "method": trial.label, "seed": trial.seed}.items():
-            self.client.log_param(self.run, name, str(value)[:500])
-
-    def _experiment(self, mlflow: Any, title: str) -> str:
-        """Return the id of the experiment of a title; trials that begin at once all want to create it."""
-        if found := self.client.get_experiment_by_name(title):
-            return str(found.experiment_id)
-        try:
-            return str(self.client.create_experiment(title))
-        except mlflow.exceptions.MlflowException:
-            if found := self.client.get_experiment_by_name(title):
-                return str(found.experiment_id)
-            raise
-
-    def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Log metrics."""
-        for name, value in values.items():
-            if name != "round" and math.isfinite(value):
-                self.client.log_metric(self.run, name, value, step=round)
-
-    def close(self) -> None:
-        """Mark the run as ended."""
-        self.client.set_terminated(self.run)
-
-
 WRITERS: dict[str, Callable[[LoggedTrial, int], MetricWriter]] = {
     "tensorboard": TensorBoardWriter,
     "wandb": WandbWriter,
-    "mlflow": MlflowWriter,
 }
 """By name in a recipe's ``log``, which is also that of the module that is needed, what writes."""
 
@@ -201,7 +151,7 @@ def check_packages(names: Sequence[str]) -> None:
 class Tracker(Callback):
     """Passes the metrics of each round on.
 
-    ``log``: ``tensorboard``, ``wandb`` or ``mlflow``.
+    ``log``: ``tensorboard`` or ``wandb``.
     """
 
     def __init__(self, log: str, trial: LoggedTrial) -> None:

@@ -203,7 +203,7 @@ _command(
     _DEMO,
     *CHANGES,
     grid("sfedkd.tau=1,2,4; each combination is a method of the run"),
-    arg("--log", "log metrics too: tensorboard, wandb (offline), mlflow", names, "A,B"),
+    arg("--log", "log metrics too: tensorboard, wandb (offline)", names, "A,B"),
     _NEW_RUN,
     switch("--dry-run", "run nothing: say what time, memory and bytes the run would take"),
     arg("--trial", "run only the K-th method and seed, from 1, into --out; then: fedkeep resume", positive, "K"),
@@ -376,7 +376,6 @@ _command(
     settings("network.layers=4 or training.steps=4000"),
     *_ON_DEVICE,
 )
-_command("doctor", "doctor.doctor", "show what this machine has for FedKeep, and what to do about what it lacks", *DATA)
 _command(
     "recipes",
     "show.recipes",

@@ -42,6 +42,10 @@ CLASSES_SHOWN = 12
 """Classes and clients that are listed on the console; the report has all."""
 
 
+TUNED = ("methods", "seeds", "rounds", "validation", "settings", "metric", "reported_seeds", "out")
+"""The options of ``fedkeep tune`` that `fedkeep.tuning.tune` takes by name."""
+
+
 def run(options: Namespace, console: Console) -> int:
     """Run a recipe and show its results."""
     machine = machine_of(options)
@@ -79,19 +83,9 @@ def tune(options: Namespace, console: Console) -> int:
     try:
         with Display(console, {}, quiet=options.quiet) as display:
             tuning = choose(
-                options.recipe,
-                options.grid,
-                methods=options.methods,
-                seeds=options.seeds,
-                rounds=options.rounds,
-                validation=options.validation,
-                settings=options.settings,
-                metric=options.metric,
-                reported_seeds=options.reported_seeds,
-                out=options.out,
-                machine=machine,
-                on_progress=display,
-            )
+                options.recipe, options.grid, machine=machine, on_progress=display,
+                **{name: getattr(options, name) for name in TUNED},
+            )  # fmt: skip
     except (KeyboardInterrupt, Terminated) as stop:
         return say_stopped(stop, "the same command with the same --out", console)
     table = plain_table(*map(escape, tuning.table.heads))

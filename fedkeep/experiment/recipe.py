@@ -212,7 +212,7 @@ class Recipe:
     ``attack``: What malicious clients do, in tests of defences.
     ``client_models``: Clients with other networks than the server's.
     ``paper``: The numbers that a paper printed, if this is a paper's experiment.
-    ``log``: Where metrics are logged too: ``tensorboard``, ``wandb``, ``mlflow`` (see `fedkeep.tracking`).
+    ``log``: Where metrics are logged too: ``tensorboard``, ``wandb`` (see `fedkeep.tracking`).
     ``validation``: The share of each class's training images that no client holds and that replaces the test images, so
         that options can be chosen; 0: evaluate on the test images.
     ``weights``: The path of weights from which the rounds begin (``model.weights``); empty for the network's own.

@@ -277,13 +277,12 @@ def _not_a_run(path: Path) -> str:
     if path.is_file() and (held := runs_in(path)):
         return f"{path} holds {len(held)} runs. Name one of them: {', '.join(map(str, held))}."
     what = "has no run.json" if root.is_dir() or root.is_file() else "does not exist"
-    expected = f"A run folder is what `fedkeep run` writes: run.json, recipe.toml and {TRIALS}/."
-    found = [place for place in path.parents if (place / "run.json").is_file()]
-    for place in (path, path.parent, Path("runs")):
-        found += runs_in(place)
-    names = list(dict.fromkeys(map(str, found)))
-    nearby = f" Runs nearby: {', '.join(names[:8])}." if names else " There is no run nearby."
-    return f"{path} is not a run: it {what}. {expected}{nearby}"
+    near = [*(place for place in path.parents if (place / "run.json").is_file()), *runs_in(path), *runs_in(path.parent)]
+    nearby = f"Runs nearby: {', '.join(map(str, near[:8]))}." if near else "There is no run nearby."
+    return (
+        f"{path} is not a run: it {what}. A run folder is what `fedkeep run` writes: run.json, recipe.toml and "
+        f"{TRIALS}/. {nearby}"
+    )
 
 
 def runs_in(folder: Path) -> list[Path]:

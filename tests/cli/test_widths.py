@@ -22,7 +22,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Progress
 
 SHOWN = [
-    *("methods", "methods sfedkd", "methods fedskf", "recipes", "recipes sfedkd/table1", "datasets", "doctor"),
+    *("methods", "methods sfedkd", "methods fedskf", "recipes", "recipes sfedkd/table1", "datasets"),
     *("verify RUN", "resume RUN", "compare RUN RUN --against FedAvg --target 50", "new-method MyMethod", "reproduce"),
     # errors
     *("runn", "run --roundz 4", "run nothing", "run RECIPE --methods fedavgg", "run RECIPE --methods fedgems"),

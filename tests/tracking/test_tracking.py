@@ -139,20 +139,6 @@ def test_weights_and_biases_reads_it(recipe: Recipe, tmp_path: Path, monkeypatch
     check(found, run)
 
 
-@pytest.mark.slow
-def test_mlflow_reads_it(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="the extra tracking is not installed")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = fedkeep.run(recipe, out=tmp_path / "run", log="mlflow")
-    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "run" / "logs" / "mlflow").as_uri())
-    (experiment,) = [each for each in client.search_experiments() if each.name == recipe.title]
-    (logged,) = client.search_runs([experiment.experiment_id])
-    assert logged.data.params["method"] == "FedAvg"
-    names = ("accuracy", "forgetting")
-    histories = {name: client.get_metric_history(logged.info.run_id, name) for name in names}
-    check({name: [point.value for point in history] for name, history in histories.items()}, run)
-
-
 def test_what_cannot_be_logged_is_refused_before_training(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
