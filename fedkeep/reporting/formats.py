@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from fedkeep._utils import escaping
@@ -92,40 +93,23 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
 
     The result table has accuracy and forgetting only: what training costs is no column of a paper's table of results.
     """
-    parts = ["% needs \\usepackage{booktabs}, and a source encoded in UTF-8"]
-    for name, table in zip(("results", "differences", "target"), tables(rows, against, target), strict=False):
-        columns = list(range(len(table.heads)))
-        if name == "results":
-            costs = {metric.title for metric in columns_for(trials_of(rows)) if metric.unit != "%"}
-            columns = [j for j in columns if table.heads[j] not in costs]
-        elif table.heads[0] == "method":
-            name = "target"
+    from jinja2 import Environment
+
+    shown, costs = [], {metric.title for metric in columns_for(trials_of(rows)) if metric.unit != "%"}
+    for place, table in enumerate(tables(rows, against, target)):
+        columns = [j for j, head in enumerate(table.heads) if place or head not in costs]
         lines = []
         for i, cells in enumerate(table.lines):
-            texts = [_latex_text(cells[j]) for j in columns]
-            marked = [
-                f"\\textbf{{{text}}}" if (i, j) in table.bold else text for text, j in zip(texts, columns, strict=True)
-            ]
-            lines.append("  " + " & ".join(marked) + r" \\")
-        parts.append(
-            "\n".join(
-                [
-                    r"\begin{table}",
-                    r"\centering",
-                    rf"\caption{{{_latex_text(table.note)}}}",
-                    rf"\label{{tab:{name}}}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-                    r"  \toprule",
-                    "  " + " & ".join(_latex_text(table.heads[j]) for j in columns) + r" \\",
-                    r"  \midrule",
-                    *lines,
-                    r"  \bottomrule",
-                    r"\end{tabular}",
-                    r"\end{table}",
-                ]
-            )
-        )
-    return "\n\n".join(parts) + "\n"
+            texts = ((j, _latex_text(cells[j])) for j in columns)
+            lines.append([f"\\textbf{{{text}}}" if (i, j) in table.bold else text for j, text in texts])
+        name = "differences" if table.heads[0].startswith("minus") else "target" if place else "results"
+        heads = [_latex_text(table.heads[j]) for j in columns]
+        shown.append({"name": name, "note": _latex_text(table.note), "heads": heads, "lines": lines})
+    template = files("fedkeep.reporting").joinpath("tables.tex.jinja").read_text(encoding="utf-8")
+    environment = Environment(  # LaTeX has escapes of its own
+        variable_start_string="<<", variable_end_string=">>", trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(template).render(tables=shown)
 
 
 _LATEX = {
