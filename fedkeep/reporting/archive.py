@@ -10,13 +10,12 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedkeep._utils.digests import format_json, format_manifest, read_json, read_manifest
+from fedkeep._utils.digests import format_json, format_manifest, read_all, read_json, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import CODE
@@ -28,7 +27,6 @@ MOST_BYTES = 1 << 30
 """Of an archive, and of all that it unpacks to: an archive that says it holds more is refused."""
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which can be unpacked in parts of a size that is asked for
-_PART = 1 << 20
 
 
 def open_run(path: Path) -> Traversable:
@@ -51,16 +49,6 @@ def open_run(path: Path) -> Traversable:
     _check(path, archive)
     archive.filename = str(path)  # what errors call it
     return zipfile.Path(archive).joinpath(*inside)
-
-
-def read_bytes(path: Traversable) -> bytes:
-    """Return what a file of a run holds; of an archive never more than it said when it was opened."""
-    try:
-        with path.open("rb") as file:
-            # `read()` would unpack all that is there before it cuts it to the size that was checked.
-            return b"".join(iter(lambda: file.read(_PART), b""))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise RunError(f"{path} is damaged ({error}). Get the archive that holds it again.") from None
 
 
 def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, bytes] | None = None) -> Path:
@@ -116,7 +104,7 @@ def _files_of(target: Path) -> dict[str, bytes]:
         return {}
     root = open_run(target)
     assert isinstance(root, zipfile.Path)
-    return {entry.filename: read_bytes(root / entry.filename) for entry in root.root.infolist() if not entry.is_dir()}
+    return {entry.filename: read_all(root / entry.filename) for entry in root.root.infolist() if not entry.is_dir()}
 
 
 def _contents(run: Path) -> dict[str, bytes]:

@@ -116,7 +116,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "classes": _classes(rows),
         "costs": _costs(rows),
         "lost": _lost(rows),
-        "methods": _methods(rows),
+        "methods": {row.label: row.trials[0] for row in rows},
         "repeat": _repeat(run),
     }
 
@@ -311,21 +311,6 @@ def _lost(rows: Sequence[Row]) -> dict[str, Any]:
         "lines": lines[:LOST_SHOWN],
         "more": len(lines[LOST_SHOWN:]),
     }
-
-
-def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
-    firsts = {row.label: row.trials[0] for row in reversed(rows)}
-    return [
-        {
-            "label": label,
-            "algorithm": firsts[label].algorithm,
-            "order": "sequential" if firsts[label].sequential else "parallel",
-            "options": ", ".join(f"{key} = {value}" for key, value in firsts[label].options.items()),
-            "training": _listed(firsts[label].info.get("training") or {}),
-            "paper": str(firsts[label].info.get("paper") or ""),
-        }
-        for label in dict.fromkeys(row.label for row in rows)
-    ]
 
 
 def _repeat(run: Run) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkeep._utils.digests import read_json, read_toml
+from fedkeep._utils.digests import read_all, read_json, read_toml
 from fedkeep._utils.identity import ForeignFile
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, find_checkpoint_damage, find_damage
 from fedkeep.interface import algorithms
-from fedkeep.reporting.archive import open_run, read_bytes
+from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.record import Window
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.evaluation_models import EvaluationModel
@@ -226,7 +226,7 @@ def _read_lines(path: Traversable) -> list[dict[str, Any]]:
     """Read a file of one JSON object a line; a last line cut short by a kill is left out."""
     if not path.is_file():
         return []
-    lines = [(number, line) for number, line in enumerate(read_bytes(path).split(b"\n"), start=1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_all(path).split(b"\n"), start=1) if line.strip()]
     rows = []
     for place, (number, line) in enumerate(lines, start=1):
         try:
@@ -356,8 +356,7 @@ def verify_run(path: str | Path) -> list[Verification]:
             status, found = "foreign", [str(error)]
     whole = status == "finished"
     run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
-    trials = [(folder, _verify_trial(folder, isinstance(root, Path))) for folder in folders]
-    return [run, *(_verify_belonging(root, trial, folder) if whole else trial for folder, trial in trials)]
+    return [run, *(_verify_trial(root, folder, belongs=whole) for folder in folders)]
 
 
 def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
@@ -369,30 +368,25 @@ def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
         return None
 
 
-def _verify_belonging(root: Traversable, found: Verification, trial: Traversable) -> Verification:
-    """Add to what was found of a trial's files whether they belong to the run, whose own files are whole."""
-    try:
-        is_told = check_trial(root, trial)
-    except ForeignFile as error:
-        return replace(
-            found, status="foreign", details=(str(error), *(found.details if found.status == "damaged" else ()))
-        )
-    return found if is_told or found.status == "damaged" else replace(found, details=(*found.details, UNKNOWN))
-
-
-def _verify_trial(trial: Traversable, models: bool) -> Verification:
-    """Check a trial; an archive holds no models and checkpoints."""
+def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Verification:
+    """Check a trial, and whether it belongs to the run if that is asked; an archive holds no models and checkpoints."""
+    status: Status = "finished"
     if (trial / MANIFEST).is_file():
-        found = find_damage(trial, only_records=not models)
-        return Verification(
-            trial.name, "damaged" if found else "finished", tuple(found or ["all files of its manifest"])
-        )
-    names = manifests(trial / "checkpoint")
-    found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
+        found, checked = find_damage(trial, only_records=not isinstance(root, Path)), "all files of its manifest"
+    else:
+        status, names = "unfinished", manifests(trial / "checkpoint")
+        found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
+        try:
+            if names or (trial / TRIAL_FILE).is_file():
+                read_json(trial / TRIAL_FILE)
+        except RunError as error:
+            found.append(str(error))
+        rounds = ", ".join(name[9:-5] for name in reversed(names))
+        checked = f"checkpoints of rounds {rounds}" if names else "no checkpoint"
+    details = list(dict.fromkeys(found)) or [checked]
     try:
-        if names or (trial / TRIAL_FILE).is_file():
-            read_json(trial / TRIAL_FILE)
-    except RunError as error:
-        found.append(str(error))
-    checked = f"checkpoints of rounds {', '.join(name[9:-5] for name in reversed(names))}" if names else "no checkpoint"
-    return Verification(trial.name, "damaged" if found else "unfinished", tuple(dict.fromkeys(found)) or (checked,))
+        if belongs and not check_trial(root, trial) and not found:
+            details.append(UNKNOWN)
+    except ForeignFile as error:
+        return Verification(trial.name, "foreign", (str(error), *found))
+    return Verification(trial.name, "damaged" if found else status, tuple(details))
