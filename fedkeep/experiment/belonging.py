@@ -12,7 +12,7 @@ from typing import Any
 from fedkeep._utils.digests import digest_of, read_json, read_manifest, read_toml
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.identity import ForeignFile, Identity
-from fedkeep.errors import RunError
+from fedkeep.errors import RunError, in_one_line
 from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import code_of, source_of
 from fedkeep.experiment.recipe import slug
@@ -46,7 +46,10 @@ def _parse(text: str) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
 
 
 def _read_recipe(root: Traversable) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
-    return _parse(read_toml(root / "recipe.toml"))
+    try:
+        return _parse(read_toml(root / "recipe.toml"))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{root / 'recipe.toml'} is no TOML: {in_one_line(error, 200)}.") from error
 
 
 def run_identity(root: Traversable) -> Identity:
