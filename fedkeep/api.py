@@ -49,8 +49,10 @@ def run(
     partition: str | Scheme | Rows | None = None,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
     columns: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
+    text: str | None = None,
     size: tuple[int, int] | None = None,
     model: str | Architecture | nn.Module | Factory | type[nn.Module] | None = None,
     weights: str | Path | Mapping[str, Tensor] | None = None,
@@ -93,10 +95,14 @@ def run(
         The column of the classes, of a file or a table.
     client : str, optional
         The column that says whose an example is.
+    group : str, optional
+        The column of what belongs together, such as a patient: only whole groups are held out for the test.
     columns : str or Sequence[str], optional
         The columns that are the input; default: all others.
     exclude : str or Sequence[str], optional
         Columns that are not used, such as ids.
+    text : str, optional
+        The column of text that is the input, of which each word becomes a token id.
     size : tuple of two int, optional
         Height and width to which photos are resized.
     model : str or Architecture or nn.Module or type or Callable, optional
@@ -162,8 +168,10 @@ def run(
         partition=partition,
         label=label,
         client=client,
+        group=group,
         columns=columns,
         exclude=exclude,
+        text=text,
         size=size,
         model=model,
         weights=weights,

@@ -163,8 +163,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with photos of different sizes, a recipe for them and two runs, in which commands are run."""
+    """A folder with photos of different sizes, a recipe for them, patients and two runs, in which commands are run."""
     take_photos(tmp_path / "photos")
+    lines = [f"P{n},h{n % 4},{n % 37},{'yes' if n % 5 == 0 else 'no'}" for n in range(80)]
+    (tmp_path / "patients.csv").write_text("patient_id,hospital,age,outcome\n" + "\n".join(lines))
     options = {"data.name": "photos", "data.size": [64, 64], "model.name": "lenet5", "partition.num_clients": 2}
     settings = [f"{name}={value}" for name, value in options.items()]
     recipe = load_recipe("demo", methods=["fedavg"], rounds=1, settings=[*settings, "run.cohort_size=2"])

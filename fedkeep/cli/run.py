@@ -17,11 +17,12 @@ from fedkeep._utils.signals import Terminated
 from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.text import plain_table, say
 from fedkeep.display import Display
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.python_recipe import fit_cohort
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command
@@ -52,10 +53,11 @@ def run(options: Namespace, console: Console) -> int:
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     check_main(recipe.run.metric)
-    experiment = Experiment(recipe, machine)
     if options.dry_run:
-        say(console, _data_of(experiment))
+        with suppress(FedKeepError):  # the estimate tells of it
+            say(console, _data_of(Experiment(recipe, machine)))
         return dry_run({"": recipe}, machine, console)
+    experiment = Experiment(recipe, machine)
     if options.trial:
         return _run_one(options, experiment, console)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
@@ -166,7 +168,7 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 
     ``allow_code``: Let the recipe import its model.
     """
-    return load_recipe(
+    recipe = load_recipe(
         options.recipe,
         settings=options.settings,
         methods=options.methods,
@@ -176,6 +178,9 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
         grid=getattr(options, "grid", None) or None,
         allow_code=allow_code,
     )
+    set_here = {setting.partition("=")[0].strip() for setting in options.settings or ()}
+    by_column = "partition.scheme" in set_here and "run.cohort_size" not in set_here
+    return fit_cohort(recipe, getattr(options, "data_dir", None)) if by_column else recipe
 
 
 def machine_of(options: Namespace) -> Machine:

@@ -192,7 +192,8 @@ def _guess(
         raise DataError(
             f"{wheres[0]}: the column {name!r} has {different} different values in {len(texts)} rows, as ids, names "
             f"and texts have; a network would learn single rows. {_leave_out(name)}{words} If rows of one value belong "
-            f"together: data.group={name!r}. To use it all the same, name it in data.columns."
+            f"together: data.group={name!r}. To use it all the same, name it in data.columns. In "
+            "Python these are arguments: exclude, text, group, columns."
         )
     if separator and column.kind == "date":
         problems.notes.append(f"{name!r} are dates: days since 1970.")

@@ -270,7 +270,7 @@ def check_federation(recipe: Recipe, federation: Federation, data_dir: str | Pat
     if recipe.run.cohort_size > len(federation.clients):
         raise ConfigError(
             f"a cohort of {recipe.run.cohort_size} cannot be drawn from {len(federation.clients)} clients. "
-            "Change run.cohort_size."
+            f"Set run.cohort_size={len(federation.clients)} or less."
         )
     _check_inputs(recipe, federation)
     if recipe.augmentation:

@@ -44,6 +44,8 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
     if not own_data and kind in over and over[kind] != old.get(kind):
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
         common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
+        if over[kind] == "column":
+            common -= {"num_clients"}  # each value of the column is a client
         old = {name: value for name, value in old.items() if name in common}
     return merge_tables(old, over)
 

@@ -429,7 +429,8 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
     """Yield which parts of a recipe contradict each other, and what a method needs and the recipe lacks."""
     run, clients, on_server = recipe.run, recipe.partition.num_clients, recipe.auxiliary.images_per_class
     if clients and run.cohort_size > clients:
-        yield f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
+        few = f"Set run.cohort_size={clients} or less."
+        yield f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. {few}"
     if run.min_clients > run.cohort_size:
         yield f"run.min_clients {run.min_clients} exceeds run.cohort_size {run.cohort_size}."
     generators, tasks = len(recipe.generator.by_task), recipe.tasks.num_tasks

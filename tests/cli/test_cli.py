@@ -388,6 +388,7 @@ def test_a_dry_run_says_what_a_run_would_take_and_writes_nothing(
     fedavg, cwc = (
         next(line for line in shown.splitlines() if line.strip().startswith(name)) for name in ("FedAvg", "CWC")
     )
+    assert "data as read:" in shown
     assert "GB" in fedavg
     assert "column" not in shown, "there is only one"
     assert cwc.split()[-1] == "MB" or float(cwc.split()[-2]) > float(fedavg.split()[-2]), "it sends importances too"
