@@ -61,9 +61,6 @@ def test_statistics_by_hand() -> None:
         }
     )
     assert partition_statistics(torch.tensor([[1, 1]]))["gini_impurity"] == 0.5
-    for bad in (np.zeros((3, 2)), np.ones(3)):
-        with pytest.raises(ValueError, match="Counts"):
-            partition_statistics(bad)
 
 
 @pytest.mark.parametrize(
