@@ -151,7 +151,8 @@ def _prepare(
         workers: Callback = RayWorkers(trial, count)
     else:
         count = useful_workers(algorithm, cohort, spare if machine.device == "cpu" else 0)
-        workers = cohort_workers(trial, count)
+        request = JOIN, [str(trial.run), trial.method.label, trial.seed]
+        workers = CohortWorkers(count, lambda: start_workers(count, worker_main, machine, 0), request)
     description = {**experiment.describe(trial.method, trial.seed), "identity": trial.identity.to_table()}
     callbacks = [
         TrialDescription(trial, description, max(count, 1)),
@@ -185,12 +186,6 @@ def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
         test_total=description["test_total"],
     )
     return [Tracker(name, logged) for name in recipe.log]
-
-
-def cohort_workers(trial: Trial, count: int) -> CohortWorkers:
-    """Return the callback that lets so many processes share a trial's cohorts."""
-    request = JOIN, [str(trial.run), trial.method.label, trial.seed]
-    return CohortWorkers(count, lambda: start_workers(count, worker_main, trial.experiment.machine, 0), request)
 
 
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:

@@ -16,7 +16,6 @@ from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,22 +278,15 @@ def _costs(rows: Sequence[Row]) -> TextTable:
 
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the rounds in which clients were lost or that were rolled back."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     trials = deduplicate(rows)
     for trial in trials:
-        rolled_back = set(trial.rolled_back)
-        by_round = {number: list(lost) for number, lost in groupby(trial.lost, key=lambda lost: lost.round)}
-        for number in sorted(rolled_back | set(by_round)):
-            who = ", ".join(f"{lost.client} ({lost.reason})" for lost in by_round.get(number, []))
-            lines.append(
-                {
-                    "label": trial.label,
-                    "seed": trial.seed,
-                    "round": number,
-                    "who": who,
-                    "rolled_back": number in rolled_back,
-                }
-            )
+        who: dict[int, list[str]] = {number: [] for number in trial.rolled_back}
+        for lost in trial.lost:
+            who.setdefault(lost.round, []).append(f"{lost.client} ({lost.reason})")
+        for number in sorted(who):
+            line = {"label": trial.label, "seed": trial.seed, "round": number, "who": ", ".join(who[number])}
+            lines.append({**line, "rolled_back": number in trial.rolled_back})
     clients, count = sum(len(trial.lost) for trial in trials), sum(len(trial.rolled_back) for trial in trials)
     often = Counter((trial.label, trial.seed, client) for trial in trials for _, client in trial.refused)
     refused = [
