@@ -128,7 +128,7 @@ def test_every_command_of_a_page_can_be_read(page: str) -> None:
 def test_every_option_in_the_text_exists() -> None:
     """``--option``, and ``section.option`` of a recipe or ``method.option``; Flower has options of its own."""
     scripts = "".join(path.read_text() for folder in ("tools", "benchmarks") for path in (ROOT / folder).glob("*.py"))
-    flower = {"--run-config", "--insecure", "--trusted-entities", "--node-config", "--port"}
+    flower = {"--run-config", "--insecure", "--trusted-entities", "--node-config", "--port", "--superlink"}
     flags = option_strings(the_parser()) | set(re.findall(r'"(--[a-z-]+)"', scripts)) | flower
     sections: Mapping[str, type] = {**algorithms(), **OPTIONS}
     wrong = []

@@ -348,6 +348,8 @@ def test_data_frames_and_tables_of_other_libraries() -> None:
     frame["sex"] = frame["sex"].astype("category")
     expected = dataset_of(frame)
     assert expected.features == ("age", "sex=f", "sex=m")
+    dated = dataset_of(frame.assign(seen=[f"2024-01-{1 + day % 30:02}" for day in range(60)]))
+    assert dated.features == ("age", "sex=f", "sex=m", "seen"), "as of a file; pandas reads dates as text"
     for table in (
         pyarrow.table(people()),
         library.Dataset.from_dict(people()),
