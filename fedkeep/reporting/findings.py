@@ -90,8 +90,8 @@ def _worst_losses(rows: Sequence[Row]) -> str:
     worst = {row.label: _worst_loss(row) for row in rows if _compares(row)}
     losses = sorted(((*worst[row.label], row.label) for row in last_models(rows)), reverse=True)
     said = [
-        f"{label} fell from {100 * before:.0f} to {100 * after:.0f} % on class {name}"
-        for lost, before, after, name, label in losses
+        f"{label}{' fell' * (not place)} from {100 * before:.0f} to {100 * after:.0f} % on class {name}"
+        for place, (lost, before, after, name, label) in enumerate(losses)
         if lost >= TELLING
     ]
     if not said:

@@ -192,24 +192,26 @@ def _notes(row: Row) -> list[str]:
 def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     """Return the table for a terminal, under the first of what it says, to be given to a `rich.console.Console`.
 
-    ``width``: The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are
-        left out, which the report has.
+    ``width``: The columns of the terminal. Where they do not suffice, seconds and bytes are left out, and then scores
+        beside the main metric.
     """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    first = escape(" ".join(findings(rows)[:2]))
+    first = escape("\n".join(findings(rows)[:2]))
     table = Table(title=first or None, title_justify="left", title_style="bold")
-    table.caption, table.caption_justify = escape(full_caption(rows)), "left"
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
-    columns = columns_for(trials_of(rows))
-    longest = max(
-        (len(part) for row in rows for part in (row.label, *(f"  {note}" for note in _notes(row)))), default=0
-    )
-    if width < 68 + min(longest, 30):
+    columns = everything = columns_for(trials_of(rows))
+    lines = [line for row in rows for line in (row.label, *(f"  {note}" for note in _notes(row)))]
+    room = width - min(max(map(len, lines), default=0), 30)
+    if room < max(68, 8 * len(columns)):
         columns = tuple(metric for metric in columns if metric.unit == "%")
+    if room < 8 * len(columns):
+        columns = tuple(metric for metric in columns if metric.shown != "scored" or metric is columns[0])
+    left_out = " What has no room here is in the report and in CSV files." if columns != everything else ""
+    table.caption, table.caption_justify = escape(full_caption(rows) + left_out), "left"
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.

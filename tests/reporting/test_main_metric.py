@@ -54,6 +54,9 @@ def test_it_comes_first_in_tables_and_in_the_report(tmp_path: Path) -> None:
     assert '<h3 id="chart-auroc">AUROC over rounds, %</h3>' in page
     assert '<span class="note">specificity</span>' in page
     assert "AUROC" in str(print_table(rows).columns[1].header)
+    assert len(print_table(rows, width=60).columns) == 4, "labels have room; the report has the other scores"
+    assert "in the report" in str(print_table(rows, width=60).caption)
+    assert "in the report" not in str(print_table(rows, width=200).caption)
     rounds, values = history([trial for trial in run.trials if trial.label == "FedSeq"][:1], "auroc")
     assert rounds.tolist() == [1, 2, 3, 4]
     assert values == pytest.approx(100 * np.asarray([RANKED["FedSeq"]]))
