@@ -50,6 +50,7 @@ def run(
     label: str | None = None,
     client: str | None = None,
     group: str | None = None,
+    split: str | None = None,
     columns: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     text: str | None = None,
@@ -60,6 +61,7 @@ def run(
     training: Training | None = None,
     loss: str | Callable[..., Tensor] | nn.Module | type[nn.Module] | None = None,
     metric: str | None = None,
+    client_test: float | str | None = None,
     methods: MethodLike | Iterable[MethodLike] | None = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
@@ -97,6 +99,8 @@ def run(
         The column that says whose an example is.
     group : str, optional
         The column of what belongs together, such as a patient: only whole groups are held out for the test.
+    split : str, optional
+        The column that marks rows as train or test.
     columns : str or Sequence[str], optional
         The columns that are the input; default: all others.
     exclude : str or Sequence[str], optional
@@ -119,6 +123,9 @@ def run(
         A function of logits and labels that takes the place of the cross-entropy in clients' training.
     metric : str, optional
         What methods are first compared by, such as ``"auroc"``; default: accuracy.
+    client_test : float or str, optional
+        The share of each client's examples that it holds back to test models on, or ``"own"`` for the test examples
+        that the data name as its own; default: there is one test set for all.
     methods : Iterable[Algorithm or str], optional
         The methods, such as ``[FedSeq(), SFedKD(teachers=3)]``, or their names, such as ``["fedseq"]``.
     rounds : int, optional
@@ -169,6 +176,7 @@ def run(
         label=label,
         client=client,
         group=group,
+        split=split,
         columns=columns,
         exclude=exclude,
         text=text,
@@ -179,6 +187,7 @@ def run(
         training=training,
         loss=loss,
         metric=metric,
+        client_test=client_test,
         methods=methods,
         rounds=rounds,
         cohort_size=cohort_size,

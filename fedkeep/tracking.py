@@ -200,10 +200,10 @@ class Tracker(Callback):
 
     def _accuracy(self, record: Mapping[str, Any]) -> float:
         correct = record["correct"]
-        return metrics.accuracy(correct, self.trial.test_total[: len(correct)])
+        return metrics.accuracy(correct, record.get("total", self.trial.test_total[: len(correct)]))
 
     def _by_class(self, record: Mapping[str, Any]) -> Floats:
         correct = list(record["correct"])
         missing = len(self.trial.test_total) - len(correct)  # classes that have not arrived
-        known = metrics.class_accuracy(correct, self.trial.test_total[: len(correct)])
+        known = metrics.class_accuracy(correct, record.get("total", self.trial.test_total[: len(correct)]))
         return np.concatenate([known, np.full(missing, np.nan)])

@@ -30,6 +30,7 @@ from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import TextTable, print_table
+from fedkeep.training.own_test import test_own
 
 
 def methods(options: Namespace, console: Console) -> int:
@@ -55,8 +56,8 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     say(console, f"{cls.paper}\n")
     say(console, f"{_docstring(cls)}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]")
-    for line in describe_replies(cls):
-        console.print(f"  {escape(line)}")
+    for line in (*describe_replies(cls), f"test_own: {test_own.__doc__}"):
+        console.print(f"  {escape(line)}", soft_wrap=True)
     method_options = options_of(cls)
     if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}

@@ -20,12 +20,13 @@ from fedkeep.data.readers import (
     image_files,
     is_hidden,
     parquet_files,
+    read_column,
     read_images,
     read_parquet,
     to_nfc,
 )
 from fedkeep.data.schema import CLIENT
-from fedkeep.errors import DataError, in_one_line, require_optional
+from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SEPARATORS = ",;\t|"
@@ -148,6 +149,39 @@ class OwnSplits:
     separator: str = ""
     lines: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
     note: str = ""
+
+
+def split_by_column(own: OwnSplits, column: str, where: str) -> OwnSplits:
+    """Return tables whose rows that a column marks as test are the test split; without such a column, as they are."""
+    table, others = own.splits.get("train"), sorted({*own.splits} - {"train"})
+    if not column or table is None or (others and column not in table.features):
+        return own
+    if others or column not in table.features:
+        wrong = (
+            f"there is a split {others[0]!r} too"
+            if others
+            else f"there is no such column{did_you_mean(column, table.features)}"
+        )
+        raise DataError(f"{where}: data.split={column!r} marks test rows, and {wrong}. Leave one of them out.")
+    values = [str(value).strip().lower() for value in read_column(table, column, where)]
+    rows = {name: [row for row, value in enumerate(values) if value == name] for name in ("train", *TEST_NAMES)}
+    rows = {name: numbers for name, numbers in rows.items() if numbers}
+    if odd := sorted({*values} - {*rows}):
+        raise DataError(
+            f"{where}: the column {column!r} (data.split) must say train or {', '.join(TEST_NAMES)}, not {odd[0]!r}."
+        )
+    if len(rows) < 2:
+        raise DataError(f"{where}: the column {column!r} (data.split) says {values[0]} in all rows. Mark some as test.")
+    place = own.lines.get("train")
+    return replace(
+        own,
+        splits={name: table.select(numbers).remove_columns([column]) for name, numbers in rows.items()},
+        lines={name: _line_of_part(place, numbers) for name, numbers in rows.items()} if place else {},
+    )
+
+
+def _line_of_part(place: Callable[[int], str], rows: Sequence[int]) -> Callable[[int], str]:
+    return lambda row: place(rows[row])
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class StepHandler:
         state.set_task(encoded[0]["task"])
         received = self._known | {name: tensor.to(state.settings.device) for name, tensor in tensors.items()}
         self._known = {name: received[name] for name in known}
-        builtin = state.settings.defense.loss_check != "off"
+        builtin = state.builtin_steps
         requests = [
             decode_request(state.algorithm, one, received, state.client_states.type, builtin=builtin) for one in encoded
         ]

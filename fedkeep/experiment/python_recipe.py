@@ -38,7 +38,7 @@ FROM_PYTHON = "python"
 """The name of a recipe that was made in Python alone."""
 DEFAULT_METHODS = ("fedavg", "fedseq", "sfedkd")
 """The methods of a run whose data are given, and no methods."""
-COLUMNS = ("label", "client", "group", "columns", "exclude", "text", "size")
+COLUMNS = ("label", "client", "group", "split", "columns", "exclude", "text", "size")
 """The options of data that have arguments of their own."""
 
 
@@ -51,6 +51,7 @@ def make_recipe(
     rounds: int | None = None,
     cohort_size: int | None = None,
     metric: str | None = None,
+    client_test: float | str | None = None,
     settings: Sequence[str] = (),
     machine: Machine | None = None,
     **given: Any,
@@ -76,8 +77,13 @@ def make_recipe(
     changes |= {name: READ[name](value) for name, value in given.items()}
     if loss is not None:
         changes["training"] = replace(changes.get("training", base.training), loss=keep_loss(loss))
-    length: dict[str, Any] = {"rounds": rounds, "cohort_size": cohort_size, "metric": metric}
-    run = replace(base.run, **{name: value for name, value in length.items() if value is not None})
+    of_run: dict[str, Any] = {
+        "rounds": rounds,
+        "cohort_size": cohort_size,
+        "metric": metric,
+        "client_test": client_test,
+    }
+    run = replace(base.run, **{name: value for name, value in of_run.items() if value is not None})
     if only_data:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
         changes = {"title": f"{network} on {source}"} | changes

@@ -440,6 +440,12 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
         yield "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
     if on_server and recipe.public.name:
         yield "the server has one set of its own. Leave out [auxiliary] or [public]."
+    if isinstance(run.client_test, float) and run.client_test and recipe.validation:
+        yield (
+            f"data.validation={recipe.validation:g} would choose options on examples that clients hold back for the "
+            f"test (run.client_test={run.client_test:g}). Mark test rows in the data (data.split), and set "
+            "run.client_test=own."
+        )
     if recipe.defense.loss_check == "server" and not on_server:
         yield (
             'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without any, '

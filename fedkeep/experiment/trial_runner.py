@@ -303,7 +303,7 @@ class ProgressReport(Callback):
 
     def _report(self, done: int, activity: str = "") -> None:
         classes = len(self._record["correct"]) if self._record else None  # that have arrived so far
-        total = self.test_total[:classes]
+        total = (self._record or {}).get("total", self.test_total[:classes])
         images = sum(total)
         guesses = bool(self._record and images) and is_at_chance((self._record or {})["correct"], total)
         self.report(

@@ -112,7 +112,7 @@ def _worst_loss(row: Row) -> tuple[float, float, float, str]:
         inside = trial.evaluated >= trial.window_rounds[0]
         history = trial.class_history[inside]
         names = trial.info.get("label_names", [])
-        for label, count in enumerate(trial.info.get("test_total", [])):
+        for label, count in enumerate(trial.test_total):
             if count >= ENOUGH_EXAMPLES and len(history) > 1 and label < len(names):
                 falls = history[:-1, label] - history[1:, label]
                 place = int(falls.argmax())

@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,6 @@ from fedkeep.reporting.findings import findings
 from fedkeep.reporting.formats import markdown, result_table, trials_csv
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
-from fedkeep.reporting.record import data_read
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
     class_names,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
+CLIENTS_LISTED = 40  # with test examples of their own, the worst served first
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
 SEEDS = ("seed", "seeds")
 
@@ -89,7 +90,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     return {
         "run": run,
         "facts": _facts(run),
-        "data": data_read(run.trials[0].info, run.trials[0].partition).facts() if run.trials else [],
+        "data": run.trials[0].data_read().facts() if run.trials else [],
         "findings": findings(finished),
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
@@ -109,6 +110,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "teachers": teacher_heatmaps(rows),
         "confusions": confusion_heatmaps(rows),
         "clients": client_accuracies(rows),
+        "by_client": by_client(rows),
         "partition": partition_heatmap(run),
         "script": script(),
         "tasks": _tasks(rows),
@@ -249,6 +251,31 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
             lines.append({"row": row, "what": "specificity", "values": values, "mean": mean})
     names = class_names(shown[0].trials[0]) if shown else []
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
+
+
+def by_client(rows: Sequence[Row]) -> TextTable:
+    """Return what the model at the end is worth to each client by its name, the worst served first.
+
+    Empty where clients have no test examples of their own, or no names that mean the same with every seed.
+    """
+    trials = trials_of(rows)
+    if not all(one.client_history and (one.partition.get("client_names") or not one.partition) for one in trials):
+        return TextTable([], [])
+    score, lines = main_metric(trials), []
+    for client in dict.fromkeys(name for trial in trials for name in trial.client_accuracy):
+        cells, worst = [client], np.inf
+        for row in rows:
+            value = Spread.of(trial.client_accuracy.get(client, np.nan) for trial in row.trials).mean
+            cells.append(NOTHING if np.isnan(value) else f"{100 * value:.1f}")
+            worst = np.nanmin([worst, value])
+            of_clients = (trial.client_scores(score.name if score else "") for trial in row.trials)
+            if score and not np.isnan(value := Spread.of(of.get(client, np.nan) for of in of_clients).mean):
+                cells[-1] += f"\n{score.title} {100 * value:.1f}"
+        lines.append((worst, cells))
+    listed = [line for _, line in sorted(lines, key=itemgetter(0))[:CLIENTS_LISTED]]
+    more = len(lines) - len(listed)
+    note = f"{more} better served clients are in the trials' rounds.jsonl." if more else ""
+    return TextTable(["client", *(row.label for row in rows)], listed, note)
 
 
 PARTS = {

@@ -322,8 +322,8 @@ def partition_heatmap(run: Run) -> dict[str, Any]:
 def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
     """Return for each client the model's accuracy on classes in the client's proportions.
 
-    It is the mean over the window (unfinished: of the last evaluation) of the class-wise test accuracies, weighted by
-    the client's label distribution; nothing more is measured for it.
+    It is the mean over the window (unfinished: of the last evaluation) of the accuracies on clients' own test examples;
+    where they have none, of the class-wise test accuracies, weighted by the client's label distribution.
 
     Returns: ``lines`` of a ``row``, the ``texts`` of its columns, and its ``box``: the quantiles 0, 0.1, 0.5, 0.9 and
         1.
@@ -336,11 +336,18 @@ def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
             columns = (values.mean(), worst.mean(), values.min(), values.std(ddof=1) if len(values) > 1 else 0.0)
             box = [100 * float(value) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
             lines.append({"row": row, "texts": [f"{100 * value:.1f}" for value in columns], "box": box})
-    return {"lines": lines, "covered": _covered([line["row"] for line in lines])}
+    own = any(trial.client_history for row in rows for trial in row.trials)
+    return {"lines": lines, "covered": _covered([line["row"] for line in lines]), "own": own}
 
 
 def _of_clients(trial: TrialResult) -> Floats:
     """Return the accuracy of a trial's model for each client, float64 [clients]; empty where it is not known."""
+    if trial.client_history:
+        told = trial.client_history
+        shown = [of for number, of in told.items() if trial.windows and number in trial.windows[-1]]
+        shown = shown or list(told.values())[-1:]
+        names = dict.fromkeys(client for of in shown for client in of)
+        return np.asarray([np.mean([of[client] for of in shown if client in of]) for client in names])
     counts = trial.partition.get("counts") or []
     if not len(trial.evaluated) or trial.task_sizes or any(len(held) != len(trial.test_total) for held in counts):
         return np.zeros(0)

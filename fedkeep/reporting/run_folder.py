@@ -252,10 +252,10 @@ def _read_lines(path: Traversable) -> list[dict[str, Any]]:
 
 def _fits(name: str, value: Any) -> bool:
     """Tell whether a value in a round's record is of the kind that a run writes under this name."""
-    if name in ("lost", "log", "served"):
+    if name in ("lost", "log", "served", "clients"):
         return isinstance(value, dict)
-    if name in ("cohort", "correct", "refused"):
-        return isinstance(value, list) and (name != "correct" or all(map(_is_number, value)))
+    if name in ("cohort", "correct", "refused", "total"):
+        return isinstance(value, list) and (name in ("cohort", "refused") or all(map(_is_number, value)))
     if name in NUMBERS or name.startswith("step "):
         return value is None or _is_number(value)
     return True

@@ -131,6 +131,14 @@ def caption(rows: Sequence[Row]) -> str:
     if sum(row.finished for row in rows) > 1:
         seeds += " Bold: better than every other method by the 95 % interval of the difference, paired by seed"
         seeds += " (of one seed, from blocks of its evaluations)." if counts == [1] else "."
+    if any(trial.client_history for trial in trials):
+        seeds += (
+            " Accuracy is over the test examples of all clients together; worst, median, best and mean over clients"
+        )
+        seeds += " are of each client's accuracy on its own."
+        seeds += " Other scores are means of those of clients, by test examples." * bool(main_metric(trials))
+        if any(not math.isnan(trial.epsilon) for trial in trials):
+            seeds += " Epsilon does not cover what clients tell of their test examples: it has no noise."
     seeds += " A method at chance has not learned, and is compared with no other." * any(
         not row.learned for row in rows if row.finished
     )
@@ -175,7 +183,7 @@ def initial_models(trials: Iterable[TrialResult]) -> str:
     said = []
     for made_by, values in sorted(began.items()):
         ends = dict.fromkeys(f"{end:.1f}" for end in (min(values), max(values)))
-        said.append(f"{made_by}; accuracy {' to '.join(ends)} %")
+        said.append(made_by if math.isnan(sum(values)) else f"{made_by}; accuracy {' to '.join(ends)} %")
     return "; ".join(said)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -132,7 +132,68 @@ class LocalModelMetrics(Record):
 
 
 @dataclass(frozen=True)
-class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
+class ClientTestMetrics(Record):
+    """Measures over clients that test on their own examples; NaN unless the recipe asked for them.
+
+    It asks with ``run.client_test``.
+    """
+
+    @cached_property
+    def client_history(self) -> dict[int, dict[str, float]]:
+        """Return by evaluated round the accuracy of each client that told one."""
+        rows = {row["round"]: row.get("clients") for row in self.evaluations}
+        return {n: {name: right / of for name, (right, of) in told.items()} for n, told in rows.items() if told}
+
+    def over_clients(self, how: Callable[[list[float]], float]) -> dict[int, float]:
+        """Return by round of the window (with tasks, of the last) what a function makes of clients' accuracies."""
+        window = self.windows[-1] if self.windows else ()
+        return {n: float(how(list(told.values()))) for n, told in self.client_history.items() if n in window}
+
+    @property
+    def client_mean(self) -> float:
+        """Return the plain mean of clients' accuracies on their own test examples, over the window."""
+        return mean_of(self.over_clients(np.mean).values())
+
+    @property
+    def client_worst(self) -> float:
+        """Return the lowest accuracy of a client on its own test examples, in the mean over the window."""
+        return mean_of(self.over_clients(min).values())
+
+    @property
+    def client_median(self) -> float:
+        """Return the median of clients' accuracies on their own test examples, in the mean over the window."""
+        return mean_of(self.over_clients(np.median).values())
+
+    @property
+    def client_best(self) -> float:
+        """Return the highest accuracy of a client on its own test examples, in the mean over the window."""
+        return mean_of(self.over_clients(max).values())
+
+    @property
+    def clients_tested(self) -> float:
+        """Return how many clients told an accuracy, in the mean over the window."""
+        return mean_of(self.over_clients(len).values())
+
+    @property
+    def client_accuracy(self) -> dict[str, float]:
+        """Return the accuracy of each client on its own test examples at the last evaluation, by its name."""
+        names = self.partition.get("client_names") or ()
+        last = list(self.client_history.values())[-1:]
+        return {names[int(client)] if names else client: value for told in last for client, value in told.items()}
+
+    def client_scores(self, name: str) -> dict[str, float]:
+        """Return a score (`fedkeep.metrics.scores`) of each client at the last evaluation; NaN where it has none."""
+        names = self.partition.get("client_names") or ()
+        told = self.evaluations[-1].get("client_scores") if self.evaluations else None
+        values = {client: scores.get(name) for client, scores in (told or {}).items()}
+        return {
+            names[int(client)] if names else client: math.nan if value is None else float(np.mean(value))
+            for client, value in values.items()
+        }
+
+
+@dataclass(frozen=True)
+class TrialResult(TaskMetrics, LocalModelMetrics, ClientTestMetrics, LearningMetrics, CostMetrics):
     """All that can be said of a record; here, of its accuracies over rounds."""
 
     def __repr__(self) -> str:

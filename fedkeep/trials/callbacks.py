@@ -78,11 +78,12 @@ class Evaluation(Callback):
         began = time.perf_counter()
         _, round = state.settings.run.position(result.record["round"])
         if state.settings.run.is_due(round):
-            models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
-            (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
-            result.record |= first
-            if others:
-                result.record["evaluation_models"] = dict(others)
+            if not state.settings.run.client_test:  # with which clients evaluate them
+                models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
+                (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
+                result.record |= first
+                if others:
+                    result.record["evaluation_models"] = dict(others)
             if state.settings.attack.kind == "backdoor":
                 result.record["backdoor"] = self._backdoor(state)
         if round == state.settings.run.rounds and state.federation.holds_client_data:

@@ -41,7 +41,8 @@ class Collapse(ReplyStep):
         if "correct" not in record:
             return
         state, kept = round.state, self.kept
-        accuracy = sum(record["correct"]) / max(len(state.federation.dataset.test["label"]), 1)
+        tested = sum(record["total"]) if "total" in record else len(state.federation.dataset.test["label"])
+        accuracy = sum(record["correct"]) / max(tested, 1)
         chance = 1 / state.context.num_classes
         is_at_chance = accuracy <= chance + AT_CHANCE * (1 - chance)
         was_far_above = kept.best >= chance + FAR_ABOVE * (1 - chance)

@@ -27,7 +27,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.steps import rise_of_loss
+from fedkeep.interface.steps import BUILTIN_STEPS, rise_of_loss
 from fedkeep.models import Weights
 from fedkeep.rounds.attack_options import Attack
 from fedkeep.rounds.defense import Defense
@@ -170,9 +170,9 @@ def test_the_steps_of_the_loss_check_are_known_where_losses_are_checked() -> Non
     algorithm = FedSeq()
     request = StepRequest("0", MethodType(rise_of_loss, algorithm), (), {}, 1, 1)
     encoded = encode_request(request, str)
-    decoded = decode_request(algorithm, encoded, {}, NoneType, builtin=True)
+    decoded = decode_request(algorithm, encoded, {}, NoneType, builtin=BUILTIN_STEPS)
     assert decoded.step.__func__ is rise_of_loss
-    for builtin, step in ((False, "rise_of_loss"), (True, "rise_of_gain")):
+    for builtin, step in (({}, "rise_of_loss"), (BUILTIN_STEPS, "rise_of_gain")):
         with pytest.raises(ValueRefused, match=f"'{step}' is not a client step of fedseq"):
             decode_request(algorithm, encoded | {"step": step}, {}, NoneType, builtin=builtin)
 
