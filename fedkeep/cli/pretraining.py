@@ -9,9 +9,9 @@ from typing import cast, get_args
 
 from rich.console import Console
 
-from fedkeep.cli.progress import Counter
 from fedkeep.cli.text import say
 from fedkeep.data import Augmentation, load
+from fedkeep.display import Display
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.overrides import read_settings
@@ -57,7 +57,7 @@ def train_diffusion(options: Namespace, console: Console) -> int:
     per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
     say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
     say(console, f"regime {source.regime}: {REGIMES[source.regime]}")
-    with Counter(console, "steps", options.quiet) as counter:
+    with Display(console, {}, unit="step", quiet=options.quiet) as display:
         generator = train_generator(
             card,
             data,
@@ -66,7 +66,7 @@ def train_diffusion(options: Namespace, console: Console) -> int:
             seed=options.seed,
             device=device,
             half=options.half,
-            on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
+            on_step=lambda done, loss: display.count(done, settings.steps, f"loss {loss:.4f}"),
         )
     say(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
     say(console, f"wrote {options.out}")
@@ -85,7 +85,7 @@ def train_extractor(options: Namespace, console: Console) -> int:
     settings = cast(Pretraining, given["training"])
     dataset = load(options.data, data_dir=options.data_dir)
     say(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
-    with Counter(console, "steps", options.quiet) as counter:
+    with Display(console, {}, unit="step", quiet=options.quiet) as display:
         extractor = pretrain(
             cast(Form, given["network"]),
             dataset,
@@ -94,7 +94,7 @@ def train_extractor(options: Namespace, console: Console) -> int:
             Path(options.out),
             seed=options.seed,
             device=device,
-            on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
+            on_step=lambda done, loss: display.count(done, settings.steps, f"loss {loss:.4f}"),
         )
     say(console, extractor.about)
     say(console, f"wrote {options.out}; use it: --set model.name=pretrained --set model.source={options.out}")

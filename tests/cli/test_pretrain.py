@@ -36,7 +36,7 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     folder = tmp_path / "data" / "extractors" / "mine"
     output = cli("pretrain", "digits", "--out", folder, *SET)
     assert "digits: 1,438 images of 10 classes" in output
-    assert "3/3 steps  loss" in output
+    assert "steps: step 3/3  loss" in output
     assert "vit, 0.00 M parameters, frozen; pre-trained on digits, " in output
     card = json.loads((folder / CARD).read_text())
     assert card["augmentation"]["crop_padding"] == 4
