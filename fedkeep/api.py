@@ -23,7 +23,7 @@ from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.plugins import keep_loss
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.run import open_run, prepare_run, retry_command
+from fedkeep.experiment.run import open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
@@ -141,8 +141,8 @@ def run(
     out : str or Path, optional
         The run folder, which must not exist or be empty; default: a new one under ``runs/``.
     log : str or Sequence[str], optional
-        Where metrics are logged too, instead of the recipe's ``log``: ``"csv"``, ``"tensorboard"``, ``"wandb"``
-        (offline) or ``"mlflow"``.
+        Where metrics are logged too, instead of the recipe's ``log``: ``"tensorboard"`` or ``"wandb"``
+        (offline).
     machine : Machine, optional
         Device, threads and workers; default: this process, one thread, on the CPU.
     on_progress : Callable[[Progress], None], optional
@@ -283,7 +283,7 @@ def resume(
 def _retry(folder: Path, recipe: Recipe, machine: Machine) -> str:
     """Return what continues a run after a failure."""
     in_python = f"fedkeep.resume({str(folder)!r}) in Python"
-    return in_python if own_classes(recipe) else retry_command(folder, machine)
+    return in_python if own_classes(recipe) else resume_command(folder, machine)
 
 
 def _read(folder: Path, recipe: Recipe) -> RunResult:

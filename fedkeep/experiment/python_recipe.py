@@ -143,20 +143,18 @@ def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool)
 
 def seeds_of(seeds: Any) -> tuple[int, ...]:
     """Return seeds: a number of seeds stands for 0, 1, ..."""
-    expected = "seeds=3 runs the seeds 0, 1 and 2, and seeds=[0] only the seed 0"
     try:
         if isinstance(seeds, bool | str):
             raise TypeError
-        if isinstance(seeds, Iterable):
-            return tuple(operator.index(seed) for seed in seeds)
-        count = operator.index(seeds)
+        found = tuple(map(operator.index, seeds if isinstance(seeds, Iterable) else range(operator.index(seeds))))
     except TypeError:
+        found = ()
+    if not found:
         raise ConfigError(
-            f"seeds must be a number of seeds or a list of integers, not {seeds!r}: {expected}."
-        ) from None
-    if count < 1:
-        raise ConfigError(f"seeds={count} is no seed at all: {expected}.")
-    return tuple(range(count))
+            f"seeds must be a number of seeds or a list of integers, not {seeds!r:.80}: seeds=3 runs the seeds 0, 1 "
+            "and 2, and seeds=[0] only the seed 0."
+        )
+    return found
 
 
 def _named_or_made(value: Any, base: type, named: Callable[[str], type]) -> Any:

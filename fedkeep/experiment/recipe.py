@@ -212,7 +212,7 @@ class Recipe:
     ``attack``: What malicious clients do, in tests of defences.
     ``client_models``: Clients with other networks than the server's.
     ``paper``: The numbers that a paper printed, if this is a paper's experiment.
-    ``log``: Where metrics are logged too: ``csv``, ``tensorboard``, ``wandb``, ``mlflow`` (see `fedkeep.tracking`).
+    ``log``: Where metrics are logged too: ``tensorboard``, ``wandb`` (see `fedkeep.tracking`).
     ``validation``: The share of each class's training images that no client holds and that replaces the test images, so
         that options can be chosen; 0: evaluate on the test images.
     ``weights``: The path of weights from which the rounds begin (``model.weights``); empty for the network's own.
@@ -483,6 +483,26 @@ PROMISES = (
 """The options of privacy that pooled training would break."""
 
 
+NEEDS: Mapping[str, tuple[Callable[[Recipe], object], str]] = {
+    "images": (lambda recipe: True, ""),  # what the inputs are is known when the data are loaded
+    "sgd": (lambda recipe: True, ""),
+    "auxiliary": (
+        lambda recipe: recipe.auxiliary.images_per_class,
+        "an auxiliary set on the server, and there is none. Give it one: auxiliary.images_per_class=32.",
+    ),
+    "public": (
+        lambda recipe: recipe.public.name,
+        "a public set, on whose images clients share their predictions. Name a data set with images of the same size: "
+        "public.name=fashion-mnist.",
+    ),
+    "generator": (
+        lambda recipe: recipe.generator.name,
+        "a generator of images. Train one with fedkeep generator train, and name its folder: generator.name=FOLDER.",
+    ),
+}
+"""What a method may need: whether a recipe gives it, and what is said if not."""
+
+
 def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
     """Yield what a method needs and the recipe lacks, and what it cannot run with."""
     label, needs, attack, optimizer = (
@@ -509,23 +529,11 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
     if optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
         who = label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
         yield f"{who} is defined for steps of SGD, not of {optimizer}. Set training.optimizer=sgd."
-    if unknown := [need for need in needs if need not in ("auxiliary", "generator", "images", "public", "sgd")]:
-        yield f"{label} needs {', '.join(unknown)}, which no recipe can give."
-    if "auxiliary" in needs and not recipe.auxiliary.images_per_class:
-        yield (
-            f"{label} needs an auxiliary set on the server, and there is none. Give it one: "
-            "auxiliary.images_per_class=32."
-        )
-    if "public" in needs and not recipe.public.name:
-        yield (
-            f"{label} needs a public set, on whose images clients share their predictions. Name a data set with "
-            "images of the same size: public.name=fashion-mnist."
-        )
-    if "generator" in needs and not recipe.generator.name:
-        yield (
-            f"{label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
-            "generator.name=FOLDER."
-        )
+    for need in needs:
+        if need not in NEEDS:
+            yield f"{label} needs {need}, which no recipe can give."
+        elif not NEEDS[need][0](recipe):
+            yield f"{label} needs {NEEDS[need][1]}"
     if recipe.client_models and method.algorithm.networks == "one":
         yield (
             f"{label} exchanges weights, which clients of other networks cannot use. Leave out [[client_models]], or "

@@ -303,20 +303,6 @@ class CostMetrics(Record):
         """Return the seconds of one part of the timings (``"train"``, ``"evaluate"``, ...) over all rounds."""
         return float(sum(row.get(part) or 0.0 for row in self.timings)) if self.timings else float("nan")
 
-    def task_seconds(self, part: str) -> list[float]:
-        """Return the seconds of one part of the timings in each task that was begun; without tasks there is one."""
-        tasks = {int(row["round"]): int(row.get("task", 1)) for row in self.rounds}
-        sums = dict.fromkeys(sorted(set(tasks.values())), 0.0)
-        for row in self.timings:
-            sums[tasks[int(row["round"])]] += row.get(part) or 0.0
-        return list(sums.values())
-
-    @property
-    def steps(self) -> list[str]:
-        """Return what was asked of clients, by the names that the method gives it, in order."""
-        named = (key for row in self.timings for key in row if key.startswith("step "))
-        return [key.removeprefix("step ") for key in dict.fromkeys(named)]
-
     @property
     def down(self) -> float:
         """Return the mean bytes that a client receives in a round in which it is asked.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkeep.metrics import kold
-from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, curve_of, evenly_spaced, history
+from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, curve_of, history
 from fedkeep.reporting.metric import rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row
@@ -26,6 +26,7 @@ from fedkeep.reporting.trial import TrialResult
 
 CHART_SIDE = 1000  # of the square in which lines are drawn
 MOST_HEATMAP_COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
+MOST_CLIENTS = 1000  # of more, evenly spaced ones are shown
 MOST_NAMED_ROWS = 24  # more rows than this have no room for a name each
 BLUE = (38, 125, 210)  # seen on white and on the dark ground
 UNKNOWN = (128, 128, 128, 56)  # of what was not measured
@@ -307,7 +308,7 @@ def partition_heatmap(run: Run) -> dict[str, Any]:
         f"Map of the examples per client and class: {len(counts)} clients, {len(names)} classes; a client holds "
         f"{(counts > 0).sum(axis=1).mean():.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
     )
-    shown = evenly_spaced(len(counts))
+    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(np.int64))
     top = float(counts.max()) or 1.0
     share = np.log1p(counts[shown].T) / np.log1p(top)
     picture = heatmap(

@@ -98,18 +98,6 @@ class LocalModelMetrics(Record):
         inside, outside = np.divide(sums, weights, out=np.full(2, np.nan), where=weights > 0)
         return float(inside), float(outside)
 
-    def kold_spread(self, *, support: bool = False) -> tuple[float, float]:
-        """Return the standard deviations of both over the clients of a round, on average over the same rounds.
-
-        NaN where no round had two clients with a value.
-        """
-        rounds: dict[int, list[Floats]] = {}
-        for number, _, pair in self._kolds(support):
-            rounds.setdefault(number, []).append(pair)
-        each = [np.transpose(pairs) for pairs in rounds.values()]
-        inside, outside = (_known(metrics.mean_std(_known(both[side]))[1] for both in each) for side in (0, 1))
-        return mean_of(inside), mean_of(outside)
-
     @property
     def kold_in(self) -> float:
         """Return local models' class-wise accuracy, weighted by their clients' label distributions."""
@@ -119,16 +107,6 @@ class LocalModelMetrics(Record):
     def kold_out(self) -> float:
         """Return local models' class-wise accuracy, a class weighted by one minus its share of the client's labels."""
         return self.kold()[1]
-
-    @property
-    def kold_in_spread(self) -> float:
-        """Return the standard deviation of `kold_in` between the clients of a round."""
-        return self.kold_spread()[0]
-
-    @property
-    def kold_out_spread(self) -> float:
-        """Return the standard deviation of `kold_out` between the clients of a round."""
-        return self.kold_spread()[1]
 
     @property
     def seen(self) -> float:

@@ -249,7 +249,11 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"methods": [3]}, ConfigError, r"methods must be methods such as .* or their names.*, not 3"),
         ({"methods": []}, ConfigError, "no method to run"),
         ({"methods": [fedkeep.get_algorithm]}, ConfigError, "methods must be methods"),
-        ({"seeds": 0}, ConfigError, "seeds=0 is no seed at all: seeds=3 runs the seeds 0, 1 and 2, and seeds=.0. only"),
+        (
+            {"seeds": 0},
+            ConfigError,
+            "seeds must be a number of seeds or a list of integers, not 0: seeds=3 runs",
+        ),
         ({"seeds": [0.5]}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"seeds": "0,1"}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"rounds": 2.5}, ConfigError, "rounds must be an integer"),

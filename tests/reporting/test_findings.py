@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import RECIPE, write_run, write_trial
+from synthetic_run import RECIPE, read_run, write_run, write_trial
 
 from fedkeep.reporting.findings import findings, is_undecided
 from fedkeep.reporting.html import render
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import print_table
 

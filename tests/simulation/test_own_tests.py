@@ -22,7 +22,7 @@ from fedkeep.data.partition import ByColumn
 from fedkeep.data.schema import CLIENT, GROUP
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.interface import algorithms
-from fedkeep.reporting.formats import markdown, rows_csv
+from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
@@ -209,7 +209,7 @@ def test_tables_and_the_report_have_single_clients(run: fedkeep.Run) -> None:
     trial = found.trials[0]
     told = np.asarray([right / of for right, of in trial.rounds[-1]["clients"].values()])
     assert list(trial.client_accuracy.values()) == pytest.approx(told.tolist())
-    (line, *_) = csv.DictReader(io.StringIO(rows_csv(rows)))
+    (line, *_) = csv.DictReader(io.StringIO(trials_csv(rows)))
     assert float(line["client_worst"]) <= float(line["client_median"]) <= float(line["client_best"])
     window = [row["clients"] for row in trial.rounds[trial.window_rounds[0] - 1 :]]
     means = [[right / of for right, of in of_round.values()] for of_round in window]
