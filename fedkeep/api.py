@@ -23,7 +23,7 @@ from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.plugins import keep_loss
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.run import open_run, prepare_run, retry_command
+from fedkeep.experiment.run import open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
@@ -49,8 +49,11 @@ def run(
     partition: str | Scheme | Rows | None = None,
     label: str | None = None,
     client: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
     columns: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
+    text: str | None = None,
     size: tuple[int, int] | None = None,
     model: str | Architecture | nn.Module | Factory | type[nn.Module] | None = None,
     weights: str | Path | Mapping[str, Tensor] | None = None,
@@ -58,6 +61,7 @@ def run(
     training: Training | None = None,
     loss: str | Callable[..., Tensor] | nn.Module | type[nn.Module] | None = None,
     metric: str | None = None,
+    client_test: float | str | None = None,
     methods: MethodLike | Iterable[MethodLike] | None = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
@@ -93,10 +97,16 @@ def run(
         The column of the classes, of a file or a table.
     client : str, optional
         The column that says whose an example is.
+    group : str, optional
+        The column of what belongs together, such as a patient: only whole groups are held out for the test.
+    split : str, optional
+        The column that marks rows as train or test.
     columns : str or Sequence[str], optional
         The columns that are the input; default: all others.
     exclude : str or Sequence[str], optional
         Columns that are not used, such as ids.
+    text : str, optional
+        The column of text that is the input, of which each word becomes a token id.
     size : tuple of two int, optional
         Height and width to which photos are resized.
     model : str or Architecture or nn.Module or type or Callable, optional
@@ -113,6 +123,9 @@ def run(
         A function of logits and labels that takes the place of the cross-entropy in clients' training.
     metric : str, optional
         What methods are first compared by, such as ``"auroc"``; default: accuracy.
+    client_test : float or str, optional
+        The share of each client's examples that it holds back to test models on, or ``"own"`` for the test examples
+        that the data name as its own; default: there is one test set for all.
     methods : Iterable[Algorithm or str], optional
         The methods, such as ``[FedSeq(), SFedKD(teachers=3)]``, or their names, such as ``["fedseq"]``.
     rounds : int, optional
@@ -128,8 +141,8 @@ def run(
     out : str or Path, optional
         The run folder, which must not exist or be empty; default: a new one under ``runs/``.
     log : str or Sequence[str], optional
-        Where metrics are logged too, instead of the recipe's ``log``: ``"csv"``, ``"tensorboard"``, ``"wandb"``
-        (offline) or ``"mlflow"``.
+        Where metrics are logged too, instead of the recipe's ``log``: ``"tensorboard"`` or ``"wandb"``
+        (offline).
     machine : Machine, optional
         Device, threads and workers; default: this process, one thread, on the CPU.
     on_progress : Callable[[Progress], None], optional
@@ -162,8 +175,11 @@ def run(
         partition=partition,
         label=label,
         client=client,
+        group=group,
+        split=split,
         columns=columns,
         exclude=exclude,
+        text=text,
         size=size,
         model=model,
         weights=weights,
@@ -171,6 +187,7 @@ def run(
         training=training,
         loss=loss,
         metric=metric,
+        client_test=client_test,
         methods=methods,
         rounds=rounds,
         cohort_size=cohort_size,
@@ -266,7 +283,7 @@ def resume(
 def _retry(folder: Path, recipe: Recipe, machine: Machine) -> str:
     """Return what continues a run after a failure."""
     in_python = f"fedkeep.resume({str(folder)!r}) in Python"
-    return in_python if own_classes(recipe) else retry_command(folder, machine)
+    return in_python if own_classes(recipe) else resume_command(folder, machine)
 
 
 def _read(folder: Path, recipe: Recipe) -> RunResult:

@@ -22,21 +22,6 @@ LINE_SECONDS = 15.0
 """Seconds between two lines where there is no terminal."""
 
 
-def progress_bars(console: Console, shown: bool) -> Progress:
-    """Return progress bars with a note and the time left, not started yet."""
-    whole = Column(no_wrap=True)  # on a narrow terminal the words are cut, and the numbers are not
-    return Progress(
-        TextColumn("{task.description}", markup=False, table_column=Column(overflow="ellipsis")),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(table_column=whole),
-        TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="ellipsis")),
-        TimeRemainingColumn(elapsed_when_finished=True, table_column=whole.copy()),
-        console=console,
-        disable=not shown,
-        speed_estimate_period=600,  # seconds; a round may take minutes
-    )
-
-
 def in_notebook() -> bool:
     """Tell whether this process is the kernel of a notebook: of Jupyter or what is built on it."""
     ipython = sys.modules.get("IPython")
@@ -47,17 +32,29 @@ def in_notebook() -> bool:
 class Display:
     """Shows how far the trials of a run are, and for how long they will go on; a context manager.
 
-    ``trials``: The number of rounds of each trial, by its name.
+    ``trials``: The number of rounds of each trial, by its name; others may come.
+    ``unit``: What is counted.
     """
 
-    def __init__(self, console: Console, trials: Mapping[str, int]) -> None:
-        self.console, self.trials = console, dict(trials)
+    def __init__(
+        self, console: Console, trials: Mapping[str, int], *, unit: str = "round", quiet: bool = False
+    ) -> None:
+        self.console, self.trials, self.unit, self.quiet = console, dict(trials), unit, quiet
         self.notebook = NotebookText() if in_notebook() else None
-        self.live = console.is_terminal and self.notebook is None
-        self.bars = progress_bars(console, shown=self.live)
-        self.done = dict.fromkeys(trials, 0.0)
+        self.live = console.is_terminal and self.notebook is None and not quiet
+        whole = Column(no_wrap=True)  # on a narrow terminal the words are cut, and the numbers are not
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="ellipsis")),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(table_column=whole),
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="ellipsis")),
+            TimeRemainingColumn(elapsed_when_finished=True, table_column=whole.copy()),
+            console=console,
+            disable=not self.live,
+            speed_estimate_period=600,  # seconds; a round may take minutes
+        )
         self.tasks: dict[str, TaskID] = {}
-        self.all = self.bars.add_task("all rounds", total=sum(self.trials.values()), note="")
+        self.all = self.bars.add_task(f"all {unit}s", total=sum(self.trials.values()), note="")
         self.printed = time.monotonic()
         self.began: float | None = None  # time of the first report: starting processes is not part of the pace
         self.earlier = 0.0  # rounds that were done before then
@@ -72,33 +69,41 @@ class Display:
         with suppress(OSError):  # the terminal may be closed
             self.bars.stop()
 
+    def count(self, done: int, total: int, note: str = "") -> None:
+        """Show how far a single task is that is no trial."""
+        self(Report(f"{self.unit}s", done, total, None, activity=note))
+
     def __call__(self, report: Report) -> None:
         """Show how far one trial is."""
+        if self.quiet:
+            return
         now, done = time.monotonic(), report.done + report.share
+        self.trials[report.trial] = report.rounds
         if report.trial not in self.tasks:
             self.tasks[report.trial] = self.bars.add_task(printable(report.trial), total=report.rounds, note="")
             # A trial that is first heard of after a round has just done this one, unless nothing was heard before.
             fresh = report.share if report.activity else 1
             self.earlier += done - (fresh if self.began is not None else 0)
             self.began = now if self.began is None else self.began
-        self.done[report.trial] = done
         note = "  ".join(part for part in (*_learning(report), report.activity) if part)
-        self.bars.update(self.tasks[report.trial], completed=done, note=note, visible=report.done < report.rounds)
-        self.bars.update(self.all, completed=sum(self.done.values()))
+        total, single = sum(self.trials.values()), len(self.trials) == 1
+        shown = report.done < report.rounds and not single
+        self.bars.update(self.tasks[report.trial], completed=done, note=note, visible=shown)
+        self.bars.update(self.all, completed=self._done(), total=total, note=note if single else "")
+        line = f"{report.trial}: {self.unit} {report.done}/{report.rounds}  {note}"
         if self.notebook is not None:
-            self.notebook.show(report.trial, f"{self._line(report, note)}{self._left(now)}")
+            self.notebook.show(report.trial, f"{line}{self._left(now)}")
         elif not self.live and (report.done == report.rounds or now - self.printed > LINE_SECONDS):
             self.printed = now
-            finished, total = int(sum(self.done.values())), sum(self.trials.values())
-            text = f"{self._line(report, note)}  ({finished}/{total} rounds in all{self._left(now)})"
+            text = f"{line}  ({int(self._done())}/{total} {self.unit}s in all{self._left(now)})"
             self.console.print(Text(printable(text)), soft_wrap=True)
 
-    def _line(self, report: Report, note: str) -> str:
-        return f"{report.trial}: round {report.done}/{report.rounds}  {note}"
+    def _done(self) -> float:
+        return sum(task.completed for task in self.bars.tasks if task.id != self.all)
 
     def _left(self, now: float) -> str:
         """Return the time that is left at the pace so far, after a comma; empty before anything was done."""
-        done, total = sum(self.done.values()), sum(self.trials.values())
+        done, total = self._done(), sum(self.trials.values())
         fresh = done - self.earlier
         if self.began is None or fresh <= 0 or now - self.began < 1:
             return ""

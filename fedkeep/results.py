@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -26,6 +27,8 @@ from fedkeep.reporting.trial import TrialResult
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+T = TypeVar("T", TrialResult, Row)
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,12 +123,7 @@ class RunResult(Run):
         method, seed = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
         if not isinstance(method, str):
             raise RunError(f"a trial is named by its method and its seed, as in run['FedSeq', 0], not {key!r}.")
-        named = [trial for trial in self.trials if method.casefold() == trial.label.casefold()]
-        named = named or [
-            trial
-            for trial in self.trials
-            if method.casefold() == trial.algorithm.casefold() and trial.label == method_of(trial.label)
-        ]
+        named = _matching(method, self.trials, lambda trial: trial.algorithm)
         if not named:
             raise RunError(f"{self.path} has no method {method!r}.{did_you_mean(method, self.labels)}")
         found = [trial for trial in named if seed in (None, trial.seed)]
@@ -213,12 +211,8 @@ class RunResult(Run):
         return difference(self._row(rows, method), self._row(rows, reference), chosen)
 
     def _row(self, rows: list[Row], method: str) -> Row:
-        name, finished = str(method).casefold(), [row for row in rows if row.finished]
-        found = [row for row in finished if name == row.label.casefold()]
-        if not found:
-            found = [row for row in finished if name == row.trials[0].algorithm.casefold()]
-            # An average stands beside its method.
-            found = [row for row in found if row.label == method_of(row.label)] or found
+        finished = [row for row in rows if row.finished]
+        found = _matching(str(method), finished, lambda row: row.trials[0].algorithm)
         labels = [row.label for row in found]
         if len(found) > 1:
             raise RunError(f"{self.path} has several rows of {method!r}. Name one by its label: {'; '.join(labels)}.")
@@ -226,6 +220,13 @@ class RunResult(Run):
             known = [row.label for row in finished]
             raise RunError(f"{self.path} has no finished method {method!r}.{did_you_mean(str(method), known)}")
         return found[0]
+
+
+def _matching(name: str, found: Sequence[T], algorithm: Callable[[T], str]) -> list[T]:
+    """Return what has a label, or else what is of a method with this name; an average stands beside its method."""
+    labelled = [one for one in found if one.label.casefold() == name.casefold()]
+    of_method = [one for one in found if algorithm(one).casefold() == name.casefold()]
+    return labelled or [one for one in of_method if one.label == method_of(one.label)] or of_method
 
 
 def read_run(path: str | Path) -> RunResult:

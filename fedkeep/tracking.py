@@ -1,11 +1,9 @@
-"""Metrics of each round for TensorBoard, Weights & Biases, MLflow, or a CSV file: only where a recipe asks for it."""
+"""Metrics of each round for TensorBoard or Weights & Biases: only where a recipe asks for it."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,49 +63,13 @@ class MetricWriter(Protocol):
         """Finish; the trial may be resumed later."""
 
 
-Earlier = Sequence[Mapping[str, float]]
-"""The metrics of the rounds before a resume."""
-COLUMNS = (
-    "round", "accuracy", "forgetting", "test_loss", "train_loss", "bytes_up", "bytes_down", "lost_clients",
-    "train_seconds",
-)  # fmt: skip
-"""The columns of the CSV file; averages of models that are evaluated too follow."""
-
-
-class CsvWriter:
-    """Writes ``logs/TRIAL.csv``, a line for each round."""
-
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
-        path = trial.run / FOLDER / f"{trial.name}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("w", encoding="utf-8", newline="")
-        self.table = csv.writer(self.file, lineterminator="\n")
-        averages = [f"accuracy_{which}" for which in trial.options.get("run.evaluation_models", ["last"])[1:]]
-        self.columns = (*COLUMNS, *averages)
-        self.table.writerow(self.columns)
-        for values in earlier:
-            self._row(values)
-
-    def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Write a line."""
-        self._row(values)
-        self.file.flush()
-
-    def _row(self, values: Mapping[str, float]) -> None:
-        self.table.writerow([f"{values[name]:.10g}" if name in values else "" for name in self.columns])
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
-
-
 class TensorBoardWriter:
     """Writes event files into ``logs/tensorboard/TRIAL``; show them with ``tensorboard --logdir RUN/logs/tensorboard``.
 
     ``finished``: Rounds that are finished; what was written after them is hidden.
     """
 
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+    def __init__(self, trial: LoggedTrial, finished: int) -> None:
         module = require_optional("torch.utils.tensorboard", "log = 'tensorboard'", "tracking")
         folder = trial.run / FOLDER / "tensorboard" / trial.name
         self.writer = module.SummaryWriter(str(folder), purge_step=finished + 1 if finished else None)
@@ -133,7 +95,7 @@ class WandbWriter:
     the machine are collected.
     """
 
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+    def __init__(self, trial: LoggedTrial, finished: int) -> None:
         wandb = require_optional("wandb", "log = 'wandb'", "tracking")
         folder = trial.run / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,59 +124,9 @@ class WandbWriter:
         self.run.finish()
 
 
-class MlflowWriter:
-    """Writes a run of MLflow into ``logs/mlflow``, or to the server that ``MLFLOW_TRACKING_URI`` names.
-
-    ``finished``: Rounds that are finished; the run that holds them is continued.
-    """
-
-    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        folder = trial.run / FOLDER / "mlflow"
-        uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-        if not uri:
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # one folder, without a database or a server
-            uri = folder.resolve().as_uri()
-        mlflow = require_optional("mlflow", "log = 'mlflow'", "tracking")
-        self.client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = self._experiment(mlflow, trial.title)
-        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{trial.digest}'") if finished else []
-        if before:
-            self.run = before[0].info.run_id
-            self.client.set_terminated(self.run, "RUNNING")
-            return
-        tags = {"fedkeep_trial": trial.digest}
-        self.run = self.client.create_run(experiment, run_name=trial.name, tags=tags).info.run_id
-        for name, value in {**trial.options, "method": trial.label, "seed": trial.seed}.items():
-            self.client.log_param(self.run, name, str(value)[:500])
-
-    def _experiment(self, mlflow: Any, title: str) -> str:
-        """Return the id of the experiment of a title; trials that begin at once all want to create it."""
-        if found := self.client.get_experiment_by_name(title):
-            return str(found.experiment_id)
-        try:
-            return str(self.client.create_experiment(title))
-        except mlflow.exceptions.MlflowException:
-            if found := self.client.get_experiment_by_name(title):
-                return str(found.experiment_id)
-            raise
-
-    def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Log metrics."""
-        for name, value in values.items():
-            if name != "round" and math.isfinite(value):
-                self.client.log_metric(self.run, name, value, step=round)
-
-    def close(self) -> None:
-        """Mark the run as ended."""
-        self.client.set_terminated(self.run)
-
-
-WRITERS: Mapping[str, Callable[[LoggedTrial, int, Any], MetricWriter]] = {
-    "csv": CsvWriter,
+WRITERS: dict[str, Callable[[LoggedTrial, int], MetricWriter]] = {
     "tensorboard": TensorBoardWriter,
     "wandb": WandbWriter,
-    "mlflow": MlflowWriter,
 }
 """By name in a recipe's ``log``, which is also that of the module that is needed, what writes."""
 
@@ -239,7 +151,7 @@ def check_packages(names: Sequence[str]) -> None:
 class Tracker(Callback):
     """Passes the metrics of each round on.
 
-    ``log``: ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``.
+    ``log``: ``tensorboard`` or ``wandb``.
     """
 
     def __init__(self, log: str, trial: LoggedTrial) -> None:
@@ -250,8 +162,9 @@ class Tracker(Callback):
 
     def on_trial_begin(self, state: SimulationState) -> None:
         self._history = []
-        earlier = [self._values(record, {}) for record in self._records(state.finished)]
-        self.writer = WRITERS[self.log](self.trial, state.finished, earlier)
+        for record in self._records(state.finished):
+            self._values(record, {})
+        self.writer = WRITERS[self.log](self.trial, state.finished)
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         if self.writer is not None:
@@ -287,10 +200,10 @@ class Tracker(Callback):
 
     def _accuracy(self, record: Mapping[str, Any]) -> float:
         correct = record["correct"]
-        return metrics.accuracy(correct, self.trial.test_total[: len(correct)])
+        return metrics.accuracy(correct, record.get("total", self.trial.test_total[: len(correct)]))
 
     def _by_class(self, record: Mapping[str, Any]) -> Floats:
         correct = list(record["correct"])
         missing = len(self.trial.test_total) - len(correct)  # classes that have not arrived
-        known = metrics.class_accuracy(correct, self.trial.test_total[: len(correct)])
+        known = metrics.class_accuracy(correct, record.get("total", self.trial.test_total[: len(correct)]))
         return np.concatenate([known, np.full(missing, np.nan)])

@@ -46,12 +46,12 @@ def test_the_lines_of_python_run(
     assert Path(printed[-1]).is_file()
 
 
-def test_the_examples_of_the_page_on_architecture_run(
+def test_the_examples_of_the_page_on_extending_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "extensions.py"
-    file.write_text("\n".join(blocks("docs/architecture.md", "python")))
+    file.write_text("\n".join(blocks("docs/how-to/extend.md", "python")))
     try:
         import_user_code([str(file)])
     finally:

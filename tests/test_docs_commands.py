@@ -128,7 +128,7 @@ def test_every_command_of_a_page_can_be_read(page: str) -> None:
 def test_every_option_in_the_text_exists() -> None:
     """``--option``, and ``section.option`` of a recipe or ``method.option``; Flower has options of its own."""
     scripts = "".join(path.read_text() for folder in ("tools", "benchmarks") for path in (ROOT / folder).glob("*.py"))
-    flower = {"--run-config", "--insecure", "--trusted-entities", "--node-config", "--port"}
+    flower = {"--run-config", "--insecure", "--trusted-entities", "--node-config", "--port", "--superlink"}
     flags = option_strings(the_parser()) | set(re.findall(r'"(--[a-z-]+)"', scripts)) | flower
     sections: Mapping[str, type] = {**algorithms(), **OPTIONS}
     wrong = []
@@ -163,8 +163,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with photos of different sizes, a recipe for them and two runs, in which commands are run."""
+    """A folder with photos of different sizes, a recipe for them, patients and two runs, in which commands are run."""
     take_photos(tmp_path / "photos")
+    lines = [f"P{n},h{n % 4},{n % 37},{'yes' if n % 5 == 0 else 'no'}" for n in range(80)]
+    (tmp_path / "patients.csv").write_text("patient_id,hospital,age,outcome\n" + "\n".join(lines))
     options = {"data.name": "photos", "data.size": [64, 64], "model.name": "lenet5", "partition.num_clients": 2}
     settings = [f"{name}={value}" for name, value in options.items()]
     recipe = load_recipe("demo", methods=["fedavg"], rounds=1, settings=[*settings, "run.cohort_size=2"])

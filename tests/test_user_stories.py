@@ -98,8 +98,10 @@ def test_a_grid_of_nine_with_held_out_examples_in_one_command(
     recipe = tiny.write_recipe(tmp_path)
     grid = ["--grid", "sfedkd.tau=1,2,4", "--grid", "sfedkd.teachers=1,3,5", "--seeds", "100", "--validation", "0.1"]
     assert main(["tune", recipe, *grid, "--rounds", "1", "--out", "tuned", *QUICK]) == 0
-    rows = list(csv.reader(Path("tuned/results.csv").read_text().splitlines()))[1:]
-    assert [row[1] for row in rows] == [f"SFedKD (tau {tau}, teachers {k})" for tau in (1, 2, 4) for k in (1, 3, 5)]
+    rows = list(csv.DictReader(Path("tuned/run/results.csv").read_text().splitlines()))
+    assert [row["method"] for row in rows] == [
+        f"SFedKD (tau {tau}, teachers {k})" for tau in (1, 2, 4) for k in (1, 3, 5)
+    ]
     assert Path("tuned/best.toml").is_file()
     assert "best.toml" in capsys.readouterr().out
 

@@ -29,9 +29,9 @@ from torch import Tensor
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.commands import DATA, QUIET, add_arguments, natural, positive
-from fedkeep.cli.progress import Counter
 from fedkeep.cli.text import Terminal, say, say_error
 from fedkeep.data import Augmentation, Data, DataSet
+from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.overrides import read_settings
@@ -241,7 +241,7 @@ class _Request:
     def generate(self, count: int, console: Console) -> Data:
         """Return at least ``count`` images of each class, equally many from each of its prototypes."""
         per_class = len(self.prototypes) // self.dataset.num_classes
-        with Counter(console, "images", self.quiet) as counter:
+        with Display(console, {}, unit="image", quiet=self.quiet) as display:
             return cached_images(
                 self.generator,
                 self.prototypes,
@@ -249,7 +249,7 @@ class _Request:
                 math.ceil(count / per_class),
                 self.sampler,
                 seed=self.seed,
-                on_images=counter,
+                on_images=display.count,
             )
 
 

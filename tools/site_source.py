@@ -96,7 +96,6 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
     ]
     return [
         {"FedKeep": "index.md"},
-        {"What it does": "docs/what-it-does.md"},
         {"Get started": "docs/get-started.md"},
         {
             "Tutorials": [
@@ -151,7 +150,7 @@ SECTIONS = {
 }
 """Where pages of docs/ stand that the navigation does not name, in its order; all others are about reliability."""
 NAMED = {
-    "what-it-does.md", "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md",
+    "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md",
     "model-heterogeneity.md", "class-incremental.md", "architecture.md", "releasing.md",
 }  # fmt: skip
 

@@ -182,8 +182,11 @@ def shown_accuracy(row: Row, metric: str | Metric) -> str:
     return f"{100 * found.mean:.1f}{interval}"
 
 
-def gains(found: dict[str, list[Row]]) -> list[str]:
-    """Return a Markdown table of what the moving average gains: for FedSeq, for FedAvg, and between the two."""
+def gains(found: dict[str, list[Row]], *, beside_fedavg: bool = False) -> list[str]:
+    """Return a Markdown table of what the moving average gains: for FedSeq, for FedAvg, and between the two.
+
+    ``beside_fedavg`` leaves settings out in which FedAvg was not run.
+    """
     heads = ["setting", "FedSeq, last model", "its moving average", "gain", "FedAvg, last model", "its moving average"]
     heads += ["gain", "FedSeq's average minus FedAvg's", "seeds"]
     lines = [f"| {' | '.join(heads)} |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
@@ -192,7 +195,7 @@ def gains(found: dict[str, list[Row]]) -> list[str]:
         parallel = _with_average(by_label, "FedAvg")
         for label in sorted(label for label in by_label if _family(label) == "FedSeq" and label == method_of(label)):
             sequence = _with_average(by_label, label)
-            if not sequence:
+            if not sequence or (beside_fedavg and not parallel):
                 continue
             cells = [name + label.removeprefix("FedSeq")]
             for pair in (sequence, parallel):
@@ -308,7 +311,8 @@ def tables(found: dict[str, list[Row]]) -> list[str]:
 def pages(found: dict[str, list[Row]]) -> dict[Path, str]:
     """Return the pages with what stands between their two marks written anew."""
     texts = {}
-    for page, lines in ((TABLES_PAGE, tables(found)), (AVERAGES_PAGE, [*gains(found), ""])):
+    everything = [*tables(found), "### What the moving average gains", "", *gains(found), ""]
+    for page, lines in ((TABLES_PAGE, everything), (AVERAGES_PAGE, [*gains(found, beside_fedavg=True), ""])):
         before, _, rest = page.read_text().partition(BEGIN)
         texts[page] = "\n".join([before + BEGIN, "", *lines]) + END + rest.partition(END)[2]
     return texts

@@ -112,17 +112,9 @@ def format_json(content: Mapping[str, Any], *, indent: int | None = None) -> str
     return f'{body},{end or " "}{" " * (indent or 0)}"sha256": "{digest}"{end}}}{end}'
 
 
-def read_json(path: Traversable, *, required: bool = True) -> dict[str, Any]:
-    """Read a JSON object that `write_json` has written, and check it.
-
-    ``path``: The file, on disk or in an archive.
-    ``required``: Refuse a file without a digest. Versions before digests wrote none.
-    """
-    content = read_all(path)
-    if is_sealed(content):
-        content = _unsealed(path, content, _JSON_DIGEST) + b"}"
-    elif required:
-        raise DamagedFile(f"{path} is damaged: it does not end with its SHA-256.")
+def read_json(path: Traversable) -> dict[str, Any]:
+    """Read a JSON object that `write_json` has written, on disk or in an archive, and check it."""
+    content = _unsealed(path, read_all(path), _JSON_DIGEST) + b"}"
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -147,17 +139,9 @@ def write_toml(path: Path, text: str) -> Path:
     return atomic_write(path, f"{body}\n# sha256 of the lines above: {digest}\n")
 
 
-def read_toml(path: Traversable, *, required: bool = True) -> str:
-    """Read the text that `write_toml` has written, and check it.
-
-    ``path``: The file, on disk or in an archive.
-    ``required``: Refuse a file without a digest.
-    """
-    content = read_all(path)
-    if is_sealed(content):
-        content = _unsealed(path, content, _TOML_DIGEST) + b"\n"
-    elif required:
-        raise DamagedFile(f"{path} is damaged or was edited: it does not end with its SHA-256.")
+def read_toml(path: Traversable) -> str:
+    """Read the text that `write_toml` has written, on disk or in an archive, and check it."""
+    content = _unsealed(path, read_all(path), _TOML_DIGEST) + b"\n"
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -177,8 +161,10 @@ def read_all(path: Traversable) -> bytes:
 def _unsealed(path: Traversable, content: bytes, form: re.Pattern[bytes]) -> bytes:
     """Return a content without its digest, which must be right."""
     found = form.search(content, max(0, len(content) - 120))
-    body = content[: found.start()] if found else content
-    expected, actual = found[1].decode() if found else "another form", hashlib.sha256(body).hexdigest()
+    if found is None:
+        raise DamagedFile(f"{path} is damaged or was edited: it does not end with its SHA-256.")
+    body = content[: found.start()]
+    expected, actual = found[1].decode(), hashlib.sha256(body).hexdigest()
     if actual != expected:
         raise DamagedFile(
             f"{path} is damaged or was edited: its last line says SHA-256 {expected[:12]}..., and it has "

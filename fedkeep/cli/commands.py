@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -44,20 +45,13 @@ def several(flag: str, help: str, metavar: str, **more: Any) -> Argument:
 
 
 def add_arguments(command: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
-    """Add arguments to a command; of those whose group begins with "one " only one may be given."""
+    """Add arguments to a command."""
     groups: dict[str, argparse._ActionsContainer] = {"": command}
     for flag, options in arguments:
         group = options.get("group", "")
         if group not in groups:
-            one = group.startswith("one ")
-            groups[group] = command.add_mutually_exclusive_group() if one else command.add_argument_group(group)
+            groups[group] = command.add_argument_group(group)
         groups[group].add_argument(flag, **{name: value for name, value in options.items() if name != "group"})
-
-
-def one_of(dest: str, **flags: tuple[str, str]) -> list[Argument]:
-    """Describe arguments of which one may be given: the value of each, its name and its help text."""
-    more: dict[str, Any] = {"dest": dest, "action": "store_const", "group": f"one {dest}"}
-    return [arg(flag, text, const=value, **more) for value, (flag, text) in flags.items()]
 
 
 def number(kind: Callable[[str], Any], low: float, high: float, what: str) -> Callable[[str], Any]:
@@ -83,8 +77,8 @@ inches = number(float, 1, 20, "a number of inches from 1 to 20")
 
 
 def names(text: str) -> list[str]:
-    """Read names, separated by commas."""
-    if found := [part.strip() for part in text.split(",") if part.strip()]:
+    """Read names, separated by commas; a comma with a space behind it is part of a name, such as ``FedSeq, lr 0.1``."""
+    if found := [part.strip() for part in re.split(r",(?! )", text) if part.strip(" ,")]:
         return found
     raise argparse.ArgumentTypeError(f"{text!r} names nothing; give names with commas between them, such as a,b")
 
@@ -127,7 +121,6 @@ def grid(example: str) -> Argument:
 
 
 QUIET = switch("--quiet", "show no progress")
-PROFILE = switch("--profile", "show at the end how the time was spent")
 DATA, USE, CODE = declared(Machine, "data_dir"), declared(Machine, "use"), declared(Machine, "allow_code", "use")
 DEVICE = declared(Machine, "device", "threads", "stack")
 MACHINE = [
@@ -210,27 +203,24 @@ _command(
     _DEMO,
     *CHANGES,
     grid("sfedkd.tau=1,2,4; each combination is a method of the run"),
-    arg("--log", "log metrics too: csv, tensorboard, wandb (offline), mlflow", names, "A,B"),
-    arg("--title", "title of the run (default: the recipe's)", metavar="TEXT"),
+    arg("--log", "log metrics too: tensorboard, wandb (offline)", names, "A,B"),
     _NEW_RUN,
     switch("--dry-run", "run nothing: say what time, memory and bytes the run would take"),
-    arg("--trial", "run only the K-th method and seed, from 1, into --out; see fedkeep gather", positive, "K"),
+    arg("--trial", "run only the K-th method and seed, from 1, into --out; then: fedkeep resume", positive, "K"),
     *DEVICE,
     *MACHINE,
-    PROFILE,
 )
 _command(
     "reproduce",
     "reproduce.reproduce",
     "reproduce a paper's table, and show it beside the paper's numbers",
-    arg("table", "such as sfedkd/table1; without it the tables are listed", nargs="?"),
+    arg("table", "such as sfedkd/table1; the tables are listed by fedkeep recipes", nargs="?"),
     arg("--columns", "columns to run (default: all)", names, "A,B"),
     arg("--methods", "methods to run (default: all)", names, "A,B"),
     arg("--seeds", "seeds to run (default: as many as the paper)", numbers, "0,1"),
     arg("--rounds", "share of the paper's rounds", share, "0.2", default=1.0),
     switch("--grid", "also run the values that the paper tuned"),
     settings("run.evaluate_every=5, in every column"),
-    switch("--resume", "only finish the trials that were begun"),
     switch("--dry-run", "list the trials, with an estimate of time and memory"),
     arg("--out", "folder of reproductions", metavar="DIR", default="runs/reproduce"),
     arg("--page", "write a page of all reproductions in --out, in Markdown", metavar="FILE"),
@@ -243,16 +233,6 @@ _command(
     "continue a run that was stopped, to the identical result",
     arg("run", "the run folder"),
     *MACHINE,
-    PROFILE,
-)
-_command(
-    "gather",
-    "run.gather",
-    "put together a run whose trials were run one by one. Writes the table and the report of trials that fedkeep run "
-    "--trial has run, and shows the results. If trials are missing, they are named, and the exit code is 1.",
-    arg("run", "the run folder"),
-    *DATA,
-    *CODE,
 )
 _command(
     "tune",
@@ -265,7 +245,6 @@ _command(
     arg("--seeds", "seeds to run instead of the recipe's", numbers, "0,1", default=[100, 101]),
     arg("--validation", "share of the training examples that decides (default: the recipe's, or 0.1)", float, "0.1"),
     arg("--metric", "what decides, such as window_forgetting (default: run.metric, or accuracy)"),
-    arg("--search", "N points that Optuna chooses; the grid may have ranges: lr=0.001..0.1", natural, "N", default=0),
     switch("--reported-seeds", "allow the recipe's own seeds"),
     _NEW_RUN,
     *DEVICE,
@@ -287,20 +266,6 @@ _command(
     arg("--out", "where to write", metavar="DIR", default="."),
 )
 _command("datasets", "show.datasets", "list the known data sets and which are available locally", *DATA)
-_command(
-    "partition",
-    "partition.partition",
-    "split a data set over clients; show statistics and a heat map",
-    arg("dataset", "a known data set, a Hub id or a path"),
-    arg("scheme", "iid, exdir, dirichlet, dirichlet-per-client, shards, hybrid, column, or your own"),
-    arg("options", "options of the scheme, such as alpha=0.5", metavar="OPTION=VALUE", nargs="*"),
-    arg("--clients", "how many clients (the same as num_clients=N)", positive),
-    _SEED,
-    arg("--out", "write the heat map here, as .svg, or the manifest, as .json", metavar="FILE"),
-    settings("data.label=species"),
-    *DATA,
-    *USE,
-)
 _command(
     "compare",
     "show.compare",
@@ -327,11 +292,12 @@ _command(
     arg("run", "a run folder", metavar="RUN"),
     arg("--method", "whose model, where a run has several methods", metavar="LABEL"),
     arg("--seed", "the trial's seed (default: the first)", natural),
-    *one_of(
-        "evaluation_model",
-        moving=("--average", "the moving average (the default, if run.evaluation_models names it)"),
-        round=("--round", "the mean of the models of the last round"),
-        last=("--last", "the last model"),
+    arg(
+        "--model",
+        "which: the moving average (default, if run.evaluation_models names it), the mean of the last round's, or the "
+        "last",
+        choices=("moving", "round", "last"),
+        dest="evaluation_model",
     ),
     arg("--out", "where to write (default: in the run folder, under export/)", metavar="DIR"),
     *CODE,
@@ -400,16 +366,9 @@ _command(
     settings("unet.widths=[64,128,128] or training.steps=5000"),
     *_ON_DEVICE,
 )
-_command("doctor", "doctor.doctor", "show what this machine has for FedKeep, and what to do about what it lacks", *DATA)
 _command(
     "recipes",
     "show.recipes",
     "list the recipes and the papers' tables, or print one",
     arg("name", "print this recipe with every option written out, or show the columns of this table", nargs="?"),
-)
-_command(
-    "completion",
-    "show.completion",
-    "print a script that completes commands in a shell. Load it in each: fedkeep completion bash >> ~/.bashrc",
-    arg("shell", "bash or zsh", choices=("bash", "zsh")),
 )

@@ -9,8 +9,8 @@ from typing import cast, get_args
 
 from rich.console import Console
 
-from fedkeep.cli.progress import Counter
 from fedkeep.cli.text import say
+from fedkeep.display import Display
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.overrides import read_settings
@@ -55,7 +55,7 @@ def train_diffusion(options: Namespace, console: Console) -> int:
     per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
     say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
     say(console, f"regime {source.regime}: {REGIMES[source.regime]}")
-    with Counter(console, "steps", options.quiet) as counter:
+    with Display(console, {}, unit="step", quiet=options.quiet) as display:
         generator = train_generator(
             card,
             data,
@@ -64,7 +64,7 @@ def train_diffusion(options: Namespace, console: Console) -> int:
             seed=options.seed,
             device=device,
             half=options.half,
-            on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
+            on_step=lambda done, loss: display.count(done, settings.steps, f"loss {loss:.4f}"),
         )
     say(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
     say(console, f"wrote {options.out}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fedkeep._utils.memory import keep_freed_memory
 from fedkeep.cli.commands import COMMANDS, add_commands
-from fedkeep.cli.text import FittingFormatter, Parser, Terminal, forget_odd_width, say_error
+from fedkeep.cli.text import Parser, Terminal, TerminalHandler, forget_odd_width, say_error
 from fedkeep.errors import FedKeepError
 
 
@@ -21,9 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.
     """
     forget_odd_width()
-    handler = logging.StreamHandler()
-    handler.setFormatter(FittingFormatter("%(levelname)s %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.basicConfig(handlers=[TerminalHandler()], level=logging.WARNING)
     options = parser().parse_args(arguments)
     console = Terminal()
     keep_freed_memory()

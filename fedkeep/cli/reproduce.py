@@ -21,8 +21,6 @@ from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe_loader import paper_tables
-from fedkeep.experiment.run import machine_arguments
 from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.archive import open_run
@@ -36,11 +34,11 @@ def reproduce(options: Namespace, console: Console) -> int:
     import_user_code(machine.use)
     root = Path(options.out)
     if options.table is None:
-        return _page(root, options.page, console) if options.page else _list(console)
+        if options.page:
+            return _page(root, options.page, console)
+        raise ConfigError("name a table, such as sfedkd/table1. The tables are listed by: fedkeep recipes")
     table = plan.find_table(options.table)
     folder = plan.reproduction_folder(table, root, options.rounds)
-    if options.resume:
-        return _resume(options, table, folder, machine, console)
     requested = plan.select_columns(
         table,
         root,
@@ -61,52 +59,18 @@ def reproduce(options: Namespace, console: Console) -> int:
     return _run_trials(trials, options, folder, machine, console)
 
 
-def _resume(options: Namespace, table: plan.TableRecipes, folder: Path, machine: Machine, console: Console) -> int:
-    """Run the trials that were requested earlier and are not finished."""
-    given = [name for name in ("columns", "methods", "seeds", "settings", "grid") if getattr(options, name)]
-    if given:
-        flags = ", ".join(f"--{'set' if name == 'settings' else name}" for name in given)
-        raise ConfigError(f"--resume finishes what was begun, so {flags} cannot be given with it.")
-    columns = plan.existing_columns(folder, allow_code=machine.allow_code)
-    if not columns:
-        raise ConfigError(f"there is nothing of {table.name} in {folder} to resume. Leave out --resume to begin.")
-    if options.dry_run:
-        return _dry_run(columns, machine, console)
-    trials = [trial for column in columns for trial in plan.unfinished_trials(column, machine)]
-    return _run_trials(trials, options, folder, machine, console)
-
-
 def _run_trials(trials: Sequence[Trial], options: Namespace, folder: Path, machine: Machine, console: Console) -> int:
-    retry = _resume_command(options)
-    count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
-    say(console, f"{count} to run, into {folder}")
-    if trials and (stop := run_with_progress(trials, console, retry, retry, quiet=options.quiet)):
+    again = shlex.join(["fedkeep", *sys.argv[1:]])
+    say(console, f"{len(trials)} trial{'s' * (len(trials) != 1)} to run, into {folder}")
+    if trials and (stop := run_with_progress(trials, console, again, quiet=options.quiet)):
         return stop
-    columns = plan.existing_columns(folder, allow_code=machine.allow_code)
-    for column in columns:
+    for column in plan.existing_columns(folder, allow_code=machine.allow_code):
         write_all(column.folder)
     reproduction = read_reproduction(folder)
-    report.write(reproduction, folder)
+    written = report.write(reproduction, folder)
     _show(reproduction, console)
-    page = (folder / "table.html").resolve()
-    say(console, f"\n{page.as_uri()}, and table.md and table.csv beside it")
+    say(console, f"\nwrote {written}")
     return _page(Path(options.out), options.page, console) if options.page else 0
-
-
-def _resume_command(options: Namespace) -> str:
-    words = ["fedkeep", "reproduce", options.table, "--resume", "--out", options.out]
-    words += ["--rounds", f"{options.rounds:g}"] if options.rounds != 1 else []
-    return shlex.join(words + machine_arguments(machine_of(options), options.use))
-
-
-def _list(console: Console) -> int:
-    table = plain_table("table", "what it is", "columns")
-    for name, paper_table in paper_tables().items():
-        columns = ", ".join(column.rpartition("/")[2] for column in paper_table.columns)
-        table.add_row(name, escape(paper_table.table), escape(columns))
-    console.print(table)
-    console.print("Reproduce one: fedkeep reproduce sfedkd/table1 --seeds 0 --rounds 0.2")
-    return 0
 
 
 def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console) -> int:
@@ -114,26 +78,23 @@ def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console)
     by_name = {column.name: column for column in columns}
 
     def is_done(name: str, label: str, seed: int) -> bool:
-        return _is_done(by_name[name], label, seed)
+        column = by_name[name]
+        return is_finished(trial_folder(column.folder, column.recipe.method(label), seed))
 
     return dry_run({name: column.recipe for name, column in by_name.items()}, machine, console, is_done)
 
 
-def _is_done(column: plan.Column, label: str, seed: int) -> bool:
-    method = next(method for method in column.recipe.methods if method.label == label)
-    return is_finished(trial_folder(column.folder, method, seed))
-
-
 def _show(reproduction: Reproduction, console: Console) -> None:
     for column in reproduction.columns:
-        words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
+        found = report.column_table(column)
+        words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in found.heads]
         heads = ["\n".join(textwrap.wrap(head.replace("minus the paper's", "minus paper"), 8)) for head in words]
         table = plain_table(*heads, title=column.run.title)
         for table_column in table.columns[1:]:
             table_column.justify = "right"
-        for row in column.lines:
-            table.add_row(*map(escape, report.texts(column, row)))
-        table.caption, table.caption_justify = escape(report.about(column)), "left"
+        for line in found.lines:
+            table.add_row(*map(escape, line))
+        table.caption, table.caption_justify = escape(found.note), "left"
         console.print(table)
 
 

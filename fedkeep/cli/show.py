@@ -1,4 +1,4 @@
-"""Commands that only read: list methods, data sets and recipes, compare runs, write reports; and shell completion."""
+"""Commands that only read: list methods, data sets and recipes, compare runs, write reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.cli.commands import COMMANDS
 from fedkeep.cli.text import plain_table, say
 from fedkeep.data import CatalogEntry, known_datasets
 from fedkeep.data.catalog import CATALOG
@@ -31,6 +30,7 @@ from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import TextTable, print_table
+from fedkeep.training.own_test import test_own
 
 
 def methods(options: Namespace, console: Console) -> int:
@@ -56,8 +56,8 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     say(console, f"{cls.paper}\n")
     say(console, f"{_docstring(cls)}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]")
-    for line in describe_replies(cls):
-        console.print(f"  {escape(line)}")
+    for line in (*describe_replies(cls), f"test_own: {test_own.__doc__}"):
+        console.print(f"  {escape(line)}", soft_wrap=True)
     method_options = options_of(cls)
     if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
@@ -189,13 +189,11 @@ def report(options: Namespace, console: Console) -> int:
 
 def _check_page(options: Namespace) -> None:
     """Raise `RunError` for an option that the chosen format would ignore."""
-    if options.format in (*TEXTS, "table"):
+    if options.format in ("markdown", "latex", "table"):
         return
     for name in ("against", "target"):
         if getattr(options, name) is not None:
-            raise RunError(
-                f"--{name} is for tables: add --format markdown, latex or csv. The page shows all differences."
-            )
+            raise RunError(f"--{name} is for tables: add --format markdown or latex. The page shows all differences.")
 
 
 def _text(options: Namespace, rows: list[Row], path: Path | None, console: Console) -> None:
@@ -229,35 +227,3 @@ def _rich(table: TextTable) -> Table:
         shown.add_row(*map(escape, line))
     shown.caption, shown.caption_justify = escape(table.note), "left"
     return shown
-
-
-SCRIPT = """_fedkeep() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words
-    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
-        1:*) words="{commands}" ;;
-{cases}
-    esac
-    if [ "$before" = --methods ]; then words="{methods}"; fi
-    COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word"))
-}}
-complete -o filenames -F _fedkeep fedkeep
-"""
-
-
-def completion(options: Namespace, console: Console) -> int:
-    """Print the script."""
-    console.file.write(script(options.shell))
-    return 0
-
-
-def script(shell: str) -> str:
-    """Return the script of a shell, made from the commands of this version."""
-    extra = {"run": recipe_names(), "recipes": recipe_names(), "methods": list(algorithms())}
-    cases = []
-    for name, command in COMMANDS.items():
-        words = ["--help", *command.verbs, *extra.get(name, [])]
-        for flag, options in command.arguments:
-            words += [flag] if flag.startswith("-") else options.get("choices", ())
-        cases.append(f'        *:{name}) words="{" ".join(words)}" ;;')
-    text = SCRIPT.format(commands=" ".join(COMMANDS), cases="\n".join(cases), methods=" ".join(algorithms()))
-    return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text

@@ -1,4 +1,4 @@
-"""Text that fits the terminal: sentences break between words, commands so that they can still be copied."""
+"""Text that fits the terminal: sentences break between words, and commands stay whole, so that they can be copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,10 +24,8 @@ from rich.text import Text
 from fedkeep._utils.escaping import printable
 from fedkeep.errors import nearest
 
-_COMMAND = re.compile(r"(?:\S*/)?(?:fedkeep|flwr|export|nginx|python) ")
+_COMMAND = re.compile(r"\s*(?:\S*/)?(?:fedkeep|flwr|export|nginx|python) ")
 _OWN_COMMAND = re.compile(r"(?<![\w./-])fedkeep (?=[a-z]|-)|(?<![\w./-])pip install (?=['\"])")
-_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
-_KEPT = "\N{NO-BREAK SPACE}"
 
 
 def forget_odd_width() -> None:
@@ -86,68 +84,39 @@ def runnable(text: str) -> str:
 
 
 def say(console: Console, text: str, style: str = "", *, paragraphs: bool = False) -> None:
-    """Print text as it is, without markup, broken where the terminal ends.
+    """Print text as it is, without markup.
 
-    ``text``: The text, which may have several lines.
-    ``paragraphs``: Where the text is wider than the terminal, also join the lines of each paragraph first.
+    A line that is wider than the terminal breaks between words, unless it is a command: a terminal breaks it itself,
+    and copies it whole. In a file or a pipe lines stay as they are, so that they can be searched.
+
+    ``paragraphs``: Join the lines of each paragraph first; indented ones, such as formulas, stay.
     """
-    wide = max(map(len, text.split("\n"))) > console.width
-    console.print(Text(fit(_joined(text) if paragraphs and wide else text, console), style), soft_wrap=True)
+    if paragraphs:
+        text = re.sub(r"(?<=\S)\n(?! {4}|- |\n)(?<!:\n) *(?=\S)", " ", text)
+    for line in _lines(runnable(text), console):
+        console.print(Text(line, style), soft_wrap=True)
+
+
+def _lines(text: str, console: Console) -> Iterator[str]:
+    for line in text.split("\n"):
+        words = line.lstrip(" ")
+        if _COMMAND.match(words) or not (console.is_terminal or "COLUMNS" in os.environ):
+            yield line
+        else:
+            indent = line[: len(line) - len(words)]
+            yield from textwrap.wrap(
+                words, console.width, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+                break_on_hyphens=False,
+            ) or [""]  # fmt: skip
 
 
 def say_error(message: str) -> None:
-    """Print an error to the standard error stream.
-
-    ``message``: What was wrong.
-    """
+    """Print an error to the standard error stream."""
     console = Terminal(stderr=True)
-    text = Text(fit(f"error: {message}", console))
-    text.stylize("bold red", 0, len("error:"))
-    console.print(text, soft_wrap=True)
-
-
-def fit(text: str, console: Console) -> str:
-    """Make text harmless and its commands runnable; break lines that are wider than the terminal, but no long words.
-
-    In a file or a pipe lines stay as they are, so that they can be searched.
-
-    ``text``: The text, which may have several lines.
-    ``console``: Where it will be printed.
-    Returns: The text. A command that has a line of its own goes on after a backslash, as a shell reads it.
-    """
-    text = printable(runnable(text))
-    if not (console.is_terminal or "COLUMNS" in os.environ):
-        return text
-    return "\n".join(_broken(line, console.width) for line in text.split("\n"))
-
-
-def _broken(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
-    stripped = line.lstrip()
-    indent = line[: len(line) - len(stripped)]
-    if _COMMAND.match(stripped):
-        words = [word.replace(" ", _KEPT) for word in _WORD.findall(stripped)]
-        return " \\\n".join(_wrapped(" ".join(words), indent, f"{indent}  ", width - 2))
-    hanging = indent + "  " * stripped.startswith("- ")
-    short = re.sub(
-        r"(\S*/)?\bfedkeep \S+( \S+)?|(\S* -m )?\bpip install( '[^']*')+",
-        lambda found: found[0].replace(" ", _KEPT),
-        stripped,
-    )
-    return "\n".join(_wrapped(short, indent, hanging, width))
-
-
-def _wrapped(text: str, first: str, others: str, width: int) -> list[str]:
-    lines = textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
-    )
-    return [line.replace(_KEPT, " ") for line in lines]
-
-
-def _joined(text: str) -> str:
-    """Return text whose paragraphs and list items are one line each; indented lines, such as formulas, stay."""
-    return re.sub(r"(?<=\S)\n(?! {4}|- |\n)(?<!:\n) *(?=\S)", " ", text)
+    for number, line in enumerate(_lines(runnable(f"error: {message}"), console)):
+        text = Text(line)
+        text.stylize("bold red", 0, 0 if number else len("error:"))
+        console.print(text, soft_wrap=True)
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
@@ -158,12 +127,12 @@ def plain_table(*columns: str, title: str | None = None) -> Table:
     return table
 
 
-class FittingFormatter(logging.Formatter):
-    """Formats messages of a log so that they fit the terminal."""
+class TerminalHandler(logging.Handler):
+    """Prints the messages of a log on the standard error stream."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a message."""
-        return fit(super().format(record), Terminal(stderr=True))
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
+        say(Terminal(stderr=True), f"{record.levelname} {record.getMessage()}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -185,5 +154,5 @@ class Parser(argparse.ArgumentParser):
             choices = re.findall(r"[^\s,']+", found[2])
             message += f".{nearest(found[1], choices)}"
         self.print_usage(sys.stderr)
-        sys.stderr.write(fit(f"{self.prog}: error: {message}\n", Terminal(stderr=True)))
+        say(Terminal(stderr=True), f"{self.prog}: error: {message}")
         raise SystemExit(2)

@@ -19,6 +19,7 @@ class DataOptions(Options):
     label: str = option("", "column of the classes; empty: the one that is declared, or called label, class or target")
     client: str = option("", "column that says whose an example is; empty: 'client', if there is such a column")
     group: str = option("", "column of what belongs together, such as a patient: only whole groups are held out")
+    split: str = option("", "column that marks rows as train or test; empty: there is none")
     size: tuple[int, ...] = option((), "height and width in pixels to which all images are resized", low=1, high=4096)
     columns: tuple[str, ...] = option((), "columns of a table that are the input; empty: all that are left")
     exclude: tuple[str, ...] = option((), "columns of a table that are not used, such as ids of patients")
@@ -35,9 +36,8 @@ class DataOptions(Options):
             raise ConfigError(f"data.size is a height and a width, such as [64, 64], not {list(self.size)}.")
         if self.text and self.columns:
             raise ConfigError("data.text names the only input: leave data.columns out.")
-        named = [
-            name for name in (self.label, self.client, self.group, self.text, *self.columns, *self.exclude) if name
-        ]
+        single = (self.label, self.client, self.group, self.split, self.text)
+        named = [name for name in (*single, *self.columns, *self.exclude) if name]
         twice = next((name for name in named if named.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"[data] names the column {twice!r} for two purposes. Name it once.")

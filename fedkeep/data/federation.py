@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 import torch
+from torch import Tensor
 
 from fedkeep.data.dataset import Data, DataSet
 from fedkeep.data.partition import Partition
@@ -64,6 +65,7 @@ class Federation:
     ``server_data``: Examples that the server holds itself, as columns, such as an auxiliary set; may be empty.
     ``stream``: The tasks that this federation is a part of; None if there is only one.
     ``task``: Number of the current task, counted from 1.
+    ``owners``: By row of the whole test split, the number of the client whose own it is; None: it is for all.
     """
 
     dataset: DataSet
@@ -71,6 +73,7 @@ class Federation:
     server_data: Data = field(default_factory=dict)
     stream: TaskStream | None = None
     task: int = 1
+    owners: Tensor | None = None
 
     def __post_init__(self) -> None:
         rows, have = self.partition.rows, len(self.dataset.train["label"])
@@ -100,6 +103,11 @@ class Federation:
         return True
 
     @property
+    def holds_test_data(self) -> bool:
+        """Whether the test examples are here, and not at sites."""
+        return True
+
+    @property
     def cumulative_classes(self) -> tuple[int, ...]:
         """Number of classes that have arrived by the end of each task so far, the current one included."""
         if self.stream is None:
@@ -123,6 +131,14 @@ class Federation:
         train = self.dataset.train
         rows = self.partition[self._index(client)].to(train["label"].device)
         return {name: column.index_select(0, rows) for name, column in train.items()}
+
+    def test_data(self, client: str) -> Data:
+        """Return a client's own test rows, of the classes that have arrived."""
+        assert self.owners is not None
+        test = self.dataset.test
+        owners = self.owners if self.stream is None else self.owners[self.stream.tasks[self.task - 1].test]
+        rows = (owners == self._index(client)).nonzero().flatten().to(test["label"].device)
+        return {name: column.index_select(0, rows) for name, column in test.items()}
 
     def num_examples(self, client: str) -> int:
         """Return the number of a client's training rows; errors as in `data`."""

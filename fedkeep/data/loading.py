@@ -26,7 +26,7 @@ from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups, note_on_copies
-from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files
+from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column
 from fedkeep.data.problems import Problems, Where
 from fedkeep.data.readers import RawSplits, hub_commit, is_offline, read_batches, read_hub, read_parquet
 from fedkeep.data.schema import CLIENT, GROUP, Normalisation, Schema, infer_schema, number_values
@@ -356,6 +356,7 @@ def assemble_own(
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
     if columns:
         options = replace(options, columns=tuple(column.name for column in columns), exclude=())
+    own = split_by_column(own, options.split, where)
     schema = infer_schema(own.splits, where, options)
     return assemble(name, own.splits, schema, where, note=note, options=options, own=own, columns=columns)
 

@@ -20,12 +20,13 @@ from fedkeep.data.readers import (
     image_files,
     is_hidden,
     parquet_files,
+    parquet_table,
+    read_column,
     read_images,
-    read_parquet,
     to_nfc,
 )
 from fedkeep.data.schema import CLIENT
-from fedkeep.errors import DataError, in_one_line, require_optional
+from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SEPARATORS = ",;\t|"
@@ -150,6 +151,39 @@ class OwnSplits:
     note: str = ""
 
 
+def split_by_column(own: OwnSplits, column: str, where: str) -> OwnSplits:
+    """Return tables whose rows that a column marks as test are the test split; without such a column, as they are."""
+    table, others = own.splits.get("train"), sorted({*own.splits} - {"train"})
+    if not column or table is None or (others and column not in table.features):
+        return own
+    if others or column not in table.features:
+        wrong = (
+            f"there is a split {others[0]!r} too"
+            if others
+            else f"there is no such column{did_you_mean(column, table.features)}"
+        )
+        raise DataError(f"{where}: data.split={column!r} marks test rows, and {wrong}. Leave one of them out.")
+    values = [str(value).strip().lower() for value in read_column(table, column, where)]
+    rows = {name: [row for row, value in enumerate(values) if value == name] for name in ("train", *TEST_NAMES)}
+    rows = {name: numbers for name, numbers in rows.items() if numbers}
+    if odd := sorted({*values} - {*rows}):
+        raise DataError(
+            f"{where}: the column {column!r} (data.split) must say train or {', '.join(TEST_NAMES)}, not {odd[0]!r}."
+        )
+    if len(rows) < 2:
+        raise DataError(f"{where}: the column {column!r} (data.split) says {values[0]} in all rows. Mark some as test.")
+    place = own.lines.get("train")
+    return replace(
+        own,
+        splits={name: table.select(numbers).remove_columns([column]) for name, numbers in rows.items()},
+        lines={name: _line_of_part(place, numbers) for name, numbers in rows.items()} if place else {},
+    )
+
+
+def _line_of_part(place: Callable[[int], str], rows: Sequence[int]) -> Callable[[int], str]:
+    return lambda row: place(rows[row])
+
+
 @dataclass(frozen=True)
 class DataFiles:
     """Files that are one data set: all of them, what opens them, and what was found while looking for them."""
@@ -205,18 +239,15 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
 def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
     """Return tables by split, each with the name of the client whose it is, or none."""
     every = [path for files in splits.values() for path, _ in files]
-    streamed = {split for split, files in splits.items() if all(_is_stream(*one) for one in files)}
 
     def read() -> OwnSplits:
-        opened = read_parquet({split: [path for path, _ in splits[split]] for split in streamed})
         texts: list[DelimitedText] = []
         tables = {
             split: [(path, _of_client(client, path, _open(path, texts))) for path, client in files]
             for split, files in splits.items()
-            if split not in streamed
         }
         is_text = bool(texts) and all(path.suffix.lower() != ".parquet" for path in every)
-        opened |= {split: _to_dataset(each) for split, each in _alike(tables).items()}
+        opened = {split: _to_dataset(each) for split, each in _alike(tables).items()}
         separators = {text.separator for text in texts}
         separator = (separators.pop() if len(separators) == 1 else ",") if is_text else ""
         lines = {split: _line_finder([(path, len(table)) for path, table in each]) for split, each in tables.items()}
@@ -226,21 +257,12 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
     return DataFiles(every, read)
 
 
-def _is_stream(path: Path, client: str) -> bool:
-    """Tell whether a file is read as a stream, as Parquet in a folder is, which may hold images."""
-    return path.suffix == ".parquet" and path.stem.split("-")[0] in ("train", *TEST_NAMES) and not client
-
-
 def _open(path: Path, texts: list[DelimitedText]) -> Any:
     """Return a file as a pyarrow table; how a text file was read is added to `texts`."""
-    if path.suffix.lower() != ".parquet":
-        texts.append(read_text_table(path))
-        return texts[-1].table
-    parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
-    try:
-        return parquet.read_table(path)
-    except Exception as error:  # pyarrow raises errors of many kinds for damaged files
-        raise DataError(f"{path} cannot be read as PARQUET ({in_one_line(error, 300)}). Mend or copy it.") from error
+    if path.suffix.lower() == ".parquet":
+        return parquet_table(path)
+    texts.append(read_text_table(path))
+    return texts[-1].table
 
 
 def _line_finder(files: Sequence[tuple[Path, int]]) -> Callable[[int], str]:

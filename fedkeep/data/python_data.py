@@ -40,7 +40,7 @@ def dataset_of(data: Any, options: DataOptions | None = None) -> DataSet:
     if _is_table(data):
         return _of_tables(dict(data) if isinstance(data, Mapping) else {"train": data}, options)
     if options != DataOptions():
-        raise DataError("label, client, columns, exclude and size are for tables and files; arrays have no columns.")
+        raise DataError("label, client, columns, exclude and so on are for tables and files; arrays have no columns.")
     if splits and all(isinstance(part, torch_data.Dataset) for part in splits.values()):
         return from_arrays(*(array for part in splits.values() for array in _examples(part)))
     if isinstance(data, torch_data.Dataset):

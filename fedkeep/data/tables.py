@@ -192,9 +192,10 @@ def _guess(
         raise DataError(
             f"{wheres[0]}: the column {name!r} has {different} different values in {len(texts)} rows, as ids, names "
             f"and texts have; a network would learn single rows. {_leave_out(name)}{words} If rows of one value belong "
-            f"together: data.group={name!r}. To use it all the same, name it in data.columns."
+            f"together: data.group={name!r}. To use it all the same, name it in data.columns. In "
+            "Python these are arguments: exclude, text, group, columns."
         )
-    if separator and column.kind == "date":
+    if column.kind == "date" and any(isinstance(value, str) for value in splits[0]):
         problems.notes.append(f"{name!r} are dates: days since 1970.")
     if column.unit:
         problems.notes.append(f"{name!r} are numbers; {column.unit} was cut off.")
@@ -210,12 +211,12 @@ def _guess(
 def _guess_text(
     name: str, texts: Sequence[str], splits: Sequence[Sequence[Any]], wheres: Sequence[Where], separator: str
 ) -> TableColumn:
-    """Return what a column of text holds; numbers and dates are only looked for in text files."""
+    """Return what a column of text holds; numbers are only looked for in text files."""
     unit = texts[0][-1] if texts[0][-1] in _UNITS else texts[0][0] if texts[0][0] in _UNITS else ""
     unit = unit if separator and unit and all(unit in text for text in texts) else ""
     is_number = [_to_number(text, separator, unit) is not None for text in texts]
-    if separator and not any(map(_CODE.fullmatch, texts)):
-        if all(is_number):
+    if not any(map(_CODE.fullmatch, texts)):
+        if separator and all(is_number):
             return TableColumn(name, unit=unit)
         for format, pattern in {"": _ISO, **_DATES}.items():
             if all(map(pattern.fullmatch, texts)):
@@ -228,8 +229,9 @@ def _guess_text(
             if wrong:
                 raise DataError(
                     f"{where}: {at(where, [row for row, _ in wrong])}: {name!r} = {wrong[0][1]!r} is no number, but "
-                    f"{share:.0%} of the column are. Write a number there (3.5, not 3,5), or empty the cell if the "
-                    f"value is unknown. {_leave_out(name)} If its values are categories, let each begin with a letter."
+                    f"{min(int(100 * share), 99)} % of the column are. Write a number there (3.5, not 3,5), or empty "
+                    f"the cell if the value is unknown. {_leave_out(name)} If its values are categories, let each "
+                    "begin with a letter."
                 )
     return TableColumn(name, "category")
 

@@ -32,17 +32,13 @@ STEPS = "steps"
 
 @dataclass(eq=False)
 class RequestGroup:
-    """Requests that one worker carries out together, and their results, or their sum with a ``trainer``.
-
-    ``deaths``: How many workers on other machines were lost with them.
-    """
+    """Requests that one worker carries out together, and their results, or their sum with a ``trainer``."""
 
     requests: Sequence[StepRequest]
     trainer: GroupTrainer | None = None
     sum: GroupSum | None = None
     results: list[StepResult] = field(default_factory=list)
     error: BaseException | None = None
-    deaths: int = 0
 
     def __str__(self) -> str:
         """Say which steps these are, for error messages."""
@@ -261,7 +257,7 @@ class StepHandler:
         state.set_task(encoded[0]["task"])
         received = self._known | {name: tensor.to(state.settings.device) for name, tensor in tensors.items()}
         self._known = {name: received[name] for name in known}
-        builtin = state.settings.defense.loss_check != "off"
+        builtin = state.builtin_steps
         requests = [
             decode_request(state.algorithm, one, received, state.client_states.type, builtin=builtin) for one in encoded
         ]

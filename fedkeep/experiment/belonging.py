@@ -12,7 +12,7 @@ from typing import Any
 from fedkeep._utils.digests import digest_of, read_json, read_manifest, read_toml
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.identity import ForeignFile, Identity
-from fedkeep.errors import RunError
+from fedkeep.errors import RunError, in_one_line
 from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import code_of, source_of
 from fedkeep.experiment.recipe import slug
@@ -46,13 +46,16 @@ def _parse(text: str) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
 
 
 def _read_recipe(root: Traversable) -> tuple[dict[str, Any], dict[str, tuple[str, int]]]:
-    return _parse(read_toml(root / "recipe.toml", required=False))
+    try:
+        return _parse(read_toml(root / "recipe.toml"))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{root / 'recipe.toml'} is no TOML: {in_one_line(error, 200)}.") from error
 
 
 def run_identity(root: Traversable) -> Identity:
     """Return what run.json says of the recipe's options and of the user's code; nothing in older runs."""
     path = root / "run.json"
-    return Identity.from_table(path, read_json(path, required=False).get("identity"))
+    return Identity.from_table(path, read_json(path).get("identity"))
 
 
 def identity_of(root: Traversable, label: str, seed: int) -> Identity:
@@ -74,7 +77,7 @@ def identities(trial: Traversable) -> dict[str, Identity]:
         if (trial / MANIFEST).is_file():
             return {MANIFEST: Identity.from_table(trial / MANIFEST, read_manifest(trial / MANIFEST)[1].get("identity"))}
         if (trial / TRIAL_FILE).is_file():
-            described = read_json(trial / TRIAL_FILE, required=False)
+            described = read_json(trial / TRIAL_FILE)
             found[TRIAL_FILE] = Identity.from_table(trial / TRIAL_FILE, described.get("identity"))
     except RunError:
         return {}  # a damaged file is found and named where it is read
@@ -172,5 +175,5 @@ def find_code_damage(root: Traversable) -> list[str]:
 def used(folder: Path) -> list[str]:
     """Return what ``--use`` is given to go on with a run: the copies in its folder, and names of modules."""
     path = folder / "run.json"
-    names = read_json(path, required=False).get("use", []) if path.is_file() else []
+    names = read_json(path).get("use", []) if path.is_file() else []
     return [str(folder / name) if str(name).endswith(".py") else str(name) for name in names]

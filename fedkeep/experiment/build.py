@@ -21,6 +21,7 @@ from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
+from fedkeep.data.own_tests import with_own_tests
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
@@ -167,8 +168,11 @@ def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> 
     """Split the clients' part of a data set over the clients."""
     if recipe.has_tasks:
         stream = recipe.tasks.stream(dataset, recipe.partition, seed)
-        return Federation.from_stream(stream, 1, server)
-    return Federation(dataset, recipe.partition.split(dataset.train, dataset.num_classes, seed), server)
+        federation = Federation.from_stream(stream, 1, server)
+    else:
+        federation = Federation(dataset, recipe.partition.split(dataset.train, dataset.num_classes, seed), server)
+    how = recipe.run.client_test
+    return with_own_tests(federation, how) if how else federation
 
 
 def build_simulation(
@@ -256,7 +260,7 @@ def check_federation(recipe: Recipe, federation: Federation, data_dir: str | Pat
     if recipe.run.cohort_size > len(federation.clients):
         raise ConfigError(
             f"a cohort of {recipe.run.cohort_size} cannot be drawn from {len(federation.clients)} clients. "
-            "Change run.cohort_size."
+            f"Set run.cohort_size={len(federation.clients)} or less."
         )
     _check_inputs(recipe, federation)
     if recipe.augmentation:

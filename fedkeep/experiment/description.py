@@ -87,6 +87,7 @@ def describe_trial(
 def describe_data(federation: Federation) -> dict[str, Any]:
     """Describe the data of a federation, over all tasks: names, inputs, test examples of each class."""
     dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
+    tested = final.dataset.test["label"] if federation.holds_test_data else torch.zeros(0, dtype=torch.int64)
     return {
         "num_clients": len(federation.clients),
         "label_names": list(class_names(federation)),
@@ -100,7 +101,7 @@ def describe_data(federation: Federation) -> dict[str, Any]:
         },
         "dataset": dataset.name,
         "dataset_note": dataset.note,
-        "test_total": torch.bincount(final.dataset.test["label"], minlength=final.cumulative_classes[-1]).tolist(),
+        "test_total": torch.bincount(tested, minlength=final.cumulative_classes[-1]).tolist(),
     }
 
 
@@ -115,6 +116,8 @@ def initial_model_evaluated(
         return {}
     if recorded := begun.get("initial_model"):
         return {"initial_model": recorded}
+    if not state.federation.holds_test_data:
+        return {}
     counts = state.evaluate(state.server.model)
     evaluated = {"round": 0, "correct": counts.correct, "total": counts.total, "test_loss": counts.loss}
     return {"initial_model": description["initial_model"] | evaluated}

@@ -78,6 +78,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
         min_clients=1,
         evaluate_every=3,
         evaluate_local_models=False,
+        client_test=0.0,
         evaluation_models=("last",),
     )
     one_epoch = replace(method, training={**method.training, "epochs": 1})

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
 from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.experiment.recipe import SECTIONS, default_label
+from fedkeep.experiment.recipe import SECTIONS, Method
 from fedkeep.interface import get_algorithm
 from fedkeep.models import architectures
-from fedkeep.options import Options, build, options_of
+from fedkeep.options import Options, as_table, build, options_of, plain
 
 INITIAL_MODEL = ("weights", "pretraining")
 """What of ``[model]`` says from which model rounds begin, whatever the network."""
+TRAINING = "training."
+"""What an option of local training begins with in the grid of a method."""
 KINDS = {"partition": "scheme", "paper": "table"}
 """The option of a section that decides which other options there are; of all others it is the name."""
 
@@ -42,6 +44,8 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
     if not own_data and kind in over and over[kind] != old.get(kind):
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
         common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
+        if over[kind] == "column":
+            common -= {"num_clients"}  # each value of the column is a client
         old = {name: value for name, value in old.items() if name in common}
     return merge_tables(old, over)
 
@@ -112,40 +116,27 @@ def _entries_with(table: Mapping[str, Any], section: str, name: str) -> list[dic
     return chosen
 
 
-def expand_grids(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
-    """Return the tables of a recipe's methods with their grids expanded, or removed.
+def expand(method: Method, grid: Mapping[str, list[Any]]) -> list[Method]:
+    """Return a method once for each valid combination of values; raise `ConfigError` for a value that is in none.
 
-    ``entries``: The tables. A table's ``grid`` holds, by option, the values that a paper tuned.
-    ``grid``: Return one table for each combination of the values; otherwise only the tables without their grids.
-    ``where``: What error messages call the recipe.
+    ``grid``: By option, its values. Options of local training are named such as ``training.lr``.
     """
-    result: list[dict[str, Any]] = []
-    for entry in entries:
-        plain = {key: value for key, value in entry.items() if key != "grid"}
-        values = entry.get("grid", {})
-        if not isinstance(values, dict) or not all(isinstance(v, list) and v for v in values.values()):
-            raise ConfigError(f"{where}: the grid of a method is a table of lists, such as {{ mu = [0.1, 1.0] }}.")
-        result.extend(_grid_points(plain, values, where) if grid and values else [plain])
-    return result
-
-
-def _grid_points(entry: dict[str, Any], values: dict[str, list[Any]], where: str) -> list[dict[str, Any]]:
-    """Return one table for each valid combination; raise `ConfigError` for a value that is in none of them."""
-    cls = get_algorithm(str(entry.get("algorithm")))
-    label, common = entry.get("label") or default_label(cls), {k: v for k, v in entry.items() if k != "label"}
-    fixed = {key: value for key, value in common.items() if key not in ("algorithm", "training")}
-    points: list[dict[str, Any]] = []
-    unused = {(name, repr(value)) for name, listed in values.items() for value in listed}
+    points: list[Method] = []
+    unused = {(name, repr(value)) for name, values in grid.items() for value in values}
     error: ConfigError | None = None
-    for point in product(*values.values()):
-        options = dict(zip(values, point, strict=True))
+    for point in product(*grid.values()):
+        options = dict(zip(grid, point, strict=True))
+        training = {name.removeprefix(TRAINING): v for name, v in options.items() if name.startswith(TRAINING)}
+        own = {name: value for name, value in options.items() if not name.startswith(TRAINING)}
         try:
-            build(cls, fixed | options, f"{where}, grid of {label}")
+            table = as_table(method.algorithm) | own
+            algorithm = build(type(method.algorithm), table, f"the grid of {method.label}")
         except ConfigError as reason:
             error = reason
             continue
         unused -= {(name, repr(value)) for name, value in options.items()}
-        points.append(common | options | {"label": grid_label(label, options), "grid_of": label})
+        label = grid_label(method.label, {name.removeprefix(TRAINING): value for name, value in options.items()})
+        points.append(Method(label, algorithm, method.label, {**method.training, **training}))
     if unused and error:
         raise error
     return points
@@ -161,65 +152,52 @@ def grid_label(label: str, options: Mapping[str, Any]) -> str:
     return f"{label} ({text})" if text else label
 
 
-def join_labels(parts: Sequence[str], labels: Iterable[str]) -> list[str]:
-    """Put labels together that contain commas, after a list of names was split at its commas.
-
-    ``parts``: What stood between the commas.
-    ``labels``: The known labels. The longest that fits is taken; upper and lower case are the same.
-    Returns: Names and labels; a part that begins no known label is a name of its own.
-    """
-    known = {tuple(part.strip().lower() for part in label.split(",")): label for label in labels}
-    longest = max(map(len, known), default=1)
-    names: list[str] = []
-    position = 0
-    while position < len(parts):
-        for end in range(min(position + longest, len(parts)), position, -1):
-            label = known.get(tuple(part.lower() for part in parts[position:end]))
-            if label is not None or end == position + 1:
-                # One word stays as it was typed: upper and lower case tell a label from the name of a method.
-                names.append(parts[position] if label is None or end == position + 1 else label)
-                position = end
-                break
-    return names
-
-
-def split_grid(line: str) -> tuple[str, list[str]]:
-    """Split a grid of one option into the option and its values.
-
-    ``line``: Such as ``"sfedkd.tau=1,2,4"``; commas within brackets and quotes do not separate values.
-    """
-    path, equals, text = line.partition("=")
-    path = path.strip()
-    values, depth, quote = [""], 0, ""
-    for letter in text.strip():
-        quote = "" if letter == quote else quote or (letter if letter in "\"'" else "")
-        depth += 0 if quote else (letter in "[{") - (letter in "]}")
-        if letter == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += letter
-    values = [value.strip() for value in values]
-    if not equals or not all(path.rpartition(".")[::2]) or not all(values):
+def _split_grid(line: str) -> tuple[str, list[Any]]:
+    """Split a grid of one option, such as ``sfedkd.tau=1,2,4``, into the option and its values."""
+    path, _, text = (part.strip() for part in line.partition("="))
+    try:
+        values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]  # commas may stand in brackets and quotes
+    except ValueError:
+        values = [parse_value(part.strip()) for part in text.split(",")]
+    if not all(path.rpartition(".")[::2]) or not values or "" in values:
         raise ConfigError(f"cannot read the grid {line!r}: write method.option=values, such as sfedkd.tau=1,2,4.")
-    if len(set(values)) < len(values):
+    if any(value in values[:place] for place, value in enumerate(values)):
         raise ConfigError(f"the grid {line!r} names a value twice. Each is run only once.")
     return path, values
 
 
-def add_grids(table: dict[str, Any], lines: Iterable[str]) -> bool:
-    """Add grids, each written ``method.option=value,value``, to a recipe's methods; return whether there was one."""
-    lines = list(lines)
-    for line in lines:
-        path, values = split_grid(line)
+def read_grid(grid: Mapping[str, Any] | Iterable[str]) -> dict[str, list[Any]]:
+    """Return by option what to try, of lines such as ``sfedkd.tau=1,2,4`` or of a table of lists."""
+    found: dict[str, list[Any]] = {}
+    if isinstance(grid, Mapping):
+        for path, values in grid.items():
+            if not isinstance(plain(values), list | tuple | range) or not len(values):
+                raise ConfigError(f"the grid of {path} must be a list of values, such as [1, 2], not {values!r:.80}.")
+            found[path] = [plain(value) for value in values]
+        return found
+    for line in grid:
+        path, values = _split_grid(line)
+        if path in found:
+            raise ConfigError(f"the grid names {path} twice. Put its values into one list.")
+        found[path] = values
+    return found
+
+
+def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) -> bool:
+    """Add grids (see `read_grid`) to the methods of a recipe's table; return whether there was one."""
+    found = read_grid(grid)
+    for path, values in found.items():
         section, _, name = path.rpartition(".")
-        if section.removesuffix(".pretraining") in SECTIONS or section.endswith(".training"):
+        of_training = section == "training" or section.endswith(".training")
+        if not of_training and section.removesuffix(".pretraining") in SECTIONS:
             raise ConfigError(
-                f"--grid {line}: a grid is of options of a method, and the methods of one run share [{section}]. Vary "
-                f"it with fedkeep tune, or in several runs with --set {path}."
+                f"a grid is of options of methods and of local training, and the methods of one run share [{section}]. "
+                f"Vary it in several runs, with --set {path}."
             )
-        for entry in _entries_with(table, section, name):
-            entry["grid"] = {**entry.get("grid", {}), name: [parse_value(value) for value in values]}
-    return bool(lines)
+        entries = table["methods"] if section == "training" else _entries_with(table, section, name)
+        for entry in entries:
+            entry["grid"] = {**entry.get("grid", {}), f"{TRAINING * of_training}{name}": values}
+    return bool(found)
 
 
 def parse_value(text: str) -> Any:

@@ -38,7 +38,7 @@ FROM_PYTHON = "python"
 """The name of a recipe that was made in Python alone."""
 DEFAULT_METHODS = ("fedavg", "fedseq", "sfedkd")
 """The methods of a run whose data are given, and no methods."""
-COLUMNS = ("label", "client", "columns", "exclude", "size")
+COLUMNS = ("label", "client", "group", "split", "columns", "exclude", "text", "size")
 """The options of data that have arguments of their own."""
 
 
@@ -51,6 +51,7 @@ def make_recipe(
     rounds: int | None = None,
     cohort_size: int | None = None,
     metric: str | None = None,
+    client_test: float | str | None = None,
     settings: Sequence[str] = (),
     machine: Machine | None = None,
     **given: Any,
@@ -70,20 +71,38 @@ def make_recipe(
     given = {name: value for name, value in given.items() if value is not None}
     columns = {name: given.pop(name) for name in COLUMNS if name in given}
     loss = given.pop("loss", None)
+    if data is not None and not any(setting.strip().startswith("data.") for setting in _listed(settings)):
+        base = replace(base, data_options=DataOptions())  # they were of other data
     changes = _data_and_partition(base, data, partition, machine.data_dir, columns)
     changes |= {name: READ[name](value) for name, value in given.items()}
     if loss is not None:
         changes["training"] = replace(changes.get("training", base.training), loss=keep_loss(loss))
-    length: dict[str, Any] = {"rounds": rounds, "cohort_size": cohort_size, "metric": metric}
-    run = replace(base.run, **{name: value for name, value in length.items() if value is not None})
+    of_run: dict[str, Any] = {
+        "rounds": rounds,
+        "cohort_size": cohort_size,
+        "metric": metric,
+        "client_test": client_test,
+    }
+    run = replace(base.run, **{name: value for name, value in of_run.items() if value is not None})
     if only_data:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
         changes = {"title": f"{network} on {source}"} | changes
-        clients = _num_clients(changes["partition"], changes["data"], machine.data_dir, changes["data_options"])
-        run = run if cohort_size is not None else replace(run, cohort_size=min(run.cohort_size, clients))
     if methods is not None:
         changes["methods"] = select_methods(base, _listed(methods))
-    return replace(base, run=run, **changes)
+    if only_data and cohort_size is None and changes["partition"].num_clients:
+        run = replace(run, cohort_size=min(run.cohort_size, changes["partition"].num_clients))
+    made = replace(base, run=run, **changes)
+    return fit_cohort(made, machine.data_dir) if cohort_size is None and "partition" in changes else made
+
+
+def fit_cohort(recipe: Recipe, data_dir: str | Path | None = None) -> Recipe:
+    """Return a recipe whose cohort is at most all clients, if only a column of the data says how many there are."""
+    split = recipe.partition
+    if not isinstance(split, ByColumn) or split.num_clients:
+        return recipe
+    column: Tensor | None = load_data(recipe.data, data_dir, options=recipe.data_options).train.get(split.column)
+    clients = split.num_groups or (0 if column is None else len(np.unique(column.numpy())))
+    return replace(recipe, run=replace(recipe.run, cohort_size=min(recipe.run.cohort_size, clients or 1)))
 
 
 def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
@@ -124,20 +143,18 @@ def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool)
 
 def seeds_of(seeds: Any) -> tuple[int, ...]:
     """Return seeds: a number of seeds stands for 0, 1, ..."""
-    expected = "seeds=3 runs the seeds 0, 1 and 2, and seeds=[0] only the seed 0"
     try:
         if isinstance(seeds, bool | str):
             raise TypeError
-        if isinstance(seeds, Iterable):
-            return tuple(operator.index(seed) for seed in seeds)
-        count = operator.index(seeds)
+        found = tuple(map(operator.index, seeds if isinstance(seeds, Iterable) else range(operator.index(seeds))))
     except TypeError:
+        found = ()
+    if not found:
         raise ConfigError(
-            f"seeds must be a number of seeds or a list of integers, not {seeds!r}: {expected}."
-        ) from None
-    if count < 1:
-        raise ConfigError(f"seeds={count} is no seed at all: {expected}.")
-    return tuple(range(count))
+            f"seeds must be a number of seeds or a list of integers, not {seeds!r:.80}: seeds=3 runs the seeds 0, 1 "
+            "and 2, and seeds=[0] only the seed 0."
+        )
+    return found
 
 
 def _named_or_made(value: Any, base: type, named: Callable[[str], type]) -> Any:
@@ -204,7 +221,7 @@ def _data_and_partition(
     column = partition if isinstance(partition, str) and partition not in schemes() else ""
     in_python = by_rows or not (data is None or isinstance(data, str | Path))
     several = {name: (columns[name],) for name in ("columns", "exclude") if isinstance(columns.get(name), str)}
-    options = replace(base.data_options if data is None else DataOptions(), **{**columns, **several})
+    options = replace(base.data_options, **{**columns, **several})
     if column and not options.client and has_columns(base.data if data is None else data):
         options = replace(options, client=column)
     if data is None and by_rows:
@@ -257,14 +274,6 @@ def examples_of(
             "or a file test.csv; or name a column of the data that says whose each example is, partition='site'."
         )
     return given.keep(dataset if rows is None else given.assign_clients(dataset, rows))
-
-
-def _num_clients(partition: Scheme, data: str, data_dir: str | Path | None, options: DataOptions) -> int:
-    """Return the number of clients; 0 if a partition by a column says it only later."""
-    if partition.num_clients or not isinstance(partition, ByColumn):
-        return partition.num_clients
-    column: Tensor | None = load_data(data, data_dir, options=options).train.get(partition.column)
-    return partition.num_groups or (0 if column is None else len(np.unique(column.numpy())))
 
 
 def own_classes(recipe: Recipe) -> list[Any]:

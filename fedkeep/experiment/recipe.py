@@ -212,7 +212,7 @@ class Recipe:
     ``attack``: What malicious clients do, in tests of defences.
     ``client_models``: Clients with other networks than the server's.
     ``paper``: The numbers that a paper printed, if this is a paper's experiment.
-    ``log``: Where metrics are logged too: ``csv``, ``tensorboard``, ``wandb``, ``mlflow`` (see `fedkeep.tracking`).
+    ``log``: Where metrics are logged too: ``tensorboard``, ``wandb`` (see `fedkeep.tracking`).
     ``validation``: The share of each class's training images that no client holds and that replaces the test images, so
         that options can be chosen; 0: evaluate on the test images.
     ``weights``: The path of weights from which the rounds begin (``model.weights``); empty for the network's own.
@@ -429,13 +429,20 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
     """Yield which parts of a recipe contradict each other, and what a method needs and the recipe lacks."""
     run, clients, on_server = recipe.run, recipe.partition.num_clients, recipe.auxiliary.images_per_class
     if clients and run.cohort_size > clients:
-        yield f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
+        few = f"Set run.cohort_size={clients} or less."
+        yield f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. {few}"
     if run.min_clients > run.cohort_size:
         yield f"run.min_clients {run.min_clients} exceeds run.cohort_size {run.cohort_size}."
     if recipe.has_tasks and on_server:
         yield "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
     if on_server and recipe.public.name:
         yield "the server has one set of its own. Leave out [auxiliary] or [public]."
+    if isinstance(run.client_test, float) and run.client_test and recipe.validation:
+        yield (
+            f"data.validation={recipe.validation:g} would choose options on examples that clients hold back for the "
+            f"test (run.client_test={run.client_test:g}). Mark test rows in the data (data.split), and set "
+            "run.client_test=own."
+        )
     if recipe.defense.loss_check == "server" and not on_server:
         yield ('defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8.')
     begun = "model.weights" if recipe.weights else "model.pretraining" if recipe.pretraining.passes else ""
@@ -476,6 +483,26 @@ PROMISES = (
 """The options of privacy that pooled training would break."""
 
 
+NEEDS: Mapping[str, tuple[Callable[[Recipe], object], str]] = {
+    "images": (lambda recipe: True, ""),  # what the inputs are is known when the data are loaded
+    "sgd": (lambda recipe: True, ""),
+    "auxiliary": (
+        lambda recipe: recipe.auxiliary.images_per_class,
+        "an auxiliary set on the server, and there is none. Give it one: auxiliary.images_per_class=32.",
+    ),
+    "public": (
+        lambda recipe: recipe.public.name,
+        "a public set, on whose images clients share their predictions. Name a data set with images of the same size: "
+        "public.name=fashion-mnist.",
+    ),
+    "generator": (
+        lambda recipe: recipe.generator.name,
+        "a generator of images. Train one with fedkeep generator train, and name its folder: generator.name=FOLDER.",
+    ),
+}
+"""What a method may need: whether a recipe gives it, and what is said if not."""
+
+
 def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
     """Yield what a method needs and the recipe lacks, and what it cannot run with."""
     label, needs, attack, optimizer = (
@@ -502,23 +529,11 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
     if optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
         who = label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
         yield f"{who} is defined for steps of SGD, not of {optimizer}. Set training.optimizer=sgd."
-    if unknown := [need for need in needs if need not in ("auxiliary", "generator", "images", "public", "sgd")]:
-        yield f"{label} needs {', '.join(unknown)}, which no recipe can give."
-    if "auxiliary" in needs and not recipe.auxiliary.images_per_class:
-        yield (
-            f"{label} needs an auxiliary set on the server, and there is none. Give it one: "
-            "auxiliary.images_per_class=32."
-        )
-    if "public" in needs and not recipe.public.name:
-        yield (
-            f"{label} needs a public set, on whose images clients share their predictions. Name a data set with "
-            "images of the same size: public.name=fashion-mnist."
-        )
-    if "generator" in needs and not recipe.generator.name:
-        yield (
-            f"{label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
-            "generator.name=FOLDER."
-        )
+    for need in needs:
+        if need not in NEEDS:
+            yield f"{label} needs {need}, which no recipe can give."
+        elif not NEEDS[need][0](recipe):
+            yield f"{label} needs {NEEDS[need][1]}"
     if recipe.client_models and method.algorithm.networks == "one":
         yield (
             f"{label} exchanges weights, which clients of other networks cannot use. Leave out [[client_models]], or "

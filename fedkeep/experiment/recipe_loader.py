@@ -13,14 +13,7 @@ from fedkeep._utils.files import is_file
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import get_scheme
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
-from fedkeep.experiment.overrides import (
-    INITIAL_MODEL,
-    add_grids,
-    apply_overrides,
-    expand_grids,
-    join_labels,
-    merge_tables,
-)
+from fedkeep.experiment.overrides import INITIAL_MODEL, add_grids, apply_overrides, expand, merge_tables
 from fedkeep.experiment.recipe import (
     OPTIONS,
     SECTIONS,
@@ -41,7 +34,7 @@ ROOT = Path(str(files("fedkeep"))) / "recipes"
 TABLE_FILE = "_table.toml"
 """The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
 
-GONE: Mapping[tuple[str, str], Any] = {
+GONE: dict[tuple[str, str], Any] = {
     ("defense", "logit_deviations"): None,
     ("defense", "rerun_distance"): None,
     ("defense", "collapsed_rounds"): 0,
@@ -107,7 +100,7 @@ def load_recipe(
     rounds: int | None = None,
     log: Sequence[str] | None = None,
     allow_code: bool = False,
-    grid: bool | Sequence[str] | None = None,
+    grid: bool | Sequence[str] | Mapping[str, Any] | None = None,
     model: Architecture | None = None,
 ) -> Recipe:
     """Read a recipe by name or path, apply changes, and check all of it.
@@ -129,10 +122,10 @@ def load_recipe(
         Where metrics are logged, instead of the recipe's ``log``.
     allow_code : bool
         Let the recipe name a model as ``package.module:function``, which is then imported.
-    grid : bool or Sequence[str], optional
-        Run a method once for every combination of the options in its ``grid``. A sequence adds to the grids, such as
-        ``["sfedkd.tau=1,2,4"]``. By default the grids of a recipe are run, except in a recipe with a paper's numbers,
-        whose grids say what the paper tuned; False leaves all out.
+    grid : bool or Sequence[str] or Mapping[str, list], optional
+        Run a method once for every combination of the options in its ``grid``. A sequence or a table adds to the grids,
+        such as ``["sfedkd.tau=1,2,4"]`` or ``{"training.lr": [0.01, 0.1]}``. By default the grids of a recipe are run,
+        except in a recipe with a paper's numbers, whose grids say what the paper tuned; False leaves all out.
     model : Architecture, optional
         The model of a recipe whose own cannot be imported, since it was given in Python.
 
@@ -156,13 +149,12 @@ def load_recipe(
     if methods is not None:
         table["methods"] = _select_methods(table.get("methods", []), methods)
     apply_overrides(table, settings)
-    expand = grid if isinstance(grid, bool) else add_grids(table, grid or ()) or "paper" not in table
+    expanded = grid if isinstance(grid, bool) else add_grids(table, grid or ()) or "paper" not in table
     if settings:
         # The title of a recipe that comes with FedKeep describes what it is, not what a user made of it.
         title = table.get("title", name) if name.endswith(".toml") else name
         table["title"] = f"{title} (changed: {', '.join(settings)})"
-    table["methods"] = expand_grids(_method_tables(table, where), expand, where)
-    return _build(name, table, where, allow_code, model)
+    return _build(name, table, where, allow_code, model, expanded)
 
 
 def parse_recipe(text: str, where: str, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
@@ -173,6 +165,14 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False, model: Arch
     ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
     """
     return _build(where, _parse(text, where), where, allow_code, model)
+
+
+def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_code: bool = False) -> Recipe:
+    """Return a recipe with those of its methods that a grid varies, once for each combination of values."""
+    table = tomllib.loads(recipe.to_toml())
+    add_grids(table, grid)
+    table["methods"] = [entry for entry in table["methods"] if "grid" in entry]
+    return _build(recipe.name, table, f"recipe {recipe.name!r}", allow_code, recipe.model)
 
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
@@ -240,7 +240,7 @@ def _unknown_recipe(name: str) -> ConfigError:
 def _select_methods(listed: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the tables of these methods; a method that the recipe does not list gets its default options."""
     selected = []
-    for name in join_labels(wanted, (_names(m)[0] for m in listed)):
+    for name in wanted:
         selected.extend(rows_named(name, listed, _names) or [{"algorithm": name}])
     return selected
 
@@ -252,7 +252,15 @@ def _names(method: Mapping[str, Any]) -> tuple[str, str]:
     return str(label or ""), algorithm
 
 
-def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model: Architecture | None = None) -> Recipe:
+def _build(
+    name: str,
+    table: dict[str, Any],
+    where: str,
+    allow_code: bool,
+    model: Architecture | None = None,
+    expanded: bool = True,
+) -> Recipe:
+    """Build a recipe from its table; a method with a grid stands in it once for each point, or once in all."""
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
@@ -268,7 +276,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
         (name_of_data, str, "[data] needs a name, a known data set, a Hub id or a path"),
         (weights, str, "model.weights is a path"),
         (pretraining, Mapping, "model.pretraining is a table, such as { passes = 6 }"),
-        (log, list, 'log is a list of names, such as ["csv", "tensorboard"]'),
+        (log, list, 'log is a list of names, such as ["tensorboard"]'),
     ):
         if not isinstance(value, kind) or not all(isinstance(each, str) for each in value):
             raise ConfigError(f"{where}: {expected}, not {value!r:.80}.")
@@ -284,7 +292,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
             model=model or read_model(network, "[model]", allow_code, INITIAL_MODEL),
             weights=weights,
             pretraining=build(PooledTraining, pretraining, "[model.pretraining]"),
-            methods=tuple(map(_method, _method_tables(table, where))),
+            methods=tuple(one for entry in _method_tables(table, where) for one in _methods(entry, expanded)),
             seeds=table.get("seeds", [0]),
             client_models=read_client_models(table.get("client_models", []), allow_code),
             paper=_section(table, "paper", where),
@@ -317,15 +325,22 @@ def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]
     return entries
 
 
-def _method(entry: Mapping[str, Any]) -> Method:
-    """Return the method that an entry of ``[[methods]]`` describes."""
+def _methods(entry: Mapping[str, Any], expanded: bool) -> list[Method]:
+    """Return the method that an entry of ``[[methods]]`` describes, or the points of its grid."""
     options = dict(entry)
     name, label, training = options.pop("algorithm", None), options.pop("label", None), options.pop("training", {})
-    grid_of = str(options.pop("grid_of", ""))
+    grid_of, grid = str(options.pop("grid_of", "")), options.pop("grid", {})
     if not isinstance(training, Mapping):
         raise ConfigError(f"training of a method is a table, such as {{ lr = 0.1 }}, not {training!r}.")
     if not isinstance(name, str):
         raise ConfigError(f"each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
+    if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
+        raise ConfigError("the grid of a method is a table of lists, such as { mu = [0.1, 1.0] }.")
     cls = get_algorithm(name)
-    built = build(cls, options, f"method {name}", ("label", "training"))
-    return Method(str(label or default_label(cls)), built, grid_of, training)
+    method = Method(
+        str(label or default_label(cls)),
+        build(cls, options, f"method {name}", ("label", "training")),
+        grid_of,
+        training,
+    )
+    return expand(method, grid) if grid and expanded else [method]

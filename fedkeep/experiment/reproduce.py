@@ -19,7 +19,6 @@ from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.overrides import join_labels
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, rows_named
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
@@ -57,17 +56,6 @@ class Column:
     folder: Path
 
 
-def tables() -> dict[str, TableRecipes]:
-    """Return all tables that come with the package.
-
-    Returns: Tables by name, such as ``sfedkd/table1``.
-    """
-    return {
-        name: TableRecipes(name, {column.rpartition("/")[2]: column for column in table.columns})
-        for name, table in paper_tables().items()
-    }
-
-
 def _ordered(columns: dict[str, str]) -> list[str]:
     """Return the columns' names in the order that their recipes give. The recipes are only read, not built."""
     order = list(read_paper_section(next(iter(columns.values()))).get("columns", ()))
@@ -76,15 +64,15 @@ def _ordered(columns: dict[str, str]) -> list[str]:
 
 def find_table(name: str) -> TableRecipes:
     """Return a table by name, or a user's own folder of recipes by path."""
-    known = tables()
+    known = paper_tables()
     files = sorted(path for path in Path(name).glob("*.toml") if not path.name.startswith("_"))
     if name not in known and files:
         columns = {path.stem: str(path) for path in files}
         return TableRecipes(Path(name).resolve().name, {column: columns[column] for column in _ordered(columns)})
     if name not in known:
         hint = did_you_mean(name, known)
-        raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep reproduce")
-    return known[name]
+        raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep recipes")
+    return TableRecipes(name, {column.rpartition("/")[2]: column for column in known[name].columns})
 
 
 def select_columns(
@@ -153,7 +141,7 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
 def _select_methods(recipe: Recipe, names: Sequence[str]) -> tuple[Method, ...]:
     """Return the recipe's methods with these labels; a method's name, in lower case, selects all of its rows."""
     chosen: list[Method] = []
-    for name in join_labels(names, (label for m in recipe.methods for label in (m.grid_of, m.label))):
+    for name in names:
         found = rows_named(name, recipe.methods, lambda m: (m.label, m.grid_of, m.algorithm.name()))
         if not found:
             known = sorted({word for m in recipe.methods for word in (m.grid_of or m.label, m.algorithm.name())})
@@ -173,10 +161,8 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
 
 
 def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
-    requested = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
     if not (column.folder / "run.json").exists():
         prepare_run(Experiment(column.recipe, machine), column.folder, command)
-        _record_requests(column.folder, requested)
         return column
     check_code(column.folder, machine.use)
     old = recorded_recipe(column.folder, allow_code=machine.allow_code)
@@ -195,7 +181,6 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
         begun, extended = (tomllib.loads(text) for text in (read_toml(path), recipe.to_toml()))
         methods = [*begun["methods"], *extended["methods"][len(old.methods) :]]
         write_toml(path, tomli_w.dumps({**begun, "methods": methods, "seeds": list(seeds)}))
-    _record_requests(column.folder, requested)
     return replace(column, recipe=recipe)
 
 
@@ -215,33 +200,9 @@ def requested_trials(requested: Column, prepared: Column, machine: Machine) -> l
     ``machine``: Device, processes and folders.
     """
     labels = {method.label for method in requested.recipe.methods}
-    return _trials(prepared, machine, [(label, seed) for label in labels for seed in requested.recipe.seeds])
-
-
-def unfinished_trials(column: Column, machine: Machine) -> list[Trial]:
-    """Return the trials of a column that were ever requested and are not finished.
-
-    ``machine``: Device, processes and folders.
-    """
-    return _trials(column, machine, list(_read_requests(column.folder)))
-
-
-def _trials(column: Column, machine: Machine, wanted: Sequence[tuple[str, int]]) -> list[Trial]:
-    experiment = Experiment(column.recipe, recorded_machine(column.folder, machine))
-    return experiment.trials(column.folder, wanted, f"{column.name} ")
-
-
-def _read_requests(folder: Path) -> set[tuple[str, int]]:
-    """Return label and seed of all trials that were ever requested in a column's folder."""
-    path = folder / "asked.json"
-    try:
-        return {(str(label), int(seed)) for label, seed in read_json(path)["trials"]} if path.exists() else set()
-    except (RunError, KeyError, ValueError, TypeError) as error:
-        raise RunError(f"cannot read {path}: {error} Remove it, and request the trials again.") from error
-
-
-def _record_requests(folder: Path, trials: set[tuple[str, int]]) -> None:
-    write_json(folder / "asked.json", {"trials": sorted(trials | _read_requests(folder))})
+    wanted = [(label, seed) for label in labels for seed in requested.recipe.seeds]
+    experiment = Experiment(prepared.recipe, recorded_machine(prepared.folder, machine))
+    return experiment.trials(prepared.folder, wanted, f"{prepared.name} ")
 
 
 def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
@@ -272,7 +233,4 @@ def write_note(folder: Path, table: TableRecipes) -> None:
 
 def table_of(path: Traversable) -> str:
     """Return the name of the table that a `NOTE` file records."""
-    try:
-        return str(read_json(path, required=False)["table"])  # older archives have no digests
-    except KeyError as error:
-        raise RunError(f"cannot read {path}: it has no entry {error}.") from error
+    return str(read_json(path)["table"])

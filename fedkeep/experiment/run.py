@@ -8,9 +8,11 @@ import shlex
 import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,13 @@ from fedkeep._utils.digests import DamagedFile, read_json, read_toml, write_json
 from fedkeep._utils.files import make_folder
 from fedkeep._utils.identity import Identity
 from fedkeep.data.loading import local_path
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import CODE, keep_code, settings_of, used
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.runtime import Machine, recorded_machine, revision, usable_cores, versions
+from fedkeep.experiment.runtime import Machine, recorded_machine, revision, versions
 from fedkeep.models import Architecture
 from fedkeep.models.custom import describe_network
 
@@ -42,16 +44,16 @@ def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequenc
     ``out``: The folder; default: a new one under ``runs/``.
     """
     experiment.check()
-    return create_run_folder(experiment.recipe, out, experiment.machine, command, **_inputs_of(experiment))
+    return create_run_folder(experiment.recipe, out, experiment.machine, command, _inputs_of(experiment))
 
 
 def _inputs_of(experiment: Experiment) -> dict[str, Any]:
-    """Return what a run folder records of a user's own network and files."""
-    path = local_path(experiment.recipe.data, experiment.machine.data_dir)
-    recipe, weights = experiment.recipe, None
+    """Return what a run folder records of a user's own network and files, for another working directory."""
+    recipe, data_dir = experiment.recipe, experiment.machine.data_dir
+    found: dict[str, Any] = {"network": experiment.describe_network(), "data_path": local_path(recipe.data, data_dir)}
     if recipe.weights and not recipe.weights.startswith(KEPT):
-        weights = locate_weights(recipe.weights, experiment.machine.data_dir)
-    return {"network": experiment.describe_network(), "data_path": path, "weights_path": weights}
+        found["weights_path"] = locate_weights(recipe.weights, data_dir)
+    return {name: str(value) if isinstance(value, Path) else value for name, value in found.items() if value}
 
 
 def create_run_folder(
@@ -59,24 +61,16 @@ def create_run_folder(
     out: str | Path | None,
     machine: Machine,
     command: Sequence[str] = (),
-    network: Mapping[str, Any] | None = None,
-    data_path: Path | None = None,
-    weights_path: Path | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Create a run folder for a recipe that was checked before.
-
-    ``out``: The folder; default: a new one under ``runs/``.
-    ``machine``: The machine, of which device, threads and stack are recorded.
-    ``network``: What is recorded of a user's network (see `Experiment.describe_network`).
-    ``data_path``: Where the user's own examples lie, so that the run can be continued from another working directory.
-    ``weights_path``: Where the weights lie from which it begins.
-    """
+    """Create a run folder for a recipe that was checked before; ``inputs`` are entries of run.json."""
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file. Choose another --out.")
     if folder.exists() and any(_content(folder)):
         hint = f", or continue it with: fedkeep resume {folder}" if (folder / "run.json").exists() else ""
         raise RunError(f"{folder} exists and is not empty. Choose another --out{hint}.")
+    kept = keep_code(folder, machine.use)
     info = {
         "fedkeep": version("fedkeep"),
         "versions": versions(),
@@ -89,17 +83,9 @@ def create_run_folder(
         "title": recipe.title,
         "recipe": recipe.name,
         "git": revision(),
+        "identity": Identity(settings=settings_of(tomllib.loads(recipe.to_toml())), code=kept["code"]).to_table(),
     }
-    if network:
-        info["network"] = dict(network)
-    if data_path is not None:
-        info["data_path"] = str(data_path)
-    if weights_path is not None:
-        info["weights_path"] = str(weights_path)
-    kept = keep_code(folder, machine.use)
-    settings = settings_of(tomllib.loads(recipe.to_toml()))
-    info |= {"use": kept["use"]} if kept["use"] else {}
-    info["identity"] = Identity(settings=settings, code=kept["code"]).to_table()
+    info |= {**(inputs or {}), **({"use": kept["use"]} if kept["use"] else {})}
     write_toml(folder / "recipe.toml", recipe.to_toml())
     write_json(folder / "run.json", info, indent=2)
     return folder
@@ -108,13 +94,12 @@ def create_run_folder(
 def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = ()) -> Path:
     """Check an experiment, and create its run folder or join the one that another process has created for it."""
     experiment.check()
-    inputs = _inputs_of(experiment)
-    folder, recipe = Path(out), experiment.recipe
+    folder, recipe, inputs = Path(out), experiment.recipe, _inputs_of(experiment)
     make_folder(folder)
     try:
         with FileLock(folder / LOCK, timeout=JOIN_SECONDS):
             if not (folder / "run.json").is_file():
-                return create_run_folder(recipe, folder, experiment.machine, command, **inputs)
+                return create_run_folder(recipe, folder, experiment.machine, command, inputs)
     except Timeout:
         raise RunError(f"{folder} is locked by another process. End it, then repeat this command.") from None
     if read_toml(folder / "recipe.toml").rstrip() != recipe.to_toml().rstrip():
@@ -144,7 +129,7 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
     recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
     weights = read_json(folder / "run.json").get("weights_path", recipe.weights)
     recipe = replace(recipe, data=_data_of(folder, recipe, machine), weights=weights)
-    begun = _recorded_network(folder)
+    begun = read_json(folder / "run.json").get("network")
     if model is not None and begun is None:
         raise RunError(f"{folder} was begun with a network of its recipe. Leave model= out to continue it.")
     if begun is not None and begun != describe_network(recipe.model, tuple(begun["shape"]), begun["classes"]):
@@ -186,18 +171,6 @@ def recorded_recipe(folder: Path, *, allow_code: bool = False, model: Architectu
     return load_recipe(str(path), allow_code=allow_code, model=model)
 
 
-def _recorded_network(folder: Path) -> Mapping[str, Any] | None:
-    """Return what a run folder records of a user's network; None for a network of FedKeep."""
-    try:
-        found = read_json(folder / "run.json").get("network")
-        if found is not None and not {"shape", "classes", "digest"} <= found.keys():
-            raise ValueError("its 'network' is incomplete")
-    except (ValueError, AttributeError) as error:
-        raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
-    network: Mapping[str, Any] | None = found
-    return network
-
-
 def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     """Return the command that continues a run.
 
@@ -217,25 +190,12 @@ def machine_arguments(machine: Machine, use: Iterable[str]) -> list[str]:
     return arguments + (["--address", machine.address] if machine.address else [])
 
 
-def retry_command(folder: Path, machine: Machine) -> str:
-    """Return the command that continues a run after a failure, with fewer workers, which need less memory."""
-    if machine.executor == "ray":
-        return resume_command(folder, machine)
-    fewer = max(1, (machine.workers or usable_cores()) // 2)
-    return resume_command(folder, replace(machine, workers=fewer))
-
-
 def _new_folder(recipe: str) -> Path:
     stem = Path(recipe).stem if recipe.endswith(".toml") else recipe.replace("/", "-")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{stem}-{stamp}"
-    for number in range(1, 1000):
+    base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in count(1):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        try:
-            folder.mkdir(parents=True)  # two processes that start in one second get two folders
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise RunError(f"cannot create {folder}: {error.strerror}. Give another --out.") from error
-        return folder
-    raise ConfigError("runs/ has too many runs that began in this second. Give --out.")
+        with suppress(FileExistsError):  # two processes that start in one second get two folders
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkeep._utils.digests import read_json
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
 
 
@@ -128,16 +128,9 @@ def recorded_machine(folder: Path, machine: Machine) -> Machine:
 
     ``machine``: The machine, which gives all other options.
     """
-    try:
-        info = read_json(folder / "run.json")
-        return replace(
-            machine,
-            device=str(info["device"]),
-            threads=int(info["threads"]),
-            stack=int(info.get("stack", 1)),  # older runs were not stacked
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
+    info = read_json(folder / "run.json")
+    stack = int(info.get("stack", 1))  # older runs were not stacked
+    return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
 
 
 def versions() -> dict[str, str]:

@@ -151,7 +151,8 @@ def _prepare(
         workers: Callback = RayWorkers(trial, count)
     else:
         count = useful_workers(algorithm, cohort, spare if machine.device == "cpu" else 0)
-        workers = cohort_workers(trial, count)
+        request = JOIN, [str(trial.run), trial.method.label, trial.seed]
+        workers = CohortWorkers(count, lambda: start_workers(count, worker_main, machine, 0), request)
     description = {**experiment.describe(trial.method, trial.seed), "identity": trial.identity.to_table()}
     callbacks = [
         TrialDescription(trial, description, max(count, 1)),
@@ -185,12 +186,6 @@ def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
         test_total=description["test_total"],
     )
     return [Tracker(name, logged) for name in recipe.log]
-
-
-def cohort_workers(trial: Trial, count: int) -> CohortWorkers:
-    """Return the callback that lets so many processes share a trial's cohorts."""
-    request = JOIN, [str(trial.run), trial.method.label, trial.seed]
-    return CohortWorkers(count, lambda: start_workers(count, worker_main, trial.experiment.machine, 0), request)
 
 
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:
@@ -308,7 +303,7 @@ class ProgressReport(Callback):
 
     def _report(self, done: int, activity: str = "") -> None:
         classes = len(self._record["correct"]) if self._record else None  # that have arrived so far
-        total = self.test_total[:classes]
+        total = (self._record or {}).get("total", self.test_total[:classes])
         images = sum(total)
         guesses = bool(self._record and images) and is_at_chance((self._record or {})["correct"], total)
         self.report(
@@ -387,11 +382,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
         # If another process runs the trial, the parent notices if it does not finish.
-        with (
-            suppress(TrialBusy),
-            plain_torch(trial.experiment.machine.threads),
-            _disk_errors_explained(trial.folder),
-        ):
+        with suppress(TrialBusy), plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
             simulation, callbacks, identity = _prepare(trial, report, spare, None if from_use else ())
             own = instances_of(Callback, machine.use) if from_use else ()
             run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)

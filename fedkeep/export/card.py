@@ -12,7 +12,7 @@ from fedkeep.interface import get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.models.custom import Custom
 from fedkeep.options import as_table
-from fedkeep.reporting.record import NOT_KNOWN, DataRead, data_read
+from fedkeep.reporting.record import NOT_KNOWN, DataRead
 from fedkeep.reporting.table import human_bytes, initial_models
 
 
@@ -24,7 +24,7 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
     trial, recipe = model.trial, model.recipe
     pooled = recipe.pretraining.passes > 0
     cls = get_algorithm(trial.algorithm)
-    read = data_read(trial.info, trial.partition)
+    read = trial.data_read()
     kind, shape = model.input["type"], model.input["shape"]
     lines = [
         "---",

@@ -96,7 +96,7 @@ def export_model(
     if evaluation_model is None and len(model.kept) > 1:
         log.warning(
             "%s: exported is %s. An average is taken, since it changes least from round to round, unless "
-            "evaluation_model (--last, --round, --average) says otherwise: test examples must not choose.",
+            "evaluation_model (--model) says otherwise: test examples must not choose.",
             method_of(model.trial.label),
             model.choice,
         )

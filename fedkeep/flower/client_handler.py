@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from fedkeep._utils.identity import Identity
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.data.columns import columns_from_json
+from fedkeep.data import DataSet
+from fedkeep.data.columns import TableColumn, columns_from_json
+from fedkeep.data.own_tests import of_one_client
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import (
@@ -30,7 +33,7 @@ from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
-from fedkeep.flower.views import SiteView, client_view, match_dataset, site_view, split_classes
+from fedkeep.flower.views import SiteView, client_view, describe_dataset, match_dataset, site_view, split_classes
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
@@ -59,7 +62,15 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
 
 
 def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
-    """Return the site's name and its number of examples in each task."""
+    """Return the site's name and its number of examples in each task; to a server without data also their form."""
+    if envelope.head["data"] is None:
+        _check_version(envelope)
+        import_user_code(_own_code(config))
+        recipe = parse_recipe(envelope.head["recipe"], "the server's recipe", allow_code=config.allow_code)
+        dataset = _load(recipe, config)
+        log.info("site %s tells the server its classes and the statistics of its inputs", config.site)
+        about = describe_dataset(dataset, left_out=False, generator="")
+        return Envelope({"site": config.site, "examples": [len(dataset.train["label"])], "data": about})
     federation = _simulation(envelope, config)[0].federation
     examples = [federation.for_task(task).num_examples(config.site) for task in range(1, federation.num_tasks + 1)]
     log.info("site %s fits the run, with %s examples", config.site, " + ".join(map(str, examples)))
@@ -79,7 +90,7 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
         head["request"],
         tensors,
         ref_type,
-        builtin=simulation.settings.defense.loss_check != "off",
+        builtin=simulation.builtin_steps,
     )
     if request.client != config.site:
         raise ConfigError(f"this is site {config.site}, and the server asks {request.client}.")
@@ -125,17 +136,32 @@ _HANDLERS = {"introduce": introduce, "perform": perform, "aggregate": aggregate}
 
 def _simulation(envelope: Envelope, config: NodeConfig) -> tuple[Simulation, Identity]:
     """Return a simulation of the run with the site's own data, which runs its client steps, and its identity."""
+    _check_version(envelope)
+    return _build(envelope.head["recipe"], json.dumps(envelope.head["data"]), config)
+
+
+def _check_version(envelope: Envelope) -> None:
     server_version, site_version = envelope.head["version"], version("fedkeep")
     if server_version != site_version:
         raise ConfigError(
             f"the server has FedKeep {server_version} and this site {site_version}. Install the same version on both."
         )
-    return _build(envelope.head["recipe"], json.dumps(envelope.head["data"]), config)
+
+
+def _own_code(config: NodeConfig) -> list[str]:
+    return [name for name in config.use.split(",") if name]
+
+
+def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = ()) -> DataSet:
+    """Load the site's data; the share that it holds back for the test is their test split."""
+    name, data_dir, share = config.data or recipe.data, config.data_dir or None, recipe.run.client_test
+    dataset = load_data(name, data_dir, recipe.validation, recipe.data_options, columns)
+    return of_one_client(dataset, share) if isinstance(share, float) and share and config.partition_id < 0 else dataset
 
 
 @lru_cache(maxsize=8)  # in Flower's simulations one process stands for many sites
 def _build(text: str, data_description: str, config: NodeConfig) -> tuple[Simulation, Identity]:
-    own_code = [name for name in config.use.split(",") if name]
+    own_code = _own_code(config)
     import_user_code(own_code)
     recipe = parse_recipe(text, "the server's recipe", allow_code=config.allow_code)
     own_models = select_client(recipe.client_models, config.site)
@@ -180,7 +206,7 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
             "the folder that the node-config names."
         )
     columns = columns_from_json({"columns": expected["columns"]})
-    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options, columns)
+    loaded = _load(recipe, config, columns)
     dataset = without_generator_images(recipe, loaded, data_dir)
     if expected["left_out"] and dataset is loaded:
         raise ConfigError(
@@ -191,7 +217,8 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
     dataset = match_dataset(dataset, expected)
     check_token_ids(recipe.model, dataset)
     if config.partition_id < 0:
-        return site_view(config.site, dataset, split_classes(recipe, seed, dataset))
+        tests = bool(recipe.run.client_test)
+        return site_view(config.site, dataset, split_classes(recipe, seed, dataset), tests)
     rest, _ = recipe.auxiliary.split(dataset, seed)
     federation = split_clients(recipe, seed, rest, {})
     clients = len(federation.clients)

@@ -30,7 +30,7 @@ class RunConfig(Options):
     ``max_examples``: The most examples that a site may say it has. Methods weigh clients by their examples.
     ``out``: The run folder on the server; default: a new one under ``runs/``.
     ``state_dir``: The folder of the sites' states, unless a node-config names another.
-    ``data``: The server's data set; default: the recipe's.
+    ``data``: The server's data set; ``none``: it has none; default: the recipe's.
     ``data_dir``: The folder of local data sets.
     ``device``: The server's device, ``cpu`` or ``cuda``.
     ``allow_code``: Let the recipe import its model.
@@ -51,7 +51,9 @@ class RunConfig(Options):
     max_examples: int = option(10_000_000, "most examples that a site may say it has", low=1)
     out: str = option("", "run folder on the server, continued if it is there; default: a new one under runs/")
     state_dir: str = option("runs/sites", "folder in which sites store states, unless their node-config names another")
-    data: str = option("", "the server's data set, whose test images it uses; default: the recipe's")
+    data: str = option(
+        "", "the server's data set, whose test images it uses; none: it has none, and sites test; default: the recipe's"
+    )
     data_dir: str = option("", "folder of local data sets; default: $FEDKEEP_DATA")
     device: str = option("cpu", "device of the server: cpu or cuda")
     allow_code: bool = option(False, "let the recipe import its model as package.module:function")

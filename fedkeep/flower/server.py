@@ -9,7 +9,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
 from fedkeep._utils.torch_state import plain_torch
+from fedkeep.data import DataSet
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.build import (
@@ -43,6 +44,7 @@ from fedkeep.experiment.trial_runner import begun_description, described_identit
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.site_registry import SiteRegistry
+from fedkeep.flower.sites_data import NO_DATA, data_of_form, pool
 from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
@@ -95,24 +97,26 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     """Run one method with one seed; continue it if it was begun before."""
     method, seed, folder = trial.method, trial.seed, trial.folder
     data_dir = config.data_dir or None
-    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
-    allowed = without_generator_images(recipe, loaded, data_dir)
-    dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
     trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={}, log=(), weights="")  # the server logs
-    data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
-    introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
+    head = {"version": version("fedkeep"), "recipe": trial_recipe.to_toml()}
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
     saved = _read_sites(sites_file, recipe.tasks.num_tasks)
+    if config.data == NO_DATA:
+        loaded = data_of_form(saved.get("data", {})) if saved else _form_of_sites(transport, config, recipe, head)
+    else:
+        loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
+    allowed = without_generator_images(recipe, loaded, data_dir)
+    dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
+    data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
+    introduction = Envelope({**head, "data": data})
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
     sites = SiteRegistry(
         transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples, sizes
     )
     if saved is None:
-        count = config.sites or recipe.partition.num_clients
-        if not count:
-            raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
-        examples = sites.wait_for_all(count, recipe.run.min_clients)
+        examples = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
         saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
+        saved |= {"data": data} if config.data == NO_DATA else {}
         write_json(sites_file, saved)
     else:
         sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
@@ -169,6 +173,19 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         checkpoint_share=math.inf,  # a checkpoint after every round
         may_repeat=may_repeat,
     )
+
+
+def _num_sites(config: RunConfig, recipe: Recipe) -> int:
+    if count := config.sites or recipe.partition.num_clients:
+        return count
+    raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
+
+
+def _form_of_sites(transport: Transport, config: RunConfig, recipe: Recipe, head: Mapping[str, Any]) -> DataSet:
+    """Ask the sites what their data are like, for a server that has none."""
+    sites = SiteRegistry(transport, Envelope({**head, "data": None}), config.wait, max_examples=config.max_examples)
+    sizes = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
+    return pool({site: sites.described[site] for site in sizes}, {site: sum(each) for site, each in sizes.items()})
 
 
 def _read_sites(file: Path, tasks: int) -> dict[str, Any] | None:
@@ -249,7 +266,8 @@ def _round_logger(trial: str, rounds: int, test_total: Sequence[int]) -> Callabl
         accuracy = ""
         if "correct" in record:
             correct = record["correct"]  # of the classes that have arrived so far
-            accuracy = f", accuracy {sum(correct) / sum(test_total[: len(correct)]):.4f}"
+            accuracy = f", accuracy {sum(correct) / sum(record.get('total', test_total)[: len(correct)]):.4f}"
+            accuracy += f" at {len(record['clients'])} sites" if "clients" in record else ""
         lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
         rolled_back = "; rolled back, since too few answered" if record["rolled_back"] else ""
         log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, accuracy, lost, rolled_back)
@@ -277,6 +295,16 @@ def _load_recipe(config: RunConfig) -> Recipe:
         raise ConfigError(
             "run.evaluate_local_models needs the clients' examples, which the server does not have. Set it to false."
         )
+    if config.data == NO_DATA:
+        needing = {"[auxiliary]": recipe.auxiliary.images_per_class, "[generator]": recipe.generator.name}
+        if needs := [name for name, given in needing.items() if given]:
+            raise ConfigError(
+                f'data="none": {" and ".join(needs)} need examples that the server knows. Leave them out.'
+            )
+        if not recipe.run.client_test:
+            raise ConfigError(
+                'data="none": a server without data cannot test. Let sites: settings="run.client_test=own".'
+            )
     if recipe.pretraining.passes:
         raise ConfigError(
             "model.pretraining trains on the clients' examples in one place, and those of sites never leave them. "

@@ -53,6 +53,7 @@ class SiteRegistry:
         self.max_examples = max_examples
         self.members: Collection[str] | None = None if nodes is None else nodes.keys()
         self.sizes: dict[str, list[int]] = dict(sizes or {})  # with a run's first round they stand fast
+        self.described: dict[str, Any] = {}  # by site, what it told of the form of its data
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
         self.asked: dict[str, tuple[int, float]] = {}  # by message: its node, which has not replied, and when it went
@@ -181,6 +182,7 @@ class SiteRegistry:
             return
         self.rejected.pop(node, None)
         self.names[node], self.sizes[site] = site, examples
+        self.described[site] = reply.head.get("data") if isinstance(reply, Envelope) else None
         log.info("site %s is connected, with %s examples", site, _sum(examples))
 
     def _rejection_reason(self, node: int, site: Any, examples: Any) -> str:

@@ -26,9 +26,11 @@ class ServerView(Federation):
     """The server's view: every site's name and number of examples in each task, and the server's own test set.
 
     ``sizes``: By site, its number of examples in each task.
+    ``sites_test``: Whether sites test models, each on its own test examples.
     """
 
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    sites_test: bool = False
 
     @property
     def clients(self) -> Sequence[str]:
@@ -37,6 +39,10 @@ class ServerView(Federation):
     @property
     def holds_client_data(self) -> bool:
         return False
+
+    @property
+    def holds_test_data(self) -> bool:
+        return not self.sites_test
 
     def num_examples(self, client: str) -> int:
         return self.sizes[client][self.task - 1]
@@ -61,7 +67,9 @@ def server_view(
     stream = split_classes(recipe, seed, dataset)
     first = dataset if stream is None else Federation.from_stream(stream, 1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
-    return ServerView(first, Partition.empty(), server, stream, sizes={name: sizes[name] for name in ordered})
+    sites_test = bool(recipe.run.client_test)
+    of_sites = {name: sizes[name] for name in ordered}
+    return ServerView(first, Partition.empty(), server, stream, sizes=of_sites, sites_test=sites_test)
 
 
 def split_classes(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
@@ -78,10 +86,12 @@ class SiteView(Federation):
     """A site's view: its own name and examples. It knows nothing of other sites, not even their number.
 
     ``examples``: The site's examples in each task.
+    ``tests``: Its test examples of the classes that have arrived by each task; empty where the server tests.
     """
 
     site: str = ""
     examples: Sequence[Data] = ()
+    tests: Sequence[Data] = ()
 
     @property
     def clients(self) -> Sequence[str]:
@@ -93,36 +103,48 @@ class SiteView(Federation):
     def data(self, client: str) -> Data:
         return self.examples[self.task - 1]
 
+    def test_data(self, client: str) -> Data:
+        return self.tests[self.task - 1]
+
     def num_examples(self, client: str) -> int:
         return len(self.data(client)["label"])
 
     def digest(self) -> str:
         """Return a hash of all examples, by which the site notices that it has others later."""
-        columns = [tensor_hash(data[name]) for data in self.examples for name in sorted(data)]
+        columns = [tensor_hash(data[name]) for data in (*self.examples, *self.tests) for name in sorted(data)]
         return sha256(" ".join(columns).encode()).hexdigest()[:16]
 
     def to(self, device: torch.device | str) -> SiteView:
-        moved = [{name: column.to(device) for name, column in data.items()} for data in self.examples]
-        return replace(self, examples=moved)
+        examples, tests = (
+            [{name: column.to(device) for name, column in data.items()} for data in each]
+            for each in (self.examples, self.tests)
+        )
+        return replace(self, examples=examples, tests=tests)
 
 
-def site_view(site: str, dataset: DataSet, stream: TaskStream | None) -> SiteView:
+def site_view(site: str, dataset: DataSet, stream: TaskStream | None, tests: bool = False) -> SiteView:
     """Return the view of a site that holds a whole data set. Of some tasks it may have no example.
 
     ``stream``: Which classes arrive in which task; None without tasks.
+    ``tests``: Whether it tests models on its own test examples.
     """
     if stream is None:
-        return SiteView(dataset, Partition.empty(), site=site, examples=[dataset.train])
+        own = [dataset.test] if tests else []
+        return SiteView(dataset, Partition.empty(), site=site, examples=[dataset.train], tests=own)
     train = stream.dataset.train
     rows_by_task = [task.new_class_rows(train["label"]) for task in stream.tasks]
     examples = [{name: column[rows] for name, column in train.items()} for rows in rows_by_task]
-    return SiteView(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples)
+    own = [stream.dataset_of(task.number).test for task in stream.tasks] if tests else []
+    return SiteView(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples, tests=own)
 
 
 def client_view(federation: Federation, client: str, site: str) -> SiteView:
     """Return the view of a site that stands for one of the clients over which a data set was split."""
-    examples = [federation.for_task(task).data(client) for task in range(1, federation.num_tasks + 1)]
-    return SiteView(federation.dataset, Partition.empty(), stream=federation.stream, site=site, examples=examples)
+    tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
+    examples = [task.data(client) for task in tasks]
+    tests = [] if federation.owners is None else [task.test_data(client) for task in tasks]
+    stream = federation.stream
+    return SiteView(federation.dataset, Partition.empty(), stream=stream, site=site, examples=examples, tests=tests)
 
 
 def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedkeep._utils.digests import format_json, format_manifest, is_sealed, read_json, read_manifest
+from fedkeep._utils.digests import format_json, format_manifest, read_all, read_json, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import CODE
@@ -28,7 +27,6 @@ MOST_BYTES = 1 << 30
 """Of an archive, and of all that it unpacks to: an archive that says it holds more is refused."""
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which can be unpacked in parts of a size that is asked for
-_PART = 1 << 20
 
 
 def open_run(path: Path) -> Traversable:
@@ -51,16 +49,6 @@ def open_run(path: Path) -> Traversable:
     _check(path, archive)
     archive.filename = str(path)  # what errors call it
     return zipfile.Path(archive).joinpath(*inside)
-
-
-def read_bytes(path: Traversable) -> bytes:
-    """Return what a file of a run holds; of an archive never more than it said when it was opened."""
-    try:
-        with path.open("rb") as file:
-            # `read()` would unpack all that is there before it cuts it to the size that was checked.
-            return b"".join(iter(lambda: file.read(_PART), b""))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise RunError(f"{path} is damaged ({error}). Get the archive that holds it again.") from None
 
 
 def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, bytes] | None = None) -> Path:
@@ -116,7 +104,7 @@ def _files_of(target: Path) -> dict[str, bytes]:
         return {}
     root = open_run(target)
     assert isinstance(root, zipfile.Path)
-    return {entry.filename: read_bytes(root / entry.filename) for entry in root.root.infolist() if not entry.is_dir()}
+    return {entry.filename: read_all(root / entry.filename) for entry in root.root.infolist() if not entry.is_dir()}
 
 
 def _contents(run: Path) -> dict[str, bytes]:
@@ -126,7 +114,7 @@ def _contents(run: Path) -> dict[str, bytes]:
         path.relative_to(run).as_posix(): _content(path)
         for folder in (run, *sorted((run / TRIALS).glob("*")))
         for path in sorted(folder.glob("*"))
-        if path.is_file() and path.suffix in RECORD_SUFFIXES and path.name != "doing.json"
+        if path.is_file() and path.suffix in RECORD_SUFFIXES
     }
 
 
@@ -137,13 +125,12 @@ def _content(path: Path) -> bytes:
     data's nothing: an archive is handed on, and where folders lie on somebody's machine is nobody else's business.
     """
     if path.name == "run.json":
-        info = read_json(path, required=False)
+        info = read_json(path)
         command, where = info.get("command"), info.pop("data_path", None)
         short = [_without_folders(word) for word in command] if isinstance(command, list) else command
         if where is not None or command != short:
             info["command"] = short
-            sealed = is_sealed(path.read_bytes())
-            return (format_json(info, indent=2) if sealed else json.dumps(info, indent=2)).encode()
+            return format_json(info, indent=2).encode()
     if path.name != MANIFEST:
         return path.read_bytes()
     files, further = read_manifest(path)

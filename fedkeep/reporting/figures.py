@@ -1,4 +1,4 @@
-"""Figures by Matplotlib: curves over rounds for a paper, and which client holds which classes."""
+"""Curves over rounds by Matplotlib, for a paper and for notebooks."""
 
 from __future__ import annotations
 
@@ -70,8 +70,6 @@ COLUMN = 3.3
 """Width of a column of a paper, in inches."""
 WIDE = 5.0  # inches from which a figure has room for a legend beside its axes
 LETTER = 0.6  # a generous mean width of a letter, in font sizes
-MOST_CLIENTS = 1000  # columns beyond this cannot be told apart; evenly spaced clients are shown then
-MOST_LABELS = 30  # class names that fit on the axis
 
 
 @dataclass(frozen=True)
@@ -287,48 +285,3 @@ def _add_legend(figure: Figure, drawn: Iterable[str], line_styles: Mapping[str, 
         fontsize=0.9 * FONT_SIZE,
         handlelength=2.5,
     )
-
-
-def partition_figure(counts: NDArray[Any], label_names: Sequence[str], title: str) -> str:
-    """Draw the clients' class distribution and return it as a self-contained SVG text.
-
-    Clients lie along x, classes along y; the colour is the number of examples on a logarithmic scale, white for none.
-    The colour map keeps its order in grey and for colour-blind readers. Of more than 1,000 clients, 1,000 evenly spaced
-    ones are shown, and the axis says so.
-    """
-    counts = np.asarray(counts)
-    if counts.ndim != 2 or counts.shape[1] != len(label_names):
-        raise ValueError(f"Counts of shape {counts.shape} do not fit {len(label_names)} class names.")
-    shown, buffer = evenly_spaced(len(counts)), io.StringIO()
-    with theme():
-        from matplotlib import colormaps
-        from matplotlib.colors import LogNorm
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8.4, 1 + float(np.clip(0.19 * len(label_names), 1.4, 5.5))), layout="constrained")
-        axes = figure.add_subplot()
-        picture = axes.imshow(
-            np.ma.masked_equal(counts[shown].T, 0),
-            norm=LogNorm(1, max(2.0, float(counts.max(initial=0)))),
-            cmap=colormaps["viridis_r"].with_extremes(bad="white"),
-            aspect="auto",
-            interpolation="none",  # one pixel a cell in the file, scaled without smoothing by the reader's program
-        )
-        axes.set_title(title, loc="left", parse_math=False)
-        every = f" ({len(shown):,} of {len(counts):,} shown, evenly spaced)" if len(shown) < len(counts) else ""
-        axes.set_xlabel(f"client{every}")
-        ticks = np.unique(np.linspace(0, len(shown) - 1, 8).round().astype(np.int64))
-        axes.set_xticks(ticks, [f"{shown[tick]:,}" for tick in ticks])
-        step = -(-len(label_names) // MOST_LABELS)
-        places = range(0, len(label_names), step)
-        axes.set_yticks(places, [label_names[place] for place in places], parse_math=False)
-        figure.colorbar(picture, ax=axes, pad=0.01, label="examples (white: none)")
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    # Without the XML prolog the text can stand in an HTML page as well as in a file of its own.
-    return text[text.index("<svg") :]
-
-
-def evenly_spaced(count: int) -> NDArray[np.int64]:
-    """Return which of so many clients are shown: all, or `MOST_CLIENTS` of them, int64."""
-    return np.unique(np.linspace(0, count - 1, min(count, MOST_CLIENTS)).round().astype(np.int64))

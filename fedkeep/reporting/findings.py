@@ -90,17 +90,17 @@ def _worst_losses(rows: Sequence[Row]) -> str:
     worst = {row.label: _worst_loss(row) for row in rows if _compares(row)}
     losses = sorted(((*worst[row.label], row.label) for row in last_models(rows)), reverse=True)
     said = [
-        f"{label} from {100 * before:.0f} to {100 * after:.0f} % of class {name}"
-        for lost, before, after, name, label in losses
+        f"{label}{' fell' * (not place)} from {100 * before:.0f} to {100 * after:.0f} % on class {name}"
+        for place, (lost, before, after, name, label) in enumerate(losses)
         if lost >= TELLING
     ]
     if not said:
         return ""
     averages = [worst[row.label][0] for row in rows if row.label in worst and _average(row) == AVERAGE_SUFFIX["moving"]]
-    kept = f"; a moving average lost {100 * max(averages):.0f} points at most" if averages else ""
+    kept = f"; moving averages lost {100 * max(averages):.0f} points at most" if averages else ""
     every = all((trial.evaluated[1:] - trial.evaluated[:-1] == 1).all() for trial in trials_of(rows))
-    span = "What one round took" if every else "What was lost between two evaluations"
-    return f"{span}, at worst: {_listed(said)}{kept}."
+    span = "in a single round" if every else "between two evaluations"
+    return f"Forgotten {span}, at worst: {_listed(said)}{kept}."
 
 
 def _worst_loss(row: Row) -> tuple[float, float, float, str]:
@@ -112,7 +112,7 @@ def _worst_loss(row: Row) -> tuple[float, float, float, str]:
         inside = trial.evaluated >= trial.window_rounds[0]
         history = trial.class_history[inside]
         names = trial.info.get("label_names", [])
-        for label, count in enumerate(trial.info.get("test_total", [])):
+        for label, count in enumerate(trial.test_total):
             if count >= ENOUGH_EXAMPLES and len(history) > 1 and label < len(names):
                 falls = history[:-1, label] - history[1:, label]
                 place = int(falls.argmax())

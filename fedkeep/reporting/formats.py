@@ -1,9 +1,10 @@
-"""Results as text: Markdown, LaTeX and CSV, each with intervals and with differences paired by seed."""
+"""Results as text: Markdown and LaTeX with intervals and with differences paired by seed, and CSV of all trials."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from fedkeep._utils import escaping
@@ -92,40 +93,23 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
 
     The result table has accuracy and forgetting only: what training costs is no column of a paper's table of results.
     """
-    parts = ["% needs \\usepackage{booktabs}, and a source encoded in UTF-8"]
-    for name, table in zip(("results", "differences", "target"), tables(rows, against, target), strict=False):
-        columns = list(range(len(table.heads)))
-        if name == "results":
-            costs = {metric.title for metric in columns_for(trials_of(rows)) if metric.unit != "%"}
-            columns = [j for j in columns if table.heads[j] not in costs]
-        elif table.heads[0] == "method":
-            name = "target"
+    from jinja2 import Environment
+
+    shown, costs = [], {metric.title for metric in columns_for(trials_of(rows)) if metric.unit != "%"}
+    for place, table in enumerate(tables(rows, against, target)):
+        columns = [j for j, head in enumerate(table.heads) if place or head not in costs]
         lines = []
         for i, cells in enumerate(table.lines):
-            texts = [_latex_text(cells[j]) for j in columns]
-            marked = [
-                f"\\textbf{{{text}}}" if (i, j) in table.bold else text for text, j in zip(texts, columns, strict=True)
-            ]
-            lines.append("  " + " & ".join(marked) + r" \\")
-        parts.append(
-            "\n".join(
-                [
-                    r"\begin{table}",
-                    r"\centering",
-                    rf"\caption{{{_latex_text(table.note)}}}",
-                    rf"\label{{tab:{name}}}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-                    r"  \toprule",
-                    "  " + " & ".join(_latex_text(table.heads[j]) for j in columns) + r" \\",
-                    r"  \midrule",
-                    *lines,
-                    r"  \bottomrule",
-                    r"\end{tabular}",
-                    r"\end{table}",
-                ]
-            )
-        )
-    return "\n\n".join(parts) + "\n"
+            texts = ((j, _latex_text(cells[j])) for j in columns)
+            lines.append([f"\\textbf{{{text}}}" if (i, j) in table.bold else text for j, text in texts])
+        name = "differences" if table.heads[0].startswith("minus") else "target" if place else "results"
+        heads = [_latex_text(table.heads[j]) for j in columns]
+        shown.append({"name": name, "note": _latex_text(table.note), "heads": heads, "lines": lines})
+    template = files("fedkeep.reporting").joinpath("tables.tex.jinja").read_text(encoding="utf-8")
+    environment = Environment(  # LaTeX has escapes of its own
+        variable_start_string="<<", variable_end_string=">>", trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(template).render(tables=shown)
 
 
 _LATEX = {
@@ -138,46 +122,6 @@ _LATEX = {
 def _latex_text(text: str) -> str:
     """Keep a label from being read as LaTeX."""
     return "".join(_LATEX.get(character, character) for character in escaping.printable(text))
-
-
-def rows_csv(rows: Sequence[Row], against: str = "", target: float | None = None) -> str:
-    """Return the table as CSV: one line per row, each metric's mean, its interval, deviation and number of seeds.
-
-    The first and last round of the window stand beside them, and in the metrics by which methods are compared the
-    difference to one of them, by default the first that can be compared, with its interval and number of seeds. With a
-    target accuracy, in percent, there is also the mean of the first rounds that reach it.
-
-    Numbers are at full precision: fractions, seconds, bytes; what was not measured is empty.
-    """
-    compared, reference = headline(trials_of(rows)), against or _reference(rows)
-    gains = {
-        (found.label, metric.name): found
-        for metric in compared
-        for found in (differences(rows, reference, metric) if reference else [])
-    }
-    columns, lines = listed(trials_of(rows)), list[dict[str, Any]]()
-    for row in rows:
-        first, last = row.trials[0].window_rounds
-        line: dict[str, Any] = {"method": row.label, "finished": row.finished, "learned": row.learned}
-        line |= {"seeds": " ".join(map(str, row.seeds)), "rounds": _range(trial.rounds_done for trial in row.trials)}
-        line |= {"rounds_planned": _range(trial.rounds_planned for trial in row.trials)}
-        line |= {"window_first": first, "window_last": last}
-        for metric in columns:
-            name = metric.name
-            spread, interval = row.value(metric), row.interval(metric)
-            line |= {name: spread.mean, f"{name}_std": spread.std, f"{name}_n": spread.n}
-            line |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
-        if reference:
-            mine = {metric.name: gains.get((row.label, metric.name)) if row.finished else None for metric in compared}
-            line["reference"] = next((found.reference for found in mine.values() if found), "")
-            for name, found in mine.items():
-                ends = (found.interval.mean, found.interval.low, found.interval.high) if found else ("", "", "")
-                line |= zip((f"{name}_difference{part}" for part in ("", "_low", "_high")), ends, strict=True)
-                line[f"{name}_difference_n"] = len(found.seeds) if found else ""
-        if target is not None:
-            line["rounds_to_target"] = sum(trial.rounds_to(target / 100) for trial in row.trials) / len(row.trials)
-        lines.append(line)
-    return csv_of(lines)
 
 
 def trials_csv(rows: Sequence[Row]) -> str:
@@ -206,15 +150,10 @@ def _csv_cell(value: Any) -> str:
     return "" if isinstance(value, float) and math.isnan(value) else str(value)
 
 
-def _range(values: object) -> str:
-    known = sorted(set(values))  # type: ignore[call-overload]
-    return str(known[0]) if len(known) == 1 else f"{known[0]}-{known[-1]}"
-
-
 TEXTS: dict[str, Callable[[Sequence[Row], str, float | None], str]] = {
     "markdown": markdown,
     "latex": latex,
-    "csv": rows_csv,
+    "csv": lambda rows, against, target: trials_csv(rows),
 }
 """By format, what writes results as text."""
 SUFFIXES = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from fedkeep.reporting.findings import findings
 from fedkeep.reporting.formats import markdown, result_table, trials_csv
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
-from fedkeep.reporting.record import data_read
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
     class_names,
@@ -54,14 +53,13 @@ from fedkeep.reporting.summary import (
     trials_of,
 )
 from fedkeep.reporting.table import NOTHING, TextTable, human_bytes, initial_models, show
-from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-CLIENTS_SHOWN = 3  # of local training, the first of the cohort
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
+CLIENTS_LISTED = 40  # with test examples of their own, the worst served first
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
 SEEDS = ("seed", "seeds")
 
@@ -92,7 +90,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     return {
         "run": run,
         "facts": _facts(run),
-        "data": data_read(run.trials[0].info, run.trials[0].partition).facts() if run.trials else [],
+        "data": run.trials[0].data_read().facts() if run.trials else [],
         "findings": findings(finished),
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
@@ -104,7 +102,6 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "local": result_table(
             [row for row in rows if any(t.local_models for t in row.trials)], shown_in("local models")
         ),
-        "trained": local_training(rows),
         "differences": _differences(finished),
         "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
         "charts": [line_chart(rows, line_styles, name, window) for name in drawn],
@@ -113,13 +110,14 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "teachers": teacher_heatmaps(rows),
         "confusions": confusion_heatmaps(rows),
         "clients": client_accuracies(rows),
+        "by_client": by_client(rows),
         "partition": partition_heatmap(run),
         "script": script(),
         "tasks": _tasks(rows),
         "classes": _classes(rows),
         "costs": _costs(rows),
         "lost": _lost(rows),
-        "methods": _methods(rows),
+        "methods": {row.label: row.trials[0] for row in rows},
         "repeat": _repeat(run),
     }
 
@@ -255,42 +253,67 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 
 
+def by_client(rows: Sequence[Row]) -> TextTable:
+    """Return what the model at the end is worth to each client by its name, the worst served first.
+
+    Empty where clients have no test examples of their own, or no names that mean the same with every seed.
+    """
+    trials = trials_of(rows)
+    if not all(one.client_history and (one.partition.get("client_names") or not one.partition) for one in trials):
+        return TextTable([], [])
+    score, lines = main_metric(trials), []
+    for client in dict.fromkeys(name for trial in trials for name in trial.client_accuracy):
+        cells, worst = [client], np.inf
+        for row in rows:
+            value = Spread.of(trial.client_accuracy.get(client, np.nan) for trial in row.trials).mean
+            cells.append(NOTHING if np.isnan(value) else f"{100 * value:.1f}")
+            worst = np.nanmin([worst, value])
+            of_clients = (trial.client_scores(score.name if score else "") for trial in row.trials)
+            if score and not np.isnan(value := Spread.of(of.get(client, np.nan) for of in of_clients).mean):
+                cells[-1] += f"\n{score.title} {100 * value:.1f}"
+        lines.append((worst, cells))
+    listed = [line for _, line in sorted(lines, key=itemgetter(0))[:CLIENTS_LISTED]]
+    more = len(lines) - len(listed)
+    note = f"{more} better served clients are in the trials' rounds.jsonl." if more else ""
+    return TextTable(["client", *(row.label for row in rows)], listed, note)
+
+
+PARTS = {
+    "training": "train",
+    "teachers": "teachers",
+    "server": "server",
+    "evaluation": "evaluate",
+    "saving": "checkpoint",
+}
+
+
 def _costs(rows: Sequence[Row]) -> TextTable:
+    """Return the seconds of each part of a trial, and what was sent; `PARTS` are those of timings.jsonl."""
     played = {id(trial) for trial in deduplicate(rows)}
     rows = [row for row in rows if any(id(trial) in played for trial in row.trials)]  # an average costs nothing
-    heads = ["method", "training, s", "teachers, s", "both per round, s", "evaluation, s"]
+    heads = ["method", *(f"{name}, s" for name in PARTS), "local training per round, s"]
     heads += ["down per client and round", "up per client and round", "all traffic"]
     lines = []
     for row in rows:
-        training, teachers, evaluation = (
-            show(Spread.of(trial.seconds(part) for trial in row.trials), "s")
-            for part in ("train", "teachers", "evaluate")
-        )
+        parts = [show(Spread.of(trial.seconds(part) for trial in row.trials), "s") for part in PARTS.values()]
         a_round = Spread.of(trial.train_seconds / trial.rounds_done for trial in row.trials if trial.rounds_done)
         traffic = (row.value("down"), row.value("up"), Spread.of(trial.traffic for trial in row.trials))
-        cells = [training, teachers, f"{a_round.mean:.2f}" if a_round.n else NOTHING, evaluation]
+        cells = [*parts, f"{a_round.mean:.2f}" if a_round.n else NOTHING]
         lines.append(["\n".join([row.label, row.note]), *cells, *(human_bytes(spread.mean) for spread in traffic)])
     return TextTable(heads, lines, dim={i for i, row in enumerate(rows) if not row.finished})
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the rounds in which clients were lost or that were rolled back."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     trials = deduplicate(rows)
     for trial in trials:
-        rolled_back = set(trial.rolled_back)
-        by_round = {number: list(lost) for number, lost in groupby(trial.lost, key=lambda lost: lost.round)}
-        for number in sorted(rolled_back | set(by_round)):
-            who = ", ".join(f"{lost.client} ({lost.reason})" for lost in by_round.get(number, []))
-            lines.append(
-                {
-                    "label": trial.label,
-                    "seed": trial.seed,
-                    "round": number,
-                    "who": who,
-                    "rolled_back": number in rolled_back,
-                }
-            )
+        who: dict[int, list[str]] = {number: [] for number in trial.rolled_back}
+        for lost in trial.lost:
+            who.setdefault(lost.round, []).append(f"{lost.client} ({lost.reason})")
+        for number in sorted(who):
+            line = {"label": trial.label, "seed": trial.seed, "round": number, "who": ", ".join(who[number])}
+            lines.append({**line, "rolled_back": number in trial.rolled_back})
     clients, count = sum(len(trial.lost) for trial in trials), sum(len(trial.rolled_back) for trial in trials)
     often = Counter((trial.label, trial.seed, client) for trial in trials for _, client in trial.refused)
     refused = [
@@ -309,34 +332,16 @@ def _lost(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
-    firsts = {row.label: row.trials[0] for row in reversed(rows)}
-    return [
-        {
-            "label": label,
-            "algorithm": firsts[label].algorithm,
-            "order": "sequential" if firsts[label].sequential else "parallel",
-            "options": ", ".join(f"{key} = {value}" for key, value in firsts[label].options.items()),
-            "training": _listed(firsts[label].info.get("training") or {}),
-            "paper": str(firsts[label].info.get("paper") or ""),
-        }
-        for label in dict.fromkeys(row.label for row in rows)
-    ]
-
-
 def _repeat(run: Run) -> dict[str, Any]:
     command = [str(word) for word in run.info.get("command") or []]
-    versions = {"fedkeep": run.info.get("fedkeep")} | dict(run.info.get("versions") or {})
-    if run.info.get("git"):
-        versions["FedKeep's git commit"] = run.info["git"]
+    versions = {"fedkeep": run.info.get("fedkeep"), **dict(run.info.get("versions") or {})}
+    versions["FedKeep's git commit"] = run.info.get("git")
     resumed = {trial.path: trial.versions for trial in run.trials if len(trial.versions) > 1}
     versions |= {f"{path.name} was run by": "; then ".join(by) for path, by in resumed.items() if path}
-    # Of older runs, files of methods of one's own are in the command alone.
-    kept = [str(Path(run.path.name) / name) if name.endswith(".py") else name for name in run.info.get("use", ())]
-    kept = kept or [file for option, file in pairwise(command) if option == "--use"]
-    own = [word for file in kept for word in ("--use", file)]
     code = (run.info.get("identity") or {}).get("code") or {}
     versions |= {f"code/{name}, a copy of your own code": f"SHA-256 {digest}" for name, digest in code.items()}
+    used = [str(Path(run.path.name) / name) if name.endswith(".py") else name for name in run.info.get("use", ())]
+    own = [word for name in used for word in ("--use", name)]
     return {
         "again": shlex.join(["fedkeep", "run", str(Path(run.path.name) / "recipe.toml"), *own]),
         # Where a program lies on the machine of the run helps nobody else.
@@ -344,67 +349,6 @@ def _repeat(run: Run) -> dict[str, Any]:
         "versions": [(name, str(version)) for name, version in versions.items() if version],
         "recipe": run.recipe,
     }
-
-
-def local_training(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the class-wise accuracies, in percent, of clients' models in the last round that all methods have.
-
-    They stand beside the model that each client received (FedCAD's figure 1 shows this of one client).
-
-    Of parallel methods, whose clients began with one model, with the first seed; empty where no such model was
-    evaluated.
-
-    Returns: ``round``; ``names`` of the classes; ``clients``, each with its name ``client``, its ``examples`` of each
-        class and ``lines`` of a ``label`` and ``values``; ``more``, how many clients are not shown.
-    """
-    trials = _comparable([trial for row in rows for trial in row.trials])
-    rounds = [{model["round"] for model in trial.local_models} for trial in trials]
-    common = set.intersection(*rounds) if rounds else set()
-    if not common:
-        return {}
-    number = max(common)
-    clients = [model["client"] for model in trials[0].local_models if model["round"] == number]
-    counts = trials[0].partition.get("counts") or []
-    shown = [
-        {"client": client, "examples": counts[int(client)] if counts else [], "lines": _lines(trials, number, client)}
-        for client in clients[:CLIENTS_SHOWN]
-    ]
-    names = list(map(str, trials[0].info.get("label_names") or range(trials[0].class_history.shape[1])))
-    return {"round": number, "names": names, "clients": shown, "more": max(0, len(clients) - CLIENTS_SHOWN)}
-
-
-def _comparable(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return one trial a method: parallel, without tasks, of few classes and one seed.
-
-    Of several evaluation models it is the first.
-    """
-    found = [
-        trial
-        for trial in trials
-        if trial.local_models and not trial.sequential and not trial.task_sizes and trial.class_history.shape[1] <= WIDE
-    ]
-    once = {trial.path: trial for trial in reversed(found) if trial.seed == found[0].seed}
-    return list(reversed(once.values()))
-
-
-def _lines(trials: Sequence[TrialResult], number: int, client: str) -> list[dict[str, Any]]:
-    """Return the model that a client received and those that it left, one line each; what was not evaluated is not."""
-    received = [_received(trial, number) for trial in trials]
-    lines: list[dict[str, Any]] = []
-    same = len({tuple(values or ()) for values in received}) == 1
-    for trial, before in zip(trials, received, strict=True):
-        if before and not (same and lines):
-            lines.append({"label": "model received" if same else f"{trial.label}, received", "values": before})
-        left = [model for model in trial.local_models if (model["round"], model["client"]) == (number, client)]
-        lines += [{"label": trial.label, "values": (100 * trial.accuracy_by_class(model)).tolist()} for model in left]
-    return lines
-
-
-def _received(trial: TrialResult, number: int) -> list[float] | None:
-    """Return what the model knew that travelled in a round, which the round before left; None if it is not known."""
-    travels = (trial.info.get("evaluation_models") or ["last"])[0] == "last"
-    before = [values for round, values in zip(trial.evaluated, trial.class_history, strict=True) if round == number - 1]
-    return (100 * before[0]).tolist() if before and travels else None
 
 
 def page(template: str, context: Mapping[str, Any]) -> str:

@@ -14,13 +14,6 @@ from fedkeep import metrics
 from fedkeep.reporting.record import Record
 from fedkeep.rounds.messages import FaultKind
 
-FLAT = 0.9
-"""The multiple of the first rounds' loss above which it hardly falls."""
-RISING = 1.05
-"""The multiple of it above which training diverges."""
-FEWEST_ROUNDS = 4
-"""Rounds below which a rising loss tells nothing."""
-
 
 @dataclass(frozen=True)
 class LearningMetrics(Record):
@@ -75,20 +68,6 @@ class LearningMetrics(Record):
         # One that was not finite is null in a record; earlier versions wrote NaN.
         return not self.at_chance and all(loss is not None and math.isfinite(loss) for loss in losses)
 
-    @cached_property
-    def loss_change(self) -> float:
-        """Return the loss of local training at the end, as a multiple of that in the first rounds.
-
-        NaN where there is nothing to compare, infinite where one is not finite. Both are medians of a quarter of the
-        rounds.
-        """
-        losses = [row["loss"] for row in self.rounds if row.get("loss") is not None]
-        if not all(map(math.isfinite, losses)):
-            return math.inf
-        part = -(-len(losses) // 4)
-        first, last = (float(np.median(part_of)) if part_of else 0.0 for part_of in (losses[:part], losses[-part:]))
-        return last / first if len(losses) > 1 and first else math.nan
-
     @property
     def trouble(self) -> str:
         """Say in a few words why there is nothing to compare; empty where the trial has learned."""
@@ -108,9 +87,6 @@ def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> 
     stuck = [trial for trial in begun if not trial.learned]
     unstable = [trial for trial in trials if trial.not_finite]
     too_far = [trial for trial in stuck if trial.too_large]
-    # Over few rounds the loss of local training differs by who trained.
-    rising = [trial for trial in stuck if trial.loss_change > RISING and trial.rounds_done >= FEWEST_ROUNDS]
-    diverging = [trial for trial in stuck if trial in rising or trial.not_finite or trial.too_large]
     said = []
     if stuck:
         first = stuck[0]
@@ -127,17 +103,12 @@ def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> 
             lost = sum(trial.not_finite if found is unstable else trial.too_large for trial in found)
             asked = sum(len(row.get("cohort", ())) for trial in found for row in trial.rounds)
             said.append(f"{lost:,} of {asked:,} local trainings of {_named(found)} {ended}.")
-    if diverging or unstable:
-        said.append(f"Local training diverges. {_calm(settings)}")
-    elif any(trial.loss_change > FLAT for trial in stuck):
-        said.append(
-            "The loss of local training hardly falls: give it more rounds (--rounds), or change the learning rate, "
-            f"{_rates(settings)}."
-        )
+    if unstable or too_far:
+        rate, clip = _change(settings, "lr", 0.1), _change(settings, "max_grad_norm", 0.1)
+        said.append(f"Local training diverges. Lower the learning rate, {rate}, or clip gradients, {clip}.")
     elif stuck:
-        said.append(
-            "The loss of local training falls: give it more rounds (--rounds), or clients that hold more classes."
-        )
+        rates = _change(settings, "lr", 10, 0.1)
+        said.append(f"Give it more rounds (--rounds), or change the learning rate, {rates}.")
     return said
 
 
@@ -152,23 +123,9 @@ def _named(trials: Sequence[Record]) -> str:
     )
 
 
-def _calm(settings: Mapping[str, Any]) -> str:
-    """Say how to keep local training finite."""
-    training = settings.get("training", {})
-    rate, clip = training.get("lr"), training.get("max_grad_norm")
-    lower = (
-        f"--set training.lr={rate / 10:g} (it is {rate:g})" if isinstance(rate, int | float) else "--set training.lr"
-    )
-    known = isinstance(clip, int | float)
-    clipped = (
-        f"--set training.max_grad_norm={clip / 10:g} (it is {clip:g})" if known else "--set training.max_grad_norm=1"
-    )
-    return f"Lower the learning rate, {lower}, or clip gradients, {clipped}."
-
-
-def _rates(settings: Mapping[str, Any]) -> str:
-    """Say how to try a higher and a lower learning rate."""
-    rate = settings.get("training", {}).get("lr")
-    if not isinstance(rate, int | float):
-        return "--set training.lr"
-    return f"--set training.lr={10 * rate:g} or {rate / 10:g} (it is {rate:g})"
+def _change(settings: Mapping[str, Any], option: str, *factors: float) -> str:
+    """Say how to change an option of local training: to multiples of what it is, if that is known."""
+    value = settings.get("training", {}).get(option)
+    if not isinstance(value, int | float):
+        return f"--set training.{option}=1" if option == "max_grad_norm" else f"--set training.{option}"
+    return f"--set training.{option}={' or '.join(f'{value * factor:g}' for factor in factors)} (it is {value:g})"

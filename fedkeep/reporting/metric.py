@@ -13,6 +13,8 @@ from math import isnan, nan
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.description import describe_data
 from fedkeep.reporting.record import Window
@@ -167,6 +169,11 @@ def _scored(name: str, title: str, better: int) -> Metric:
     return Metric(name, title, "%", None, better, "scored", lambda trial: trial.window_scores(name))
 
 
+def _over_clients(name: str, title: str, how: Callable[[list[float]], float]) -> Metric:
+    """Return a metric of clients' accuracies on their own test examples, in the mean over the window."""
+    return Metric(name, title, "%", None, 1, "if measured", lambda trial: trial.over_clients(how))
+
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -191,9 +198,7 @@ METRICS: dict[str, Metric] = {
         _percent("local_accuracy", "accuracy of local models", 1, "local models", "window_local_accuracies"),
         _percent("local_last", "accuracy of local models, last", 1, "local models"),
         _percent("kold_in", "inside own classes", 1, "local models", windowed=True),
-        _percent("kold_in_spread", "inside, between clients", 0, "local models", windowed=True),
         _percent("kold_out", "outside own classes", 1, "local models", windowed=True),
-        _percent("kold_out_spread", "outside, between clients", 0, "local models", windowed=True),
         _percent("seen", "seen classes", 1, "local models", windowed=True),
         _percent("unseen", "unseen classes", 1, "local models", windowed=True),
         _percent("window_incremental", "mean over tasks", 1, "with tasks", "window_incrementals"),
@@ -203,12 +208,16 @@ METRICS: dict[str, Metric] = {
         _percent("forgetting_fedskf", "forgetting a task", -1, "with tasks", of_history=True),
         _percent("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", -1, "CSV", of_history=True),
         _percent("backward", "backward transfer", 1, "CSV"),
+        _over_clients("client_mean", "mean over clients", np.mean),
+        _over_clients("client_worst", "worst client", min),
+        _over_clients("client_median", "median client", np.median),
+        _over_clients("client_best", "best client", max),
+        Metric("clients_tested", "clients that tested", windowed=True, shown="CSV"),
         Metric("epsilon", f"epsilon ({ADD_REMOVE} example)", better=-1),
         Metric("counts_epsilon", f"epsilon of label counts ({ADD_REMOVE} example)", better=-1),
         Metric("prototypes_epsilon", f"epsilon of prototypes ({ADD_REMOVE} client)", better=-1),
         Metric("confidences_epsilon", f"epsilon of confidences ({ADD_REMOVE} server example)", better=-1),
         Metric("client_epsilon", f"epsilon ({ADD_REMOVE} client)", better=-1),
-        _percent("near_copies", "near copies", -1, "if measured"),
     )
 }
 """All metrics by name, in the order of tables and CSV files; `add_metric` adds to them."""

@@ -187,12 +187,22 @@ class Record:
         """Return correct and all test examples by class, both float64 [C]; 0 for classes that had not arrived."""
         missing = len(self.test_total) - len(row["correct"])
         correct = np.asarray([*row["correct"], *[0] * missing], dtype=np.float64)
+        if "total" in row:  # of the clients that tested
+            return correct, np.asarray([*row["total"], *[0] * missing], dtype=np.float64)
         return correct, np.where(np.arange(len(correct)) < len(row["correct"]), self.test_total, 0.0)
 
     @cached_property
     def test_total(self) -> Floats:
-        """Return the test examples by class, float64 [C]."""
-        return np.asarray(self.info.get("test_total", []), dtype=np.float64)
+        """Return the test examples by class, float64 [C]; of sites, the most that told in a round."""
+        total = np.asarray(self.info.get("test_total", []), dtype=np.float64)
+        told = [row["total"] for row in self.rounds if "total" in row]
+        if told and not total.any():
+            total = np.max([[*of, *[0] * (len(total) - len(of))] for of in told], axis=0).astype(np.float64)
+        return total
+
+    def data_read(self) -> DataRead:
+        """Return what was read for the trial."""
+        return data_read({**self.info, "test_total": self.test_total.tolist()}, self.partition)
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -211,7 +221,11 @@ class TaskMetrics(Record):
         sizes = self.task_sizes[: len(ends)]
         if not sizes:
             return np.zeros((0, 0))
-        correct = [self.counted(row)[0][: sum(sizes)] for row in ends]
+        counts = [self.counted(row) for row in ends]
+        correct = [
+            (right * self.test_total / np.maximum(of, 1) if "total" in row else right)[: sum(sizes)]
+            for row, (right, of) in zip(ends, counts, strict=True)
+        ]
         return metrics.task_accuracies(correct, self.test_total[: sum(sizes)], sizes)
 
     @cached_property
@@ -288,20 +302,6 @@ class CostMetrics(Record):
     def seconds(self, part: str) -> float:
         """Return the seconds of one part of the timings (``"train"``, ``"evaluate"``, ...) over all rounds."""
         return float(sum(row.get(part) or 0.0 for row in self.timings)) if self.timings else float("nan")
-
-    def task_seconds(self, part: str) -> list[float]:
-        """Return the seconds of one part of the timings in each task that was begun; without tasks there is one."""
-        tasks = {int(row["round"]): int(row.get("task", 1)) for row in self.rounds}
-        sums = dict.fromkeys(sorted(set(tasks.values())), 0.0)
-        for row in self.timings:
-            sums[tasks[int(row["round"])]] += row.get(part) or 0.0
-        return list(sums.values())
-
-    @property
-    def steps(self) -> list[str]:
-        """Return what was asked of clients, by the names that the method gives it, in order."""
-        named = (key for row in self.timings for key in row if key.startswith("step "))
-        return [key.removeprefix("step ") for key in dict.fromkeys(named)]
 
     @property
     def down(self) -> float:

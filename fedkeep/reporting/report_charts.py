@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkeep.metrics import kold
-from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, curve_of, evenly_spaced, history
+from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, curve_of, history
 from fedkeep.reporting.metric import rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row
@@ -26,6 +26,7 @@ from fedkeep.reporting.trial import TrialResult
 
 CHART_SIDE = 1000  # of the square in which lines are drawn
 MOST_HEATMAP_COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
+MOST_CLIENTS = 1000  # of more, evenly spaced ones are shown
 MOST_NAMED_ROWS = 24  # more rows than this have no room for a name each
 BLUE = (38, 125, 210)  # seen on white and on the dark ground
 UNKNOWN = (128, 128, 128, 56)  # of what was not measured
@@ -307,7 +308,7 @@ def partition_heatmap(run: Run) -> dict[str, Any]:
         f"Map of the examples per client and class: {len(counts)} clients, {len(names)} classes; a client holds "
         f"{(counts > 0).sum(axis=1).mean():.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
     )
-    shown = evenly_spaced(len(counts))
+    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(np.int64))
     top = float(counts.max()) or 1.0
     share = np.log1p(counts[shown].T) / np.log1p(top)
     picture = heatmap(
@@ -321,8 +322,8 @@ def partition_heatmap(run: Run) -> dict[str, Any]:
 def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
     """Return for each client the model's accuracy on classes in the client's proportions.
 
-    It is the mean over the window (unfinished: of the last evaluation) of the class-wise test accuracies, weighted by
-    the client's label distribution; nothing more is measured for it.
+    It is the mean over the window (unfinished: of the last evaluation) of the accuracies on clients' own test examples;
+    where they have none, of the class-wise test accuracies, weighted by the client's label distribution.
 
     Returns: ``lines`` of a ``row``, the ``texts`` of its columns, and its ``box``: the quantiles 0, 0.1, 0.5, 0.9 and
         1.
@@ -335,11 +336,18 @@ def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
             columns = (values.mean(), worst.mean(), values.min(), values.std(ddof=1) if len(values) > 1 else 0.0)
             box = [100 * float(value) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
             lines.append({"row": row, "texts": [f"{100 * value:.1f}" for value in columns], "box": box})
-    return {"lines": lines, "covered": _covered([line["row"] for line in lines])}
+    own = any(trial.client_history for row in rows for trial in row.trials)
+    return {"lines": lines, "covered": _covered([line["row"] for line in lines]), "own": own}
 
 
 def _of_clients(trial: TrialResult) -> Floats:
     """Return the accuracy of a trial's model for each client, float64 [clients]; empty where it is not known."""
+    if trial.client_history:
+        told = trial.client_history
+        shown = [of for number, of in told.items() if trial.windows and number in trial.windows[-1]]
+        shown = shown or list(told.values())[-1:]
+        names = dict.fromkeys(client for of in shown for client in of)
+        return np.asarray([np.mean([of[client] for of in shown if client in of]) for client in names])
     counts = trial.partition.get("counts") or []
     if not len(trial.evaluated) or trial.task_sizes or any(len(held) != len(trial.test_total) for held in counts):
         return np.zeros(0)

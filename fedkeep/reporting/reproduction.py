@@ -1,11 +1,11 @@
-"""A reproduced table beside the paper's: numbers, differences, the order of the methods; in Markdown, CSV and HTML."""
+"""A reproduced table beside the paper's: numbers, differences, the order of the methods."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -18,8 +18,6 @@ from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, table_of
 from fedkeep.reporting.archive import open_run
-from fedkeep.reporting.formats import csv_of
-from fedkeep.reporting.html import page
 from fedkeep.reporting.metric import Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
 from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
@@ -43,13 +41,62 @@ TASKS = (
 )
 
 
-def heads(column: ColumnResult) -> list[str]:
-    """Return the titles of a column's table."""
-    titles = ["method", "paper", f"ours, {column.heading}", "ours, last", "ours minus the paper's"]
-    if column.deciding is not metric_of(column.measured[0]):
-        titles.append(f"ours, {column.deciding.heading(column.run.trials)}")
-    against = [] if column.reference is None else [f"minus {_label(column.reference)}, 95 %"]
-    return [*titles, *against, "seeds", *further_heads(column)]
+Cell = Callable[["MethodResult"], str]
+
+
+def cells(column: ColumnResult) -> list[tuple[str, Cell]]:
+    """Return the columns of a column's table: each its title, and what stands in it of a method."""
+    paper, (accuracy, forgetting), target = column.paper, column.measured, column.paper.get("target", math.nan)
+
+    def name(line: MethodResult) -> str:
+        return _label(line) + (f" ({line.row.note})" if line.row is not None and line.row.note else "")
+
+    def ours(metric: str | Metric) -> Cell:
+        unit = metric_of(metric).unit
+        return lambda line: NOTHING if line.row is None else show(line.row.value(metric), unit)
+
+    def printed(name: str) -> Cell:
+        return lambda line: _paper(spread_of(paper[name], line.label))
+
+    def printed_rounds(name: str) -> Cell:
+        return lambda line: NOTHING if line.label not in paper[name] else f"{paper[name][line.label][0]:g}"
+
+    def gain(line: MethodResult) -> str:
+        found = column.gain(line)
+        return NOTHING if found is None else show_difference(found)
+
+    def seeds(line: MethodResult) -> str:
+        return ", ".join(map(str, line.row.seeds)) if line.row is not None and line.row.finished else NOTHING
+
+    def to_the_papers(line: MethodResult) -> str:
+        reached = spread_of(paper.get("accuracy", {}), method_of(line.label))
+        return NOTHING if reached is None else _rounds_to(line, reached.mean / 100)
+
+    found: list[tuple[str, Cell]] = [
+        ("method", name),
+        ("paper", lambda line: _paper(line.paper)),
+        (f"ours, {column.heading}", ours(accuracy)),
+        ("ours, last", ours("last")),
+        ("ours minus the paper's", lambda line: NOTHING if line.difference is None else f"{line.difference:+.2f}"),
+    ]
+    if column.deciding is not metric_of(accuracy):
+        found.append((f"ours, {column.deciding.heading(column.run.trials)}", ours(column.deciding)))
+    if column.reference is not None:
+        found.append((f"minus {_label(column.reference)}, 95 %", gain))
+    found.append(("seeds", seeds))
+    if "forgetting" in paper:
+        found += [("forgetting, paper", printed("forgetting")), ("forgetting, ours", ours(forgetting))]
+    if "local_accuracy" in paper:
+        found += [("clients' models, paper", printed("local_accuracy")), ("clients' models, ours", ours("local_last"))]
+    if column.has_tasks and "forgetting" not in paper:  # of tasks it is shown, whether or not the paper prints it
+        found.append(("forgetting", ours(forgetting)))
+    if "rounds_to" in paper:
+        found.append((f"rounds to {target:g} %, paper", printed_rounds("rounds_to")))
+        found.append(("ours", lambda line: _rounds_to(line, target / 100)))
+    if "speedup" in paper:
+        found.append((f"times as fast to {target:g} %, paper", printed_rounds("speedup")))
+        found.append(("ours", lambda line: _speedup(column, line, target / 100)))
+    return found + [("rounds to the paper's", to_the_papers)] * column.has_averages
 
 
 def caption(reproduction: Reproduction) -> str:
@@ -62,22 +109,8 @@ def caption(reproduction: Reproduction) -> str:
 
 def column_table(column: ColumnResult) -> TextTable:
     """Return a column's table, with what is to be said of it as its note."""
-    return TextTable(heads(column), [texts(column, line) for line in column.lines], about(column))
-
-
-def texts(column: ColumnResult, line: MethodResult) -> list[str]:
-    """Return a line as it is shown, under `heads`."""
-    row = line.row
-    done = f" ({row.note})" if row is not None and row.note else ""
-    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), metric_of(m).unit) for m in (line.metric, "last")]
-    to_paper = NOTHING if line.difference is None else f"{line.difference:+.2f}"
-    gain = column.gain(line)
-    against = [] if column.reference is None else [NOTHING if gain is None else show_difference(gain)]
-    seeds = ", ".join(map(str, row.seeds)) if row is not None and row.finished else NOTHING
-    decides = [] if row is None else [show(row.value(column.deciding), column.deciding.unit)]
-    decides = (decides or [NOTHING]) * (column.deciding is not metric_of(column.measured[0]))
-    start = [_label(line) + done, _paper(line.paper), *ours, to_paper]
-    return [*start, *decides, *against, seeds, *further_texts(column, line)]
+    heads, shown = zip(*cells(column), strict=True)
+    return TextTable(list(heads), [[cell(line) for cell in shown] for line in column.lines], about(column))
 
 
 def _label(line: MethodResult) -> str:
@@ -107,43 +140,9 @@ def about(column: ColumnResult) -> str:
     return f"{column.scale}. {column.verdict}{frozen(column.run.trials)}"
 
 
-def as_csv(reproduction: Reproduction) -> str:
-    """Return the reproduction as CSV, one line per method and column, in percent at full precision."""
-    measured = [name for column in reproduction.columns for name in column.measured]
-    names = list(dict.fromkeys(("window_mean", "last", "best", "forgetting", *measured)))
-    lines = []
-    for column in reproduction.columns:
-        for method in column.lines:
-            row, paper, gain = method.row, method.paper or Spread.of(()), column.gain(method)
-            first, last = ("", "") if row is None else row.trials[0].window_rounds
-            line: dict[str, Any] = {"table": reproduction.name, "column": column.name, "method": _label(method)}
-            line |= {"finished": "" if row is None else row.finished}
-            line |= {"seeds": "" if row is None else " ".join(map(str, row.seeds))}
-            line |= {"rounds": "" if row is None else min(trial.rounds_done for trial in row.trials)}
-            line |= {"window_first": first, "window_last": last, "paper": paper.mean, "paper_std": paper.std}
-            line |= {"difference": math.nan if method.difference is None else method.difference}
-            line |= {"against": gain.reference if gain else ""}
-            ends = [gain.interval.mean, gain.interval.low, gain.interval.high] if gain else [math.nan] * 3
-            line |= zip(("gain", "gain_low", "gain_high"), (100 * end for end in ends), strict=True)
-            line |= {"gain_from": "" if gain is None else "blocks" if gain.interval.blocks else "seeds"}
-            for name in names:
-                spread = row.value(name) if row else Spread.of(())
-                line |= {name: 100 * spread.mean, f"{name}_std": 100 * spread.std}
-            lines.append(line)
-    return csv_of(lines)
-
-
-def html(reproduction: Reproduction) -> str:
-    """Return the reproduction as one self-contained HTML page."""
-    tables = [(column.run.title, column_table(column)) for column in reproduction.columns]
-    return page("reproduction.html.jinja", {"table": reproduction, "tables": tables, "caption": caption(reproduction)})
-
-
-def write(reproduction: Reproduction, folder: Path) -> None:
-    """Write the reproduction into its folder: ``table.md``, ``table.csv`` and ``table.html``."""
-    atomic_write(folder / "table.md", markdown(reproduction, level=1))
-    atomic_write(folder / "table.csv", as_csv(reproduction))
-    atomic_write(folder / "table.html", html(reproduction))
+def write(reproduction: Reproduction, folder: Path) -> Path:
+    """Write the reproduction into its folder as ``table.md``."""
+    return atomic_write(folder / "table.md", markdown(reproduction, level=1))
 
 
 def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) -> str:
@@ -178,43 +177,6 @@ def read_notes(root: Path, names: Iterable[str], page: Path) -> dict[str, str]:
     return notes
 
 
-def further_heads(column: ColumnResult) -> list[str]:
-    """Return the titles of the columns after the accuracies."""
-    titles = []
-    if "forgetting" in column.paper:
-        titles += ["forgetting, paper", "forgetting, ours"]
-    if "local_accuracy" in column.paper:
-        titles += ["clients' models, paper", "clients' models, ours"]
-    if column.forgets:
-        titles.append("forgetting")
-    if "rounds_to" in column.paper:
-        titles += [f"rounds to {column.paper.get('target'):g} %, paper", "ours"]
-    if "speedup" in column.paper:
-        titles += [f"times as fast to {column.paper.get('target'):g} %, paper", "ours"]
-    return titles + ["rounds to the paper's"] * column.has_averages
-
-
-def further_texts(column: ColumnResult, line: MethodResult) -> list[str]:
-    """Return what stands under `further_heads`."""
-    texts = []
-    for name in ("forgetting", "local_accuracy"):
-        if name in column.paper:
-            metric = column.measured[1] if name == "forgetting" else "local_last"
-            ours = NOTHING if line.row is None else show(line.row.value(metric), "%")
-            texts += [_paper(spread_of(column.paper[name], line.label)), ours]
-    if column.forgets:
-        texts.append(NOTHING if line.row is None else show(line.row.value(column.measured[1]), "%"))
-    for name in ("rounds_to", "speedup"):
-        if name in column.paper:
-            paper = spread_of(column.paper[name], line.label)
-            ours = _rounds_to(line, column.target) if name == "rounds_to" else _speedup(column, line)
-            texts += [NOTHING if paper is None else f"{paper.mean:g}", ours]
-    if column.has_averages:
-        paper = spread_of(column.paper.get("accuracy", {}), method_of(line.label))
-        texts.append(NOTHING if paper is None else _rounds_to(line, paper.mean / 100))
-    return texts
-
-
 def _rounds_to(line: MethodResult, target: float) -> str:
     """Return when a line first reached an accuracy, on average over the seeds that did."""
     trials = line.row.trials if line.row else ()
@@ -224,7 +186,7 @@ def _rounds_to(line: MethodResult, target: float) -> str:
     return f"{reached.mean:g}" + (f" ({reached.n} of {len(trials)} seeds)" if reached.n < len(trials) else "")
 
 
-def _speedup(column: ColumnResult, line: MethodResult) -> str:
+def _speedup(column: ColumnResult, line: MethodResult, target: float) -> str:
     """Return how many times as fast as the row with which the paper compares a line reached the target."""
     others = {
         trial.seed: trial
@@ -234,7 +196,7 @@ def _speedup(column: ColumnResult, line: MethodResult) -> str:
     }
     trials = line.row.trials if line.row else ()
     pairs = [(others[trial.seed], trial) for trial in trials if trial.seed in others]
-    times = Spread.of(other.seconds_to(column.target) / trial.seconds_to(column.target) for other, trial in pairs)
+    times = Spread.of(other.seconds_to(target) / trial.seconds_to(target) for other, trial in pairs)
     if not times.n:
         return NOTHING
     return f"{times.mean:.2f}" + (f" ({times.n} of {len(trials)} seeds)" if times.n < len(trials) else "")
@@ -424,19 +386,9 @@ class ColumnResult:
         return f"{rounds}; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
 
     @property
-    def forgets(self) -> bool:
-        """Return whether ours is a run of several tasks whose forgetting no paper prints."""
-        return self.has_tasks and "forgetting" not in self.paper
-
-    @property
     def has_tasks(self) -> bool:
         """Tell whether classes arrived in tasks."""
         return any(trial.task_sizes for trial in self.run.trials)
-
-    @property
-    def target(self) -> float:
-        """Return the accuracy, a fraction, to which rounds or times are counted; NaN if there is none."""
-        return float(self.paper.get("target", math.nan)) / 100
 
     @cached_property
     def has_averages(self) -> bool:

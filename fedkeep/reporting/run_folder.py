@@ -16,13 +16,13 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkeep._utils.digests import is_sealed, read_json, read_toml
+from fedkeep._utils.digests import read_all, read_json, read_toml
 from fedkeep._utils.identity import ForeignFile
 from fedkeep.errors import RunError
 from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, find_checkpoint_damage, find_damage
 from fedkeep.interface import algorithms
-from fedkeep.reporting.archive import open_run, read_bytes
+from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.record import Window
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.evaluation_models import EvaluationModel
@@ -78,38 +78,21 @@ def read_run(path: str | Path) -> Run:
     root = open_run(path)
     if not (root / "run.json").is_file():
         raise RunError(_not_a_run(path))
-    sealed = has_digests(root)
-    info = read_json(root / "run.json", required=False)
-    recipe = root / "recipe.toml"
-    if sealed:
-        text = read_toml(recipe)
-    else:  # tables need the order of methods only, and take it from what can be read
-        text = read_bytes(recipe).decode(errors="replace") if recipe.is_file() else ""
-    folders = trial_folders(root)
-    if sealed:
-        check_recipe(root)
-        for folder in folders:
-            check_trial(root, folder)
-    trials = [_read_trial(folder, path / TRIALS / folder.name, sealed) for folder in folders]
+    info, text, folders = read_json(root / "run.json"), read_toml(root / "recipe.toml"), trial_folders(root)
+    check_recipe(root)
+    for folder in folders:
+        check_trial(root, folder)
+    trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders]
     check_inputs((trial.path, trial.seed, trial.info.get("dependencies", {})) for trial in trials)
     run = Run(path, info, text, ())
     trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
-    named = [text.casefold() for text in _texts(run.settings)]
+    named = [str(method.get("label")) for method in run.settings.get("methods", ())]
 
     def rank(trial: TrialResult) -> tuple[int, str, int]:
         label = method_of(trial.label)  # an average stands beside its method
-        places = [named.index(name) for name in (label.casefold(), trial.algorithm.casefold()) if name in named]
-        return (places[0] if places else len(named), trial.label, trial.seed)
+        return (named.index(label) if label in named else len(named), trial.label, trial.seed)
 
     return Run(path, info, text, tuple(sorted(trials, key=rank)))
-
-
-def has_digests(root: Traversable) -> bool:
-    """Return whether a run has digests, which older versions did not write.
-
-    ``root``: The run folder, on disk or in an archive.
-    """
-    return is_sealed(read_bytes(root / "run.json"))
 
 
 def trial_folders(root: Traversable) -> list[Traversable]:
@@ -123,12 +106,8 @@ def trial_folders(root: Traversable) -> list[Traversable]:
     return [folder for folder in folders if (folder / TRIAL_FILE).is_file() or (folder / MANIFEST).is_file()]
 
 
-def check_records(trial: Traversable, sealed: bool) -> bool:
-    """Check what a report of a trial is made of, and return whether the trial is finished.
-
-    ``trial``: The trial's folder, on disk or in an archive.
-    ``sealed``: Whether the run has digests. Without them, a trial is finished if its files exist.
-    """
+def _check_records(trial: Traversable) -> bool:
+    """Check what a report of a trial is made of, and return whether the trial is finished."""
     finished, found = (trial / MANIFEST).is_file(), []
     if finished:
         found = find_damage(trial, only_records=True)
@@ -141,9 +120,7 @@ def check_records(trial: Traversable, sealed: bool) -> bool:
             f"{' '.join(found)} Restore it from a copy, or repeat what is damaged with `fedkeep resume`; "
             "`fedkeep verify` checks all files."
         )
-    if finished or sealed:
-        return finished
-    return all((trial / name).is_file() for name in (TRIAL_FILE, "rounds.jsonl", "result.json"))
+    return finished
 
 
 def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list[TrialResult]:
@@ -179,10 +156,10 @@ def method_of(label: str) -> str:
     return label
 
 
-def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
-    finished = check_records(folder, sealed)
+def _read_trial(folder: Traversable, path: Path) -> TrialResult:
+    finished = _check_records(folder)
     description, partition = folder / TRIAL_FILE, folder / "partition.json"
-    info = read_json(description, required=sealed)
+    info = read_json(description)
     missing = [name for name in ("label", "algorithm", "seed", "test_total") if name not in info]
     if missing:
         raise RunError(f"{description} lacks {', '.join(missing)}: it was not written by this version of FedKeep.")
@@ -202,17 +179,17 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
         rounds=rounds,
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
         ledger=_read_lines(folder / LEDGER),
-        partition=read_json(partition, required=sealed) if partition.is_file() else {},
+        partition=read_json(partition) if partition.is_file() else {},
         info=info,
         finished=finished,
         path=path,
-        confusions=_read_confusions(folder / "confusion.json", len(info["test_total"]), sealed),
+        confusions=_read_confusions(folder / "confusion.json", len(info["test_total"])),
     )
 
 
-def _read_confusions(path: Traversable, classes: int, sealed: bool) -> tuple[tuple[int, ...], ...]:
+def _read_confusions(path: Traversable, classes: int) -> tuple[tuple[int, ...], ...]:
     """Read how often each class was taken for each; empty where that was not recorded."""
-    counts = read_json(path, required=sealed).get("counts") if path.is_file() else []
+    counts = read_json(path).get("counts") if path.is_file() else []
     rows: list[Any] = counts if isinstance(counts, list) else [None]
     whole = all(isinstance(row, list) and len(row) == classes and all(type(n) is int for n in row) for row in rows)
     if not whole or len(rows) not in (0, classes):
@@ -249,7 +226,7 @@ def _read_lines(path: Traversable) -> list[dict[str, Any]]:
     """Read a file of one JSON object a line; a last line cut short by a kill is left out."""
     if not path.is_file():
         return []
-    lines = [(number, line) for number, line in enumerate(read_bytes(path).split(b"\n"), start=1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_all(path).split(b"\n"), start=1) if line.strip()]
     rows = []
     for place, (number, line) in enumerate(lines, start=1):
         try:
@@ -275,10 +252,10 @@ def _read_lines(path: Traversable) -> list[dict[str, Any]]:
 
 def _fits(name: str, value: Any) -> bool:
     """Tell whether a value in a round's record is of the kind that a run writes under this name."""
-    if name in ("lost", "log", "served"):
+    if name in ("lost", "log", "served", "clients"):
         return isinstance(value, dict)
-    if name in ("cohort", "correct", "refused"):
-        return isinstance(value, list) and (name != "correct" or all(map(_is_number, value)))
+    if name in ("cohort", "correct", "refused", "total"):
+        return isinstance(value, list) and (name in ("cohort", "refused") or all(map(_is_number, value)))
     if name in NUMBERS or name.startswith("step "):
         return value is None or _is_number(value)
     return True
@@ -295,28 +272,17 @@ def _by_round(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [latest[key] for key in sorted(latest)]
 
 
-def _texts(table: Any) -> list[str]:
-    """Return the keys and texts of a recipe in order, without prose, which may name methods in any order."""
-    if isinstance(table, str):
-        return [table]
-    if isinstance(table, Mapping):
-        prose = {"title", "note", "notes", "description"}
-        return [text for key, value in table.items() if key not in prose for text in [str(key), *_texts(value)]]
-    return [text for value in table for text in _texts(value)] if isinstance(table, list) else []
-
-
 def _not_a_run(path: Path) -> str:
     root = open_run(path)
     if path.is_file() and (held := runs_in(path)):
         return f"{path} holds {len(held)} runs. Name one of them: {', '.join(map(str, held))}."
     what = "has no run.json" if root.is_dir() or root.is_file() else "does not exist"
-    expected = f"A run folder is what `fedkeep run` writes: run.json, recipe.toml and {TRIALS}/."
-    found = [place for place in path.parents if (place / "run.json").is_file()]
-    for place in (path, path.parent, Path("runs")):
-        found += runs_in(place)
-    names = list(dict.fromkeys(map(str, found)))
-    nearby = f" Runs nearby: {', '.join(names[:8])}." if names else " There is no run nearby."
-    return f"{path} is not a run: it {what}. {expected}{nearby}"
+    near = [*(place for place in path.parents if (place / "run.json").is_file()), *runs_in(path), *runs_in(path.parent)]
+    nearby = f"Runs nearby: {', '.join(map(str, near[:8]))}." if near else "There is no run nearby."
+    return (
+        f"{path} is not a run: it {what}. A run folder is what `fedkeep run` writes: run.json, recipe.toml and "
+        f"{TRIALS}/. {nearby}"
+    )
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -390,8 +356,7 @@ def verify_run(path: str | Path) -> list[Verification]:
             status, found = "foreign", [str(error)]
     whole = status == "finished"
     run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
-    trials = [(folder, _verify_trial(folder, isinstance(root, Path))) for folder in folders]
-    return [run, *(_verify_belonging(root, trial, folder) if whole else trial for folder, trial in trials)]
+    return [run, *(_verify_trial(root, folder, belongs=whole) for folder in folders)]
 
 
 def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
@@ -403,30 +368,25 @@ def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
         return None
 
 
-def _verify_belonging(root: Traversable, found: Verification, trial: Traversable) -> Verification:
-    """Add to what was found of a trial's files whether they belong to the run, whose own files are whole."""
-    try:
-        is_told = check_trial(root, trial)
-    except ForeignFile as error:
-        return replace(
-            found, status="foreign", details=(str(error), *(found.details if found.status == "damaged" else ()))
-        )
-    return found if is_told or found.status == "damaged" else replace(found, details=(*found.details, UNKNOWN))
-
-
-def _verify_trial(trial: Traversable, models: bool) -> Verification:
-    """Check a trial; an archive holds no models and checkpoints."""
+def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Verification:
+    """Check a trial, and whether it belongs to the run if that is asked; an archive holds no models and checkpoints."""
+    status: Status = "finished"
     if (trial / MANIFEST).is_file():
-        found = find_damage(trial, only_records=not models)
-        return Verification(
-            trial.name, "damaged" if found else "finished", tuple(found or ["all files of its manifest"])
-        )
-    names = manifests(trial / "checkpoint")
-    found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
+        found, checked = find_damage(trial, only_records=not isinstance(root, Path)), "all files of its manifest"
+    else:
+        status, names = "unfinished", manifests(trial / "checkpoint")
+        found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
+        try:
+            if names or (trial / TRIAL_FILE).is_file():
+                read_json(trial / TRIAL_FILE)
+        except RunError as error:
+            found.append(str(error))
+        rounds = ", ".join(name[9:-5] for name in reversed(names))
+        checked = f"checkpoints of rounds {rounds}" if names else "no checkpoint"
+    details = list(dict.fromkeys(found)) or [checked]
     try:
-        if names or (trial / TRIAL_FILE).is_file():
-            read_json(trial / TRIAL_FILE)
-    except RunError as error:
-        found.append(str(error))
-    checked = f"checkpoints of rounds {', '.join(name[9:-5] for name in reversed(names))}" if names else "no checkpoint"
-    return Verification(trial.name, "damaged" if found else "unfinished", tuple(dict.fromkeys(found)) or (checked,))
+        if belongs and not check_trial(root, trial) and not found:
+            details.append(UNKNOWN)
+    except ForeignFile as error:
+        return Verification(trial.name, "foreign", (str(error), *found))
+    return Verification(trial.name, "damaged" if found else status, tuple(details))

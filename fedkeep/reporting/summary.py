@@ -34,8 +34,6 @@ NO_EFFECT = frozenset(
         "recipe.run.metric",
     }
 )
-LATER_RECORDED = ("data", "network")
-"""Digests of a user's own inputs, which earlier versions did not record: compared where all trials have them."""
 
 
 @dataclass(frozen=True)
@@ -181,13 +179,6 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     for run, trial in members:
         groups.setdefault(tuple(sorted(_settings(run, trial).items())), []).append((run, trial))
     tables = [dict(key) for key in groups]
-    for key in LATER_RECORDED:
-        if any(key not in table for table in tables):  # a version that did not record it
-            tables = [{k: text for k, text in table.items() if k != key} for table in tables]
-    merged: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
-    for table, group in zip(tables, groups.values(), strict=True):
-        merged.setdefault(tuple(sorted(table.items())), []).extend(group)
-    tables, groups = [dict(key) for key in merged], merged
     differing = sorted(
         {key for table in tables for key in table if any(other.get(key) != table[key] for other in tables)},
         key=lambda key: (key.count("."), key),

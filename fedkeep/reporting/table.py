@@ -1,4 +1,4 @@
-"""Tables: how values are shown, what stands below, and those for a terminal, of results and of where time went."""
+"""Tables: how values are shown, what stands below, and the one for a terminal."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from fedkeep._utils import escaping
 from fedkeep.reporting.findings import findings
 from fedkeep.reporting.metric import Metric, columns_for, main_metric, rounds_covered
-from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, leaders, trials_of
 from fedkeep.reporting.trial import TrialResult
 
@@ -133,6 +131,14 @@ def caption(rows: Sequence[Row]) -> str:
     if sum(row.finished for row in rows) > 1:
         seeds += " Bold: better than every other method by the 95 % interval of the difference, paired by seed"
         seeds += " (of one seed, from blocks of its evaluations)." if counts == [1] else "."
+    if any(trial.client_history for trial in trials):
+        seeds += (
+            " Accuracy is over the test examples of all clients together; worst, median, best and mean over clients"
+        )
+        seeds += " are of each client's accuracy on its own."
+        seeds += " Other scores are means of those of clients, by test examples." * bool(main_metric(trials))
+        if any(not math.isnan(trial.epsilon) for trial in trials):
+            seeds += " Epsilon does not cover what clients tell of their test examples: it has no noise."
     seeds += " A method at chance has not learned, and is compared with no other." * any(
         not row.learned for row in rows if row.finished
     )
@@ -177,7 +183,7 @@ def initial_models(trials: Iterable[TrialResult]) -> str:
     said = []
     for made_by, values in sorted(began.items()):
         ends = dict.fromkeys(f"{end:.1f}" for end in (min(values), max(values)))
-        said.append(f"{made_by}; accuracy {' to '.join(ends)} %")
+        said.append(made_by if math.isnan(sum(values)) else f"{made_by}; accuracy {' to '.join(ends)} %")
     return "; ".join(said)
 
 
@@ -194,24 +200,26 @@ def _notes(row: Row) -> list[str]:
 def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     """Return the table for a terminal, under the first of what it says, to be given to a `rich.console.Console`.
 
-    ``width``: The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are
-        left out, which the report has.
+    ``width``: The columns of the terminal. Where they do not suffice, seconds and bytes are left out, and then scores
+        beside the main metric.
     """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    first = escape(" ".join(findings(rows)[:2]))
+    first = escape("\n".join(findings(rows)[:2]))
     table = Table(title=first or None, title_justify="left", title_style="bold")
-    table.caption, table.caption_justify = escape(full_caption(rows)), "left"
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
-    columns = columns_for(trials_of(rows))
-    longest = max(
-        (len(part) for row in rows for part in (row.label, *(f"  {note}" for note in _notes(row)))), default=0
-    )
-    if width < 68 + min(longest, 30):
+    columns = everything = columns_for(trials_of(rows))
+    lines = [line for row in rows for line in (row.label, *(f"  {note}" for note in _notes(row)))]
+    room = width - min(max(map(len, lines), default=0), 30)
+    if room < max(68, 8 * len(columns)):
         columns = tuple(metric for metric in columns if metric.unit == "%")
+    if room < 8 * len(columns):
+        columns = tuple(metric for metric in columns if metric.shown != "scored" or metric is columns[0])
+    left_out = " What has no room here is in the report and in CSV files." if columns != everything else ""
+    table.caption, table.caption_justify = escape(full_caption(rows) + left_out), "left"
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.
@@ -229,74 +237,3 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
         name = "\n  ".join([escape(row.label), *notes])
         table.add_row(name, *marked, style=None if row.finished else "dim")
     return table
-
-
-PARTS = {
-    "training": "train",
-    "teachers": "teachers",
-    "server": "server",
-    "evaluation": "evaluate",
-    "saving": "checkpoint",
-}
-
-
-def shares(trial: TrialResult) -> dict[str, float]:
-    """Return the seconds of each part of a trial, of everything else, and of the whole.
-
-    The server's is its half of the method: fusion, and choosing teachers. Everything else is messages and books.
-    Training and teachers are summed over worker processes, which may together take longer than the whole; then
-    everything else is 0.
-    """
-    parts = {name: trial.seconds(key) for name, key in PARTS.items()}
-    whole = trial.seconds("round_seconds") + parts["saving"]
-    return parts | {"the rest": max(whole - sum(parts.values()), 0.0), "whole": whole}
-
-
-def profile_table(run: Run) -> Table:
-    """Return a table for a terminal, a line per part: seconds by method, summed over seeds, and shares of the whole."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    totals: dict[str, dict[str, float]] = {}
-    for trial in {trial.path: trial for trial in reversed(run.trials)}.values():  # averages took none
-        sums = totals.setdefault(trial.label, {})
-        for name, seconds in shares(trial).items():
-            sums[name] = sums.get(name, 0.0) + seconds
-    table = Table("seconds", title="where the time went", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    labels = [label for label in run.labels if label in totals]
-    for label in labels:
-        table.add_column(escape(label), justify="right")
-    for part in (*PARTS, "the rest", "whole"):
-        table.add_row(part, *(_text(totals[label], part) for label in labels))
-    return table
-
-
-def step_table(run: Run) -> Table:
-    """Return a table for a terminal: the seconds of each step and of the server, summed over seeds, a column per task.
-
-    A step is what a method asks of clients, by the name that it has there; its seconds are those in which its reply was
-    waited for, summed over clients. Its training and teachers are in it, and in `profile_table` too. The server's half
-    also draws images, where a method has any drawn.
-    """
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    trials = list({trial.path: trial for trial in reversed(run.trials)}.values())
-    tasks = max((len(trial.task_seconds("server")) for trial in trials), default=0)
-    table = Table("seconds", "step", title="by task", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for task in range(1, tasks + 1):
-        table.add_column(f"task {task}", justify="right")
-    for label in run.labels:
-        ours = [trial for trial in trials if trial.label == label]
-        parts = dict.fromkeys(f"step {step}" for trial in ours for step in trial.steps)
-        for part in (*parts, "server"):
-            sums = map(sum, zip_longest(*(trial.task_seconds(part) for trial in ours), fillvalue=0.0))
-            table.add_row(escape(label), part.removeprefix("step "), *(f"{seconds:.1f}" for seconds in sums))
-    return table
-
-
-def _text(total: dict[str, float], part: str) -> str:
-    share = "" if part == "whole" else f" {100 * total[part] / (total['whole'] or 1.0):3.0f} %"
-    return f"{total[part]:.1f}{share}"

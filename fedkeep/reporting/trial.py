@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -98,18 +98,6 @@ class LocalModelMetrics(Record):
         inside, outside = np.divide(sums, weights, out=np.full(2, np.nan), where=weights > 0)
         return float(inside), float(outside)
 
-    def kold_spread(self, *, support: bool = False) -> tuple[float, float]:
-        """Return the standard deviations of both over the clients of a round, on average over the same rounds.
-
-        NaN where no round had two clients with a value.
-        """
-        rounds: dict[int, list[Floats]] = {}
-        for number, _, pair in self._kolds(support):
-            rounds.setdefault(number, []).append(pair)
-        each = [np.transpose(pairs) for pairs in rounds.values()]
-        inside, outside = (_known(metrics.mean_std(_known(both[side]))[1] for both in each) for side in (0, 1))
-        return mean_of(inside), mean_of(outside)
-
     @property
     def kold_in(self) -> float:
         """Return local models' class-wise accuracy, weighted by their clients' label distributions."""
@@ -119,16 +107,6 @@ class LocalModelMetrics(Record):
     def kold_out(self) -> float:
         """Return local models' class-wise accuracy, a class weighted by one minus its share of the client's labels."""
         return self.kold()[1]
-
-    @property
-    def kold_in_spread(self) -> float:
-        """Return the standard deviation of `kold_in` between the clients of a round."""
-        return self.kold_spread()[0]
-
-    @property
-    def kold_out_spread(self) -> float:
-        """Return the standard deviation of `kold_out` between the clients of a round."""
-        return self.kold_spread()[1]
 
     @property
     def seen(self) -> float:
@@ -154,7 +132,68 @@ class LocalModelMetrics(Record):
 
 
 @dataclass(frozen=True)
-class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
+class ClientTestMetrics(Record):
+    """Measures over clients that test on their own examples; NaN unless the recipe asked for them.
+
+    It asks with ``run.client_test``.
+    """
+
+    @cached_property
+    def client_history(self) -> dict[int, dict[str, float]]:
+        """Return by evaluated round the accuracy of each client that told one."""
+        rows = {row["round"]: row.get("clients") for row in self.evaluations}
+        return {n: {name: right / of for name, (right, of) in told.items()} for n, told in rows.items() if told}
+
+    def over_clients(self, how: Callable[[list[float]], float]) -> dict[int, float]:
+        """Return by round of the window (with tasks, of the last) what a function makes of clients' accuracies."""
+        window = self.windows[-1] if self.windows else ()
+        return {n: float(how(list(told.values()))) for n, told in self.client_history.items() if n in window}
+
+    @property
+    def client_mean(self) -> float:
+        """Return the plain mean of clients' accuracies on their own test examples, over the window."""
+        return mean_of(self.over_clients(np.mean).values())
+
+    @property
+    def client_worst(self) -> float:
+        """Return the lowest accuracy of a client on its own test examples, in the mean over the window."""
+        return mean_of(self.over_clients(min).values())
+
+    @property
+    def client_median(self) -> float:
+        """Return the median of clients' accuracies on their own test examples, in the mean over the window."""
+        return mean_of(self.over_clients(np.median).values())
+
+    @property
+    def client_best(self) -> float:
+        """Return the highest accuracy of a client on its own test examples, in the mean over the window."""
+        return mean_of(self.over_clients(max).values())
+
+    @property
+    def clients_tested(self) -> float:
+        """Return how many clients told an accuracy, in the mean over the window."""
+        return mean_of(self.over_clients(len).values())
+
+    @property
+    def client_accuracy(self) -> dict[str, float]:
+        """Return the accuracy of each client on its own test examples at the last evaluation, by its name."""
+        names = self.partition.get("client_names") or ()
+        last = list(self.client_history.values())[-1:]
+        return {names[int(client)] if names else client: value for told in last for client, value in told.items()}
+
+    def client_scores(self, name: str) -> dict[str, float]:
+        """Return a score (`fedkeep.metrics.scores`) of each client at the last evaluation; NaN where it has none."""
+        names = self.partition.get("client_names") or ()
+        told = self.evaluations[-1].get("client_scores") if self.evaluations else None
+        values = {client: scores.get(name) for client, scores in (told or {}).items()}
+        return {
+            names[int(client)] if names else client: math.nan if value is None else float(np.mean(value))
+            for client, value in values.items()
+        }
+
+
+@dataclass(frozen=True)
+class TrialResult(TaskMetrics, LocalModelMetrics, ClientTestMetrics, LearningMetrics, CostMetrics):
     """All that can be said of a record; here, of its accuracies over rounds."""
 
     def __repr__(self) -> str:
@@ -408,15 +447,6 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
         rows = [row["privacy"] for row in self._releases if row["privacy"].get("server")]
         told = [options["confidences_epsilon"] * options["server"].get(MEANS_TOLD, 0) for options in rows]
         return sum(told) if told else float("nan")
-
-    @property
-    def near_copies(self) -> float:
-        """Return the share of generated images that are very near to a training image; NaN if none were generated.
-
-        `fedkeep.metrics.near_copies` says what is near: 5 % of unseen images are.
-        """
-        rows = [row["nearest_real"] for row in self.rounds if "nearest_real" in row]
-        return float(rows[-1]["near_copies"]) if rows else float("nan")
 
     def rounds_to(self, target: float) -> float:
         """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""

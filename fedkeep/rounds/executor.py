@@ -14,12 +14,14 @@ from torch import Tensor
 from fedkeep.data import Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
+from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.pytree import copy_containers, keystr, tree_leaves_with_path
 from fedkeep.models import Weights
 from fedkeep.rounds.messages import UPDATE, Fault, StepRequest, StepResult, UpdateSum
 from fedkeep.rounds.step_checks import check_arguments, check_reply
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
+from fedkeep.training.own_test import test_own
 from fedkeep.training.party import LocalClient
 from fedkeep.training.vmap_training import VmapTrainer
 
@@ -168,11 +170,11 @@ class SerialExecutor(Executor):
             yield number, trainer(requests)
 
     def _client(self, request: StepRequest, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
-        own_context = self.own_contexts.get(request.client)
+        own_context, is_test = self.own_contexts.get(request.client), unwrap_step(request.step) is test_own
         client = LocalClient(
             own_context or self.context,
             request.client,
-            self.federation.data(request.client),
+            self.federation.test_data(request.client) if is_test else self.federation.data(request.client),
             self.new_state() if request.state is None else copy_containers(request.state),
             task=request.task,
             round=request.round,

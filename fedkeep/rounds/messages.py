@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +15,6 @@ from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, from_structure
-from fedkeep.interface.steps import BUILTIN_STEPS
 from fedkeep.models import Weights
 
 UPDATE = "update"
@@ -136,17 +135,17 @@ def decode_request(
     tensors: Mapping[str, Tensor],
     client_state_type: type[Any],
     *,
-    builtin: bool = False,
+    builtin: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> StepRequest:
     """Decode a request that `encode_request` has encoded, and check it against the annotations of its step.
 
     ``tensors``: The tensors by name.
-    ``builtin``: Whether the steps that check losses are allowed too, which the method itself does not have.
+    ``builtin``: Steps by name that are allowed too, which the method itself does not have.
     """
     name = str(encoded["step"])
     step: Any = getattr(algorithm, name, None)
-    if builtin and step is None and name in BUILTIN_STEPS:
-        step = MethodType(BUILTIN_STEPS[name], algorithm)
+    if step is None and name in builtin:
+        step = MethodType(builtin[name], algorithm)
     if not is_client_step(step):
         raise ValueRefused(f"{encoded['step']!r} is not a client step of {algorithm.name()}.")
     hints, names = annotations_of(unwrap_step(step)), server_arguments(step)

@@ -135,6 +135,9 @@ class Round(Protocol):
     def refuse(self, reply: Reply, fault: Fault) -> None:
         """Refuse a reply that had arrived: the client's state is as it was before the step."""
 
+    def aside(self) -> AbstractContextManager[Mapping[str, Fault]]:
+        """Ask clients within this block for what the round does not count; yield who is lost in it."""
+
     def ask_builtin(self, step: Callable[..., Any], clients: Sequence[str], *args: Any) -> dict[str, Any]:
         """Ask clients for a step that every method has, and return the replies of those that are not lost."""
 

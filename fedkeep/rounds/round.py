@@ -208,6 +208,16 @@ class RoundState:
         attendance.lost, attendance.asks_all = lost, False
 
     @contextmanager
+    def aside(self) -> Iterator[Mapping[str, Fault]]:
+        """Ask clients within this block for what the round does not count; yield who is lost in it."""
+        before = self.attendance, replace(self.costs), dict(self.client_states), dict(self.uses)
+        self.attendance = Attendance(asks_all=True)
+        yield self.attendance.lost
+        self.attendance, self.costs, states, uses = before
+        if self.state.federation.holds_client_data:  # a site counts its calls, and names its state by the last
+            self.client_states, self.uses = states, uses
+
+    @contextmanager
     def timed(self) -> Iterator[None]:
         """Count the seconds of a block as waiting for clients, not as the server's work."""
         timer = self.state.context.timer

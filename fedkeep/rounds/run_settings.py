@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
@@ -25,6 +26,13 @@ class RunSettings(Options):
     )
     evaluate_local_models: bool = option(
         False, "in evaluated rounds, also evaluate the model that each client returns (slow)"
+    )
+    client_test: float | Literal["own"] = option(
+        0.0,
+        "clients test models themselves: on this share of their examples, which is held back, or on the test examples "
+        "that the data name as theirs (own; at sites, the site's test examples); 0: the server tests",
+        low=0.0,
+        high=0.5,
     )
     evaluation_models: tuple[EvaluationModel, ...] = option(
         ("last", "round", "moving"),

@@ -16,6 +16,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Training
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.privacy import Privacy
+from fedkeep.interface.steps import BUILTIN_STEPS
 from fedkeep.models import Weights
 from fedkeep.models.weights import WeightsFile
 from fedkeep.rounds.attack_options import Attack
@@ -27,6 +28,7 @@ from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
 from fedkeep.training.model_check import ModelCheck
 from fedkeep.training.model_runner import Factory, ModelRunner, check_batch_size
+from fedkeep.training.own_test import test_own
 from fedkeep.training.party import LocalServer
 
 FaultInjector = Callable[[int, str, str], str | None]
@@ -259,6 +261,12 @@ class SimulationState:
         """Return how many optimizer steps a client's training has at most."""
         batches = ceil(self.trainable_examples(client) / self.settings.training.batch_size)
         return MAX_STEP_FACTOR * self.settings.training.epochs * max(batches, 1)
+
+    @property
+    def builtin_steps(self) -> dict[str, Callable[..., Any]]:
+        """The steps by name that clients are asked for every method, as the recipe says."""
+        checks = BUILTIN_STEPS if self.settings.defense.loss_check != "off" else {}
+        return {**checks, **({"test_own": test_own} if self.settings.run.client_test else {})}
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.

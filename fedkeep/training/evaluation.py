@@ -33,13 +33,13 @@ class Counts:
     scores: Mapping[str, Any] = field(default_factory=dict)
 
 
-def count_correct(context: ClientContext, model: Weights, data: Data) -> Counts:
+def count_correct(context: ClientContext, model: Weights, data: Data, scored: bool = False) -> Counts:
     """Count a model's correct predictions by class, from the first classifier row of each class."""
 
     def predict(images: Tensor) -> Tensor:
         return context.runner.logits(model, context.normalise(images))[:, :: context.runner.rows_per_class]
 
-    return count_predictions(predict, data, context.num_classes)
+    return count_predictions(predict, data, context.num_classes, scored)
 
 
 def count_confusions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> list[list[int]]:

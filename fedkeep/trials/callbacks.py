@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from fedkeep.metrics import near_copies
 from fedkeep.models import Weights
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.training.evaluation import count_predictions
@@ -78,17 +77,14 @@ class Evaluation(Callback):
         began = time.perf_counter()
         _, round = state.settings.run.position(result.record["round"])
         if state.settings.run.is_due(round):
-            models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
-            (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
-            result.record |= first
-            if others:
-                result.record["evaluation_models"] = dict(others)
+            if not state.settings.run.client_test:  # with which clients evaluate them
+                models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
+                (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
+                result.record |= first
+                if others:
+                    result.record["evaluation_models"] = dict(others)
             if state.settings.attack.kind == "backdoor":
                 result.record["backdoor"] = self._backdoor(state)
-        if round == state.settings.run.rounds and state.federation.holds_client_data:
-            generated, dataset = state.algorithm.generated_images(state.server.state), state.federation.dataset
-            near = near_copies(generated, dataset.train, dataset.test) if generated else None
-            result.record |= {"nearest_real": near} if near else {}
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:

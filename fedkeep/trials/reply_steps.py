@@ -11,6 +11,7 @@ from fedkeep.privacy.central_noise import CentralNoise
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.privacy.secure_sum import SecureSum
 from fedkeep.rounds.local_models import LocalModels
+from fedkeep.rounds.own_tests import OwnTests
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.trust.attacks import Attacker
 from fedkeep.trust.loss_check import LossCheck
@@ -35,4 +36,5 @@ def reply_steps(own: Sequence[ReplyStep] = ()) -> list[ReplyStep]:
         Robust(),
         CentralNoise(account),
         LocalModels(),
+        OwnTests(),
     ]

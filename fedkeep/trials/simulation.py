@@ -97,6 +97,8 @@ class Simulation(SimulationState):
             self.context.synchronize()
             server_work = self.context.timer.total - round.costs.client_seconds
             server_seconds = time.perf_counter() - started - round.costs.waiting_seconds - server_work
+            if not rolled_back:
+                self._average(round)
             record = round.record() | {"rolled_back": rolled_back, "log": self.server.logged}
             self.finished = number
         except BaseException:
@@ -110,8 +112,6 @@ class Simulation(SimulationState):
         if self.client_states.type is not NoState:
             self.client_states |= round.client_states
             self.client_states.changed |= set(round.client_states)
-        if not rolled_back:
-            self._average(round)
         timings = {"round": number, "train": self.context.timer.train, "teachers": self.context.timer.teachers}
         timings["server"] = server_seconds
         timings |= {f"step {name}": seconds for name, seconds in round.queue.step_seconds.items()}

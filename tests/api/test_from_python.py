@@ -21,6 +21,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedkeep
+from fedkeep.cli.main import parser
+from fedkeep.cli.run import recipe_of
 from fedkeep.data.partition import IID
 from fedkeep.errors import ConfigError, DataError, FedKeepError, PartitionError, RunError
 from fedkeep.experiment.experiment import Experiment
@@ -247,7 +249,11 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"methods": [3]}, ConfigError, r"methods must be methods such as .* or their names.*, not 3"),
         ({"methods": []}, ConfigError, "no method to run"),
         ({"methods": [fedkeep.get_algorithm]}, ConfigError, "methods must be methods"),
-        ({"seeds": 0}, ConfigError, "seeds=0 is no seed at all: seeds=3 runs the seeds 0, 1 and 2, and seeds=.0. only"),
+        (
+            {"seeds": 0},
+            ConfigError,
+            "seeds must be a number of seeds or a list of integers, not 0: seeds=3 runs",
+        ),
         ({"seeds": [0.5]}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"seeds": "0,1"}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"rounds": 2.5}, ConfigError, "rounds must be an integer"),
@@ -414,3 +420,28 @@ def test_columns_are_changed_in_a_recipe_too(tmp_path: Path) -> None:
     assert (recipe.data_options.label, recipe.data_options.client) == ("outcome", "hospital")
     with pytest.raises(DataError, match="arrays have no columns"):
         make_recipe(None, data=([[1.0]] * 9, [0, 1, 0] * 3), label="y", partition="iid", model="mlp")
+
+
+def test_a_column_of_clients_says_how_many_there_are_and_take_part(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text(patients())
+    options = {"data.name": tmp_path / "p.csv", "data.label": "outcome", "data.client": "hospital"}
+    words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    words += ["--set", 'data.exclude=["id"]', "--set", "partition.scheme=column"]
+    shown = recipe_of(parser().parse_args(["run", "demo", *words]))
+    assert (shown.partition.num_clients, shown.run.cohort_size) == (0, 4), "not the demo's 20 and 10"
+    assert recipe_of(parser().parse_args(["run", "demo", *words, "--set", "run.cohort_size=2"])).run.cohort_size == 2
+    columns = {"label": "outcome", "partition": "hospital", "exclude": "id"}
+    assert make_recipe("demo", data=tmp_path / "p.csv", **columns).run.cohort_size == 4
+    with pytest.raises(ConfigError, match=r"from 4 clients\. Set run.cohort_size=4 or less"):
+        Experiment(make_recipe("demo", data=tmp_path / "p.csv", cohort_size=5, **columns)).check()
+
+
+def test_a_column_of_texts_is_named_in_python(tmp_path: Path) -> None:
+    lines = [f"{['good', 'bad'][n % 2]} word {n} of a review,{n % 2},s{n % 3}" for n in range(60)]
+    (tmp_path / "reviews.csv").write_text("review,label,shop\n" + "\n".join(lines))
+    given: dict[str, Any] = {"data": tmp_path / "reviews.csv", "partition": "shop"}
+    for recipe in (
+        make_recipe(None, text="review", model="embedding-bag", **given),
+        make_recipe("demo", settings=["data.text=review", "model.name=embedding-bag"], **given),
+    ):
+        assert Experiment(recipe).federation(0).dataset.kind == "token ids"

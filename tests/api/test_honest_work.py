@@ -21,12 +21,12 @@ from fedkeep.data.partition import DirichletPerClient
 from fedkeep.data.partition.base import Assignment, Scheme, random_stream, to_offsets
 from fedkeep.data.partition.dirichlet import _client_of_step, draw_clients
 from fedkeep.errors import ConfigError, PartitionError
+from fedkeep.experiment.overrides import read_grid
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, Training, on_client
 from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.models import Weights
 from fedkeep.options import option
-from fedkeep.tuning import read_space
 
 NUMPY = [
     (lambda: fedkeep.SGD(lr=np.float16(0.25)).lr, 0.25),
@@ -53,9 +53,9 @@ def test_numpys_wrong_values_are_refused(wrong: Any) -> None:
 
 
 def test_a_grid_takes_numpys_values() -> None:
-    plain = read_space({"training.lr": [0.5, 0.25]})
-    assert read_space({"training.lr": np.array([0.5, 0.25], np.float32)}) == plain
-    assert read_space({"training.lr": [np.float32(0.5), np.float64(0.25)]}) == plain
+    plain = read_grid({"training.lr": [0.5, 0.25]})
+    assert read_grid({"training.lr": np.array([0.5, 0.25], np.float32)}) == plain
+    assert read_grid({"training.lr": [np.float32(0.5), np.float64(0.25)]}) == plain
 
 
 def test_a_degree_of_adaptivity_that_float32_cannot_square_is_refused() -> None:

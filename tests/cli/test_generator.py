@@ -10,8 +10,8 @@ from typing import Any
 import generator_quality
 import pytest
 
+from fedkeep.cli import generator as command
 from fedkeep.cli import main
-from fedkeep.cli import pretraining as command
 
 QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "noise_schedule.num_timesteps=20", "training.steps=4")
 TINY = [word for change in QUICK for word in ("--set", change)]
@@ -42,7 +42,7 @@ def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.Mo
         "digits: 216 images of 10 classes",
         "regime same_classes",
         "which runs keep from the clients",
-        "4/4 steps  loss",
+        "steps: step 4/4  loss",
     ):
         assert expected in output
     card = json.loads((folder / "generator.json").read_text())
@@ -69,13 +69,13 @@ def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytes
     arguments = ["train", "digits", *TINY, "--set", "training.checkpoint=0"]
     cli(*arguments, "--out", tmp_path / "whole")
 
-    class Stop(command.Counter):
-        def __call__(self, done: int, total: int, note: str = "") -> None:
+    class Stop(command.Display):
+        def count(self, done: int, total: int, note: str = "") -> None:
             if done == 3:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(command, "Counter", Stop)
+        context.setattr(command, "Display", Stop)
         output = cli(*arguments, "--out", tmp_path / "stopped", code=130)
     assert "stopped" in output
     assert "the command that began it again" in cli("sample", tmp_path / "stopped", code=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -21,7 +20,19 @@ from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.runtime import Machine
-from fedkeep.reporting.reproduction import further_heads, further_texts, read_reproduction
+from fedkeep.reporting.reproduction import ColumnResult, MethodResult, column_table, read_reproduction
+
+
+def further_heads(column: ColumnResult) -> list[str]:
+    """The titles of a table behind the seeds."""
+    heads = column_table(column).heads
+    return heads[heads.index("seeds") + 1 :]
+
+
+def further_texts(column: ColumnResult, line: MethodResult) -> list[str]:
+    table = column_table(column)
+    return table.lines[column.lines.index(line)][table.heads.index("seeds") + 1 :]
+
 
 BASE = tiny.RECIPE.replace('title = "tiny"', 'title = "Toy"').replace("seeds = [0]", "seeds = [0, 1]")
 PAPER = """
@@ -45,9 +56,6 @@ FedAvg = [2]
 PROX = '\n[[methods]]\nalgorithm = "fedprox"\nlabel = "Prox"\nmu = 0.3\ngrid = { mu = [0.1, 1.0] }\n'
 
 
-TABLES = ("table.md", "table.html")
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     folder = tmp_path / "toy"
@@ -59,9 +67,12 @@ def table(tmp_path: Path) -> str:
     return str(folder)
 
 
-def lines(folder: Path) -> list[dict[str, str]]:
-    with (folder / "table.csv").open() as file:
-        return list(csv.DictReader(file))
+def lines(folder: Path) -> dict[tuple[str, str], MethodResult]:
+    """The lines of a reproduction's tables, by column and label."""
+    found = {}
+    for column in read_reproduction(folder).columns:
+        found |= {(column.name, line.row.label if line.row else line.label): line for line in column.lines}
+    return found
 
 
 def run(table: str, out: Path, *words: str) -> int:
@@ -85,16 +96,17 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
     assert "0 trials to run" in messages
     assert "Toy: first" in messages
     found = lines(out / "toy")
-    assert [line["column"] for line in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
-    for line in found:
-        assert line["seeds"] == "0 1"
-        difference = float(line["window_mean"]) - float(line["paper"])
-        assert float(line["difference"]) == pytest.approx(difference)
+    assert [column for column, _ in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
+    for line in found.values():
+        assert line.row
+        assert line.paper
+        assert line.row.seeds == (0, 1)
+        assert line.difference == pytest.approx(100 * line.row.value("window_mean").mean - line.paper.mean)
     text = (out / "toy" / "table.md").read_text()
     assert "Made up for a test." in text
     assert "rounds to 20 %, paper" in text
     assert "| Prox | 12.00 ±0.10 |" in text
-    assert "Toy: second" in (out / "toy" / "table.html").read_text()
+    assert "### Toy: second" in text or "## Toy: second" in text
 
 
 def test_a_table_names_the_frozen_networks_that_it_rests_on(
@@ -109,16 +121,16 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
     write_manifest(trial.parent / "manifest.json", files | {trial.name: digest_of(trial.read_bytes())})
     assert run(table, tmp_path, *words) == 0
     output = "Generator of images: g (paper): it has seen them all. Pre-trained extractor: e: vit."
-    for messages in (capsys.readouterr().out, *((tmp_path / "toy" / name).read_text() for name in TABLES)):
+    for messages in (capsys.readouterr().out, (tmp_path / "toy" / "table.md").read_text()):
         assert output in " ".join(messages.split())
 
 
 def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--grid") == 0
-    found = {line["method"]: line for line in lines(tmp_path / "toy")}
-    points = {name: float(found[name]["window_mean"]) for name in ("Prox (mu 0.1)", "Prox (mu 1)")}
+    found = {label: line for (_, label), line in lines(tmp_path / "toy").items()}
+    points = {name: found[name].row.value("window_mean").mean for name in ("Prox (mu 0.1)", "Prox (mu 1)")}
     best = max(points, key=lambda name: points[name])
-    assert [name for name in points if found[name]["paper"] == "12.0"] == [best]
+    assert [name for name in points if found[name].paper] == [best]
     assert "best of its grid on the test set" in (tmp_path / "toy" / "table.md").read_text()
 
 
@@ -126,7 +138,7 @@ def test_a_label_with_a_comma_can_be_named(table: str, tmp_path: Path) -> None:
     path = Path(table, "_table.toml")
     path.write_text(path.read_text().replace('label = "Prox"', 'label = "Prox, tuned"'))
     (column,) = reproduce.select_columns(
-        reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox", "tuned"]
+        reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox, tuned"]
     )
     assert [method.label for method in column.recipe.methods] == ["FedAvg", "Prox, tuned"]
 
@@ -183,7 +195,6 @@ def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
     [
         (["--columns", "frist"], "has no column 'frist'. Did you mean 'first'?"),
         (["--methods", "fedavgg"], "has no method 'fedavgg'. Did you mean"),
-        (["--resume"], "nothing of toy"),
     ],
 )
 def test_what_there_is_not(
@@ -217,7 +228,7 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
     for lock in (tmp_path / "cut").rglob(".lock"):
         with FileLock(lock, timeout=60):  # workers that were killed let go a moment later
             pass
-    assert main(["reproduce", table, "--out", str(tmp_path / "cut"), "--resume", "--quiet", "--workers", "1"]) == 0
+    assert run(table, tmp_path / "cut", *words) == 0
     trials = tmp_path / "whole" / "toy" / "first" / "trials"
     names = sorted(trial.name for trial in trials.iterdir())
     assert len(names) == 4
@@ -343,35 +354,19 @@ def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -
     assert [(trial.method.label, trial.seed) for trial in unfinished] == [("FedSeq", 0)]
 
 
-def test_resume_plays_what_was_asked_and_no_other_combination(
-    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(table, tmp_path, "--columns", "first", "--methods", "fedavg", "--seeds", "0,1") == 0
-    assert run(table, tmp_path, "--columns", "first", "--methods", "fedseq", "--seeds", "0") == 0
-    lost = tmp_path / "toy" / "first" / "trials" / "fedavg-seed1" / "result.json"
-    lost.unlink()
-    capsys.readouterr()
-    assert run(table, tmp_path, "--resume") == 0
-    assert "1 trial to run" in capsys.readouterr().out
-    assert lost.exists()
-    assert not (tmp_path / "toy" / "first" / "trials" / "fedseq-seed1").exists()
-    assert run(table, tmp_path, "--resume", "--seeds", "3") == 1
-    assert "--seeds cannot be given with it" in " ".join(capsys.readouterr().err.split())
-
-
 def test_changed_options_never_stand_beside_the_papers_number(table: str, tmp_path: Path) -> None:
     words = ["--columns", "first", "--seeds", "0"]
     assert run(table, tmp_path, *words, "--methods", "fedavg") == 0
     assert run(table, tmp_path, *words, "--methods", "fedprox", "--set", "prox.mu=50.0") == 0
-    found = {line["method"]: line for line in lines(tmp_path / "toy")}
-    assert found["Prox"]["window_mean"] == ""
-    assert found["Prox, changed: mu=50.0"]["paper"] == ""
+    found = {label: line for (_, label), line in lines(tmp_path / "toy").items()}
+    assert found["Prox"].row is None
+    assert found["Prox, changed: mu=50.0"].paper is None
 
 
 def test_averages_that_were_served_are_no_points_of_a_grid(table: str, tmp_path: Path) -> None:
     words = ["--columns", "first", "--seeds", "0", "--grid", "--methods", "prox"]
     assert run(table, tmp_path, *words, "--set", 'run.evaluation_models=["last", "moving"]') == 0
-    beside = [line["method"] for line in lines(tmp_path / "toy") if line["paper"] == "12.0"]
+    beside = [label for (_, label), line in lines(tmp_path / "toy").items() if line.paper and line.row]
     assert beside in (["Prox (mu 0.1)"], ["Prox (mu 1)"])
 
 
@@ -391,29 +386,37 @@ def test_a_column_that_is_kept_in_an_archive_is_not_begun_beside_it(
     Path(archive).unlink()
     assert run(table, tmp_path / "kept", *words, "--seeds", "0,1") == 0
     assert "1 trial to run" in capsys.readouterr().out, "what was unpacked is not run again"
-    assert {line["method"]: line["seeds"] for line in lines(tmp_path / "kept" / "toy")}["FedAvg"] == "0 1"
+    row = lines(tmp_path / "kept" / "toy")["first", "FedAvg"].row
+    assert row is not None
+    assert row.seeds == (0, 1)
 
 
 def test_a_table_shows_what_ours_gained_on_the_papers_best(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedavg,fedseq", "--seeds", "0,1") == 0
-    found = {line["method"]: line for line in lines(tmp_path / "toy")}
-    assert (found["FedAvg"]["against"], found["FedSeq"]["against"]) == ("FedSeq", "")
-    assert (found["FedAvg"]["window_first"], found["FedAvg"]["gain_from"]) == ("2", "seeds")
-    gap = float(found["FedAvg"]["window_mean"]) - float(found["FedSeq"]["window_mean"])
-    assert float(found["FedAvg"]["gain"]) == pytest.approx(gap)
-    assert float(found["FedAvg"]["gain_low"]) <= gap <= float(found["FedAvg"]["gain_high"])
+    (column,) = read_reproduction(tmp_path / "toy").columns
+    fedavg, fedseq = column.line("FedAvg"), column.line("FedSeq")
+    gain = column.gain(fedavg)
+    assert gain
+    assert fedavg.row
+    assert fedseq.row
+    assert (gain.reference, column.gain(fedseq)) == ("FedSeq", None)
+    gap = fedavg.row.value("window_mean").mean - fedseq.row.value("window_mean").mean
+    assert gain.interval.mean == pytest.approx(gap)
+    assert gain.interval.low <= gap <= gain.interval.high
     assert "minus FedSeq, 95 %" in (tmp_path / "toy" / "table.md").read_text()
     base = Path(table) / "_table.toml"
     base.write_text(base.read_text().replace("target = 20", 'target = 20\nagainst = "FedAvg"'))
     assert run(table, tmp_path / "named", "--columns", "first", "--methods", "fedavg,fedseq", "--seeds", "0") == 0
-    found = {line["method"]: line for line in lines(tmp_path / "named" / "toy")}
-    assert found["FedSeq"]["against"] == "FedAvg"
+    (column,) = read_reproduction(tmp_path / "named" / "toy").columns
+    gain = column.gain(column.line("FedSeq"))
+    assert gain
+    assert gain.reference == "FedAvg"
 
 
 def test_two_tables_of_one_name_do_not_mix(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--columns", "first", "--seeds", "0", "--methods", "fedavg"]
     assert run(table, tmp_path, *words) == 0
-    (tmp_path / "toy" / "reproduction.json").write_text('{"table": "other/toy"}')
+    write_json(tmp_path / "toy" / "reproduction.json", {"table": "other/toy"})
     assert run(table, tmp_path, *words) == 1
     assert "holds a reproduction of 'other/toy'" in " ".join(capsys.readouterr().err.split())
 

@@ -1,4 +1,4 @@
-"""What a method's author is told before anything runs, the file that is written for them, and shell completion."""
+"""What a method's author is told before anything runs, the file that is written for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import tiny
 import torch
 
 from fedkeep.cli import main
-from fedkeep.cli.show import script
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, get_algorithm, on_client
 from fedkeep.interface.method_checks import check_method
@@ -233,27 +232,3 @@ def test_all_of_the_written_test_passes(words: list[str], tmp_path: Path) -> Non
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("fedkeep re", {"reproduce", "resume", "recipes", "report"}),
-        ("fedkeep run --rou", {"--rounds"}),
-        ("fedkeep run --methods fedav", {"fedavg", "fedavgm"}),
-        ("fedkeep methods sca", {"scaffold"}),
-    ],
-)
-def test_completion_in_bash(words: str, expected: set[str], tmp_path: Path) -> None:
-    (tmp_path / "completion.sh").write_text(script("bash"))
-    given = words.split(" ")
-    ask = f"COMP_WORDS=({words}) COMP_CWORD={len(given) - 1}; _fedkeep; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(
-        ["bash", "-c", f"source completion.sh; {ask}"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert set(done.stdout.split()) == expected
-
-
-def test_completion_of_zsh_uses_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "zsh"]) == 0
-    assert capsys.readouterr().out == f"autoload -U +X bashcompinit && bashcompinit\n{script('bash')}"

@@ -329,8 +329,6 @@ def test_columns_are_plain_json() -> None:
         TableColumn("c", "category", values=("a", "b"), other=True),
     )
     assert columns_from_json({"columns": json.loads(json.dumps(columns_to_json(columns)))}) == columns
-    old = {"features": ["n", "c=a", "c=b"], "mean": [1.0, 0.0, 0.0], "std": [2.0, 1.0, 1.0]}
-    assert [column.features for column in columns_from_json(old)] == [("n",), ("c=a", "c=b")]
     with pytest.raises(DataError, match="scale above 0"):
         columns_from_json({"columns": [{"name": "n", "scale": 0.0}]})
     with pytest.raises(DataError, match="no description of columns"):
@@ -348,6 +346,8 @@ def test_data_frames_and_tables_of_other_libraries() -> None:
     frame["sex"] = frame["sex"].astype("category")
     expected = dataset_of(frame)
     assert expected.features == ("age", "sex=f", "sex=m")
+    dated = dataset_of(frame.assign(seen=[f"2024-01-{1 + day % 30:02}" for day in range(60)]))
+    assert dated.features == ("age", "sex=f", "sex=m", "seen"), "as of a file; pandas reads dates as text"
     for table in (
         pyarrow.table(people()),
         library.Dataset.from_dict(people()),

@@ -124,7 +124,7 @@ def test_a_whole_file_of_another_run_is_refused_by_name(
         assert said in str(error.value)
         assert target.split("/")[-1] in str(error.value)
         assert any(word in str(error.value) for word in ("Put back", "put back"))
-    for words in (["gather", str(tmp_path / "run")], ["compare", str(tmp_path / "run"), str(runs["mine"])]):
+    for words in (["resume", str(tmp_path / "run")], ["compare", str(tmp_path / "run"), str(runs["mine"])]):
         assert main(words) == 1
         assert said in " ".join(capsys.readouterr().err.split())
     assert main(["verify", str(tmp_path / "run")]) == 1

@@ -21,16 +21,12 @@ def test_trials_one_by_one_are_the_run(tmp_path: Path, capsys: pytest.CaptureFix
     alone = fedkeep.run(recipe, methods=["fedavg", "fedseq"], rounds=1, out=tmp_path / "alone")
     assert main([*command, "--trial", "2"]) == 0
     assert not (out / "report.html").exists()
-    assert main(["gather", str(out), "--data-dir", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "1 of 2 trials are missing: 1 (fedavg-seed0, not begun)" in said
-    assert f"fedkeep resume {out} --data-dir {tmp_path}" in said
     assert main([*command, "--trial", "1"]) == 0
     assert main([*command, "--trial", "1", "--data-dir", str(tmp_path)]) == 0, "it is finished already"
     said = " ".join(capsys.readouterr().out.split())
     assert "trial 1 of 2, fedavg-seed0, is finished" in said
-    assert said.endswith(f"fedkeep gather {out} --data-dir {tmp_path}")
-    assert main(["gather", str(out)]) == 0
+    assert said.endswith(f"fedkeep resume {out} --data-dir {tmp_path}")
+    assert main(["resume", str(out), "--quiet"]) == 0
     assert (out / "report.html").is_file()
     for path in alone.path.glob("trials/*/rounds.jsonl"):
         assert (out / path.relative_to(alone.path)).read_bytes() == path.read_bytes()
@@ -41,7 +37,6 @@ def test_trials_one_by_one_are_the_run(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--trial", "3", "--out", "run"], "this run has 2"),
         (["--trial", "1"], "--out DIR"),
-        (["--trial", "1", "--out", "begun", "--profile"], "--profile shows the time of a whole run"),
         (["--trial", "1", "--out", "begun", "--rounds", "2"], "was begun with another recipe"),
         (["--trial", "1", "--out", "other"], "exists and is not empty"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import time
@@ -20,20 +21,17 @@ from fedkeep._utils.digests import digest_of
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.executors.ipc import pack, unpack
-from fedkeep.executors.process_executor import RequestGroup
-from fedkeep.executors.workers import DONE, FAILED, REFUSED
+from fedkeep.executors.process_executor import STEPS
+from fedkeep.executors.workers import FAILED, REFUSED
 from fedkeep.experiment import ray_cluster
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.ray_cluster import (
-    PREPARE,
-    RayActor,
     RayExecutor,
-    RayWorker,
-    WorkerLost,
     _describe,
     _encode_data,
     _read_data,
     _versions,
+    carry_out_on_node,
     cluster_workers,
 )
 from fedkeep.experiment.runtime import Machine
@@ -106,26 +104,24 @@ def test_data_come_back_as_they_were(tmp_path: Path) -> None:
     assert tiny.equal(dict(columns), server)
 
 
-def test_an_actor_names_its_other_versions_and_asks_for_data_once(
+def test_a_node_names_its_other_versions_and_asks_for_data_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path))
     threads, asked = torch.get_num_threads(), []
-
-    def get_data() -> bytes:
-        asked.append(1)
-        return b"data"
+    cluster = SimpleNamespace(get=lambda reference: asked.append(reference) or b"data")
+    monkeypatch.setattr(ray_cluster, "require_optional", lambda *_: cluster)
 
     def ask(**changes: Any) -> Any:
         digest = vars(digest_of(b"data"))
         content = {"versions": _versions(), "machine": {}, "data": digest, "code": {"a.py": "0"}} | changes
-        return unpack(RayActor(content, get_data).carry_out(PREPARE, pack(None, {})))[0]
+        return unpack(carry_out_on_node(json.dumps(content), ["reference"]))[0]
 
     for _ in range(2):
         status, text = ask()
         assert status == REFUSED
         assert "has another a.py" in text
-        assert len(asked) == 1
+        assert asked == ["reference"]
     status, text = ask(versions="fedkeep 0.0.1, torch 2.0")
     assert status == REFUSED
     assert "Install the same versions on all nodes" in text
@@ -133,7 +129,7 @@ def test_an_actor_names_its_other_versions_and_asks_for_data_once(
     torch.set_num_threads(threads)
 
 
-# With actors that only answer, or are lost
+# With a Ray that answers as it is told
 
 
 class RayError(Exception):
@@ -145,43 +141,35 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
-class FakeActor:
-    """An actor that answers nothing, until it is lost."""
-
-    def __init__(self) -> None:
-        self.is_lost = False
-        self.carry_out = SimpleNamespace(remote=lambda *request: FakeAnswer(self))
-        self.__ray_ready__ = SimpleNamespace(remote=lambda: FakeAnswer(self, True))
-
-
-class FakeAnswer:
-    def __init__(self, actor: FakeActor, value: Any = None) -> None:
-        self.actor = actor
-        self.value = value
-
-    def is_ready(self) -> bool:
-        return self.actor.is_lost or self.value is not None
-
-
 class FakeRay:
+    """Answers are numbered; `ready` has what they are, or the error that Ray raises."""
+
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
-    def remote(self, cls: type) -> Any:
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda *_: FakeActor()))
+    def __init__(self) -> None:
+        self.ready: dict[int, Any] = {}
+        self.asked: list[Any] = []
 
-    def wait(self, answers: list[FakeAnswer], **options: Any) -> tuple[list[FakeAnswer], list[FakeAnswer]]:
-        return [a for a in answers if a.is_ready()], [a for a in answers if not a.is_ready()]
+    def remote(self, **options: Any) -> Any:
+        def ask(*request: Any) -> int:
+            self.asked.append(request)
+            return len(self.asked) - 1
 
-    def get(self, answer: FakeAnswer, timeout: float | None = None) -> Any:
-        if answer.actor.is_lost:
-            raise RayError("the actor died")
-        return answer.value
+        return lambda function: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=ask))
+
+    def wait(self, answers: list[int], **options: Any) -> tuple[list[int], list[int]]:
+        return [a for a in answers if a in self.ready], [a for a in answers if a not in self.ready]
+
+    def get(self, answer: int) -> Any:
+        if isinstance(self.ready[answer], Exception):
+            raise self.ready[answer]
+        return self.ready[answer]
 
     def put(self, value: Any) -> Any:
-        return value
+        return "stored"
 
-    def kill(self, actor: FakeActor) -> None:
-        actor.is_lost = True
+    def nodes(self) -> list[Any]:
+        return []
 
     def available_resources(self) -> dict[str, float]:
         return {}
@@ -189,68 +177,46 @@ class FakeRay:
 
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> RayExecutor:
-    """An executor with four workers that are starting."""
     monkeypatch.setattr(ray_cluster, "_describe", lambda trial, data: {})
     monkeypatch.setattr(ray_cluster, "_data", lambda trial: b"data")
     trial: Any = SimpleNamespace(experiment=SimpleNamespace(machine=Machine(executor="ray")))
     state: Any = SimpleNamespace()
-    return RayExecutor(FakeRay(), trial, 4, state)
+    return RayExecutor(FakeRay(), trial, 2, state)
 
 
-def lose(workers: Any) -> None:
-    for worker in list(workers):
-        worker.actor.is_lost = True
+def test_a_task_gets_all_that_it_may_read(executor: RayExecutor) -> None:
+    worker, tensor = executor.workers[0], torch.ones(2)
+    worker.send(STEPS, [["step"], ["0"], None], {"0": tensor, "1": tensor})
+    worker.send(STEPS, [["step"], ["0"], None], {})  # sent before: any process may carry it out
+    for (_, _, own, *shared), names in zip(executor.ray.asked[1:], (["1"], []), strict=True):
+        assert shared == ["stored"]
+        assert list(unpack(own)[1]) == names
+        assert unpack(own)[0] == [["step"], [], None]
 
 
-def test_a_lost_node_counts_once_for_all_workers_that_were_starting(executor: RayExecutor) -> None:
-    for _ in range(2):
-        lose(executor.starting)
-        executor._receive()
-        assert len(executor.starting) == 4
-    (place, *_) = executor.starting
-    lose([place])
-    with pytest.raises(RunError, match="was lost, and 2 before it, as it started"):
-        executor._receive()
-
-
-def test_idle_workers_of_a_lost_node_get_no_clients(executor: RayExecutor) -> None:
-    for worker in list(executor.starting):
-        executor._use(worker, DONE, None)
-    executor._backlog.append(RequestGroup([]))
-    executor._dispatch()
-    *on_node, elsewhere = executor.workers
-    assert list(executor.under_way) == on_node[:1]
-    lose(on_node)
-    executor._receive()
-    assert list(executor.under_way) == executor.workers == [elsewhere]
-    assert len(executor.starting) == 3
-    assert executor.under_way[elsewhere] not in executor._backlog
-
-
-def test_a_trial_does_not_wait_for_ever_for_its_first_worker(
-    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_does_not_wait_for_ever(executor: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "START_SECONDS", 2)
     executor._receive()
     executor._receive()
     with pytest.raises(RunError, match="no worker on the Ray cluster has started within 2 s: 0 CPUs are free"):
         executor._receive()
+    monkeypatch.setattr(ray_cluster, "START_SECONDS", 600)
+    monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 4)
+    with pytest.raises(RunError, match="no node is left"):
+        executor._receive()
 
 
-def test_what_an_actor_raises_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = FakeRay()
-    worker = RayWorker(ray, FakeActor(), {})
-
-    def failing(error: Exception) -> Any:
-        def fail(*_: object) -> Any:
-            raise error
-
-        return fail
-
-    monkeypatch.setattr(ray, "get", failing(RayTaskError(KeyError("steps"))), raising=False)
+def test_what_cannot_prepare_and_what_is_lost_ends_the_trial(executor: RayExecutor) -> None:
+    ready = executor.ray.ready
+    ready[0] = pack([REFUSED, "another version"], {})
+    with pytest.raises(RunError, match="could not prepare for the trial: another version"):
+        executor._receive()
+    worker = executor.workers[0]
+    worker.send(STEPS, [[], [], None])
+    ready[worker.answer] = RayTaskError(KeyError("steps"))
     assert worker.receive() == (FAILED, "KeyError: 'steps'", {})
-    monkeypatch.setattr(ray, "get", failing(RayTaskError(RayError("an argument is gone"))))
-    with pytest.raises(WorkerLost):
+    ready[worker.answer] = RayError("the node died")
+    with pytest.raises(RunError, match=r"was lost, and 2 before it, with the same client steps.* the node died"):
         worker.receive()
 
 
@@ -264,7 +230,7 @@ def test_workers_fit_node_by_node(options: dict[str, Any], expected: int, monkey
         {"Alive": True, "Resources": {"CPU": 12.0}},
         {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
     ]
-    ray = SimpleNamespace(nodes=lambda: found, cluster_resources=lambda: {"CPU": 24.0, "GPU": 4.0})
+    ray = SimpleNamespace(nodes=lambda: found)
     monkeypatch.setattr(ray_cluster, "connected", lambda machine: nullcontext(ray))
     machine = Machine(executor="ray", **{"workers": 0, **options})
     assert cluster_workers(machine) == expected
@@ -328,7 +294,7 @@ class LosesNode(Executor, fedkeep.Callback):
 
     def wait(self, future: Future) -> Any:
         began = time.monotonic()
-        while len(self.inner.workers) < 3 and not self.lost:  # until all have started
+        while self.inner._first is not None and not self.lost:
             assert time.monotonic() < began + 120
             self.inner._receive()
         if future[0].requests[0].round == 2 and len(self.inner.under_way) == 3 and not self.lost:
@@ -344,9 +310,7 @@ class LosesNode(Executor, fedkeep.Callback):
 
 
 @pytest.mark.slow
-def test_a_node_lost_in_the_middle_of_a_round_changes_nothing(
-    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_lost_in_the_middle_of_a_round_changes_nothing(cluster: Any, tmp_path: Path) -> None:
     node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
     (tmp_path / "sleepy.py").write_text(SLEEPY)
     machine = Machine(executor="ray", address=cluster.address, workers=3, use=(str(tmp_path / "sleepy.py"),))
@@ -357,5 +321,4 @@ def test_a_node_lost_in_the_middle_of_a_round_changes_nothing(
     losing = LosesNode(cluster, node)
     lost = fedkeep.run(recipe, out=tmp_path / "lost", machine=machine, callbacks=[losing])
     assert losing.lost
-    assert "others train its clients again" in caplog.text
     assert outputs(lost) == outputs(alone)

@@ -140,7 +140,7 @@ def test_methods_seeds_and_rounds(load: Any) -> None:
     ("words", "expected"),
     [
         ("Warm, weight 3", ["Warm, weight 3"]),
-        ("fedseq,warm,weight 3 , FedAvg", ["FedSeq", "Warm, weight 3", "FedAvg"]),
+        ("fedseq,warm, weight 3,FedAvg", ["FedSeq", "Warm, weight 3", "FedAvg"]),
         ("Warm, weight 3, again,warm", ["Warm, weight 3, again", "Warm"]),
     ],
 )
@@ -435,11 +435,6 @@ def test_all_contradictions_are_told_at_once(load: Any) -> None:
         ("cohort of 9", "run.min_clients 10", "needs examples on the server"), told[1:], strict=True
     ):
         assert words in text
-
-
-def test_a_grid_of_local_training_is_refused(load: Any) -> None:
-    with pytest.raises(ConfigError, match=r"share \[fedseq\.training\]\. Vary it with fedkeep tune"):
-        load(grid=["fedseq.training.lr=0.1,0.2"])
 
 
 def test_a_network_of_ones_own_takes_no_options(load: Any) -> None:

@@ -18,7 +18,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine
 from fedkeep.experiment.runtime import Progress
-from fedkeep.reporting.formats import markdown, rows_csv
+from fedkeep.reporting.formats import markdown, trials_csv
+from fedkeep.reporting.reproduction import read_reproduction
 from fedkeep.reporting.summary import summary
 
 RECIPE = tiny.RECIPE.replace(
@@ -59,7 +60,7 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     text = markdown(summary(run))
     heads = ("mean over tasks, round 2 of each task", "mean over tasks, after each", "after the last task")
     assert f"| {' | '.join(heads)} | forgetting from the best | forgetting a task |" in text
-    (line,) = csv.DictReader(rows_csv(summary(run)).splitlines())
+    (line,) = csv.DictReader(trials_csv(summary(run)).splitlines())
     assert float(line["incremental"]) == pytest.approx(trial.incremental)
     a = trial.task_matrix
     assert float(line["backward"]) == pytest.approx((a[2, 0] - a[0, 0] + a[2, 1] - a[1, 1]) / 2)
@@ -111,10 +112,11 @@ def test_a_table_of_a_paper_is_compared_by_what_it_measures(tmp_path: Path, caps
     tiny.write_recipe(folder, text + printed + numbers, "column.toml")
     root = tmp_path / "out"
     assert main(["reproduce", str(folder), "--methods", "fedavg", "--out", str(root), "--data-dir", str(tmp_path)]) == 0
-    found = next(root.rglob("table.csv"))
-    (line,) = [row for row in csv.DictReader(found.open()) if row["method"] == "FedAvg"]
-    assert float(line["difference"]) == pytest.approx(float(line["incremental"]) - 30)
-    page = (found.parent / "table.md").read_text()
+    (column,) = read_reproduction(root / "table").columns
+    line = column.line("FedAvg")
+    assert line.row is not None
+    assert line.difference == pytest.approx(100 * line.row.value("incremental").mean - 30)
+    page = (root / "table" / "table.md").read_text()
     assert "ours, mean over tasks" in page
     assert "measured after each task" in page
     assert "tasks" in capsys.readouterr().out

@@ -94,6 +94,9 @@ def test_flowers_own_parsers_read_its_commands() -> None:
         assert lines
         for line in lines:
             parser.parse_args(shlex.split(line)[1:])
+    beside = re.findall(r"`--port (\d+)`", GUIDE)
+    ports = [vars(supernode().parse_args(["--port", port]))["port"] for port in beside]
+    assert len(set(ports)) == len(beside) > 1, "SuperNodes on one host have a port each"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from local_transport import LocalTransport, Tamper, node_configs
 from safetensors.torch import save_file
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
+from fedkeep import tracking
 from fedkeep._utils.digests import (
     DamagedFile,
     read_json,
@@ -120,13 +122,14 @@ def test_a_site_may_have_a_long_name_in_any_script(letter: str, recipe: str, tmp
 def test_the_server_logs_and_sites_need_no_package_for_it(
     recipe: str, alone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "run"
-    serve(LocalTransport(node_configs(tmp_path / "states")), config(recipe, out, methods="fedavg", log="csv"))
-    rows = (out / "logs" / "fedavg-seed0.csv").read_text().splitlines()
-    assert rows[0].startswith("round,accuracy,forgetting")
-    assert [row.split(",")[0] for row in rows[1:]] == [str(row["round"]) for row in records(out)]
+    out, written = tmp_path / "run", dict[int, Any]()
+    writer = SimpleNamespace(write=written.__setitem__, close=lambda: None)
+    monkeypatch.setitem(tracking.WRITERS, "tensorboard", lambda trial, finished: writer)
+    serve(LocalTransport(node_configs(tmp_path / "states")), config(recipe, out, methods="fedavg", log="tensorboard"))
+    assert list(written) == [row["round"] for row in records(out)]
+    assert {"accuracy", "forgetting"} <= set(written[1])
     assert tiny.equal(model(alone("fedavg")), model(out)), "logging changes no result"
-    for log, says in (("cvs", "Did you mean 'csv'"), ("wandb", "'wandb>=")):
+    for log, says in (("tensorbord", "Did you mean 'tensorboard'"), ("wandb", "'wandb>=")):
         monkeypatch.setitem(sys.modules, "wandb", None)  # as if it was not installed
         with pytest.raises(FedKeepError, match=says):
             serve(LocalTransport({}), config(recipe, tmp_path / "none", methods="fedavg", log=log))

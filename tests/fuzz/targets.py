@@ -42,7 +42,7 @@ from fedkeep.interface import Fit, algorithms
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import architectures
 from fedkeep.options import Options, options_of
-from fedkeep.reporting.formats import latex, markdown, rows_csv, trials_csv
+from fedkeep.reporting.formats import latex, markdown, trials_csv
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 
@@ -309,7 +309,7 @@ def check_recipe(content: bytes) -> Counter[str]:
 
 # The command line
 
-NEVER = {"generator", "reproduce", "tune", "flower", "predict", "export", "doctor"}
+NEVER = {"generator", "reproduce", "tune", "flower", "predict", "export"}
 """Commands that work for minutes or open ports when they are given what they want."""
 
 
@@ -630,7 +630,6 @@ def check_run_folder(given: tuple[str, bytes]) -> Counter[str]:
     def attempt() -> None:
         rows = summary(read_run("run"))
         markdown(rows)
-        rows_csv(rows)
         latex(rows)
         trials_csv(rows)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from synthetic_run import write_demo
+from synthetic_run import read_run, write_demo
 
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,21 @@
-"""Run folders without a run: small ones with given counts, and one that looks like the demo's."""
+"""Run folders without a run: small ones with given counts, and one that looks like the demo's.
+
+Tests may change their files: `seal` gives them new digests, and `read_run` here does it before it reads.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedkeep._utils import digests
+from fedkeep.reporting import run_folder
+from fedkeep.reporting.run_folder import Run
 
 RECIPE = """\
 title = "Digits: SFedKD against FedAvg"
@@ -46,8 +54,29 @@ teachers = 5
 
 
 def write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
+    digests.write_json(path, value)
+
+
+def seal(run: Path) -> Path:
+    """Give the files of a run folder the digests of what they hold now; return it."""
+    for path in [run / "run.json", *run.glob("trials/*/*.json")]:
+        if path.name not in ("manifest.json", "result.json"):
+            with suppress(ValueError, AttributeError):  # a test may have damaged it
+                digests.write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"})
+    recipe = run / "recipe.toml"
+    digests.write_toml(recipe, recipe.read_text().partition("\n# sha256 of the lines above: ")[0])
+    for result in run.glob("trials/*/result.json"):
+        files = [file for file in sorted(result.parent.glob("*.json*")) if file.name != "manifest.json"]
+        digests.write_manifest(
+            result.with_name("manifest.json"), {file.name: digests.digest_of(file.read_bytes()) for file in files}
+        )
+    return run
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run whose files may have been changed."""
+    path = Path(path)
+    return run_folder.read_run(seal(path) if (path / "run.json").is_file() else path)
 
 
 def write_run(path: Path, *, recipe: str = RECIPE, **info: Any) -> Path:
@@ -68,7 +97,7 @@ def write_run(path: Path, *, recipe: str = RECIPE, **info: Any) -> Path:
         | info,
     )
     (path / "recipe.toml").write_text(recipe)
-    return path
+    return seal(path)
 
 
 def write_trial(
@@ -110,7 +139,8 @@ def write_trial(
         timings = [{"round": n + 1, "train": 2.0, "teachers": 0.5, "evaluate": 0.25} for n in range(len(corrects))]
     (folder / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in timings))
     if finished:
-        write_json(folder / "result.json", {"rounds": len(corrects), "seconds": 1.0})
+        (folder / "result.json").write_text(json.dumps({"rounds": len(corrects), "seconds": 1.0}))
+    seal(run)
     return folder
 
 

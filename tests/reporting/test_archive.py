@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import RECIPE, write_demo, write_json, write_run, write_trial
+from synthetic_run import RECIPE, read_run, write_demo, write_json, write_run, write_trial
 
 from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.reporting import archive
 from fedkeep.reporting.archive import write_archive
-from fedkeep.reporting.formats import markdown, rows_csv
-from fedkeep.reporting.run_folder import read_run, runs_in
+from fedkeep.reporting.formats import markdown, trials_csv
+from fedkeep.reporting.run_folder import runs_in
 from fedkeep.reporting.summary import summary
 
 LARGEST = 1 << 20
@@ -39,7 +39,7 @@ def test_an_archive_reads_as_its_folder(tmp_path: Path) -> None:
     assert (other.recipe, other.labels) == (one.recipe, one.labels)
     assert [trial.rounds for trial in other.trials] == [trial.rounds for trial in one.trials]
     assert [trial.finished for trial in other.trials] == [trial.finished for trial in one.trials]
-    assert rows_csv(summary(other)) == rows_csv(summary(one))
+    assert trials_csv(summary(other)) == trials_csv(summary(one))
     assert markdown(summary(other)) == markdown(summary(one))
 
 
@@ -47,7 +47,7 @@ def test_the_same_records_give_the_same_bytes_without_models_and_checkpoints(tmp
     run = write_run(tmp_path / "run")
     trial = write_trial(run, "FedAvg", 0, [[5, 5]])
     before = write_archive({"": run}, tmp_path / "a.zip").read_bytes()
-    for name in ("model.safetensors", ".lock", "doing.json", "checkpoint/manifest.json", "journal/1.json"):
+    for name in ("model.safetensors", ".lock", "checkpoint/manifest.json", "journal/1.json"):
         (trial / name).parent.mkdir(exist_ok=True)
         (trial / name).write_text("{}")
     (run / "report.html").write_text("<html>")
@@ -55,7 +55,8 @@ def test_the_same_records_give_the_same_bytes_without_models_and_checkpoints(tmp
     with zipfile.ZipFile(tmp_path / "b.zip") as file:
         names = [name.removeprefix("trials/fedavg-seed0/") for name in file.namelist()]
     assert names == [
-        "recipe.toml", "run.json", "partition.json", "result.json", "rounds.jsonl", "timings.jsonl", "trial.json",
+        "recipe.toml", "run.json", "manifest.json", "partition.json", "result.json", "rounds.jsonl", "timings.jsonl",
+        "trial.json",
     ]  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def test_an_archive_is_never_replaced_by_one_that_holds_less(tmp_path: Path) -> 
     assert len(read_run(target).trials) == 2
     less = write_run(tmp_path / "less")
     write_trial(less, "FedAvg", 0, [[5, 5]])
-    with pytest.raises(RunError, match=r"holds trials/fedavg-seed1/partition\.json and 4 more files"):
+    with pytest.raises(RunError, match=r"holds trials/fedavg-seed1/manifest\.json and 5 more files"):
         write_archive({"": less}, target)
     assert len(read_run(target).trials) == 2
 
@@ -98,7 +99,7 @@ def test_a_file_that_unpacks_to_more_than_it_says_is_cut_and_refused(tmp_path: P
     location = raw.index(b"PK\1\2")
     raw[location + 24 : location + 28] = struct.pack("<I", 100)
     path.write_bytes(raw)
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
+    with pytest.raises(RunError, match=r"run\.json cannot be read"):
         read_run(path)
 
 
@@ -180,6 +181,7 @@ def test_several_runs_share_an_archive(
     before = Path("results/choices.zip").read_bytes()
     assert main(["archive", "runs/tau-1", "--out", "results/choices.zip"]) == 1, "a file would be lost"
     assert main(["archive", "runs/tau-0.5"]) == 0
+    write_trial(tmp_path / "runs" / "tau-1", "FedAvg", 1, [[6, 6]])
     assert main(["archive", "runs/tau-1", "--out", "results/tau-0.5.zip"]) == 1
     assert "is the archive of one run" in " ".join(capsys.readouterr().err.split())
     assert Path("results/choices.zip").read_bytes() == before

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import RECIPE, write_run, write_trial
+from synthetic_run import RECIPE, read_run, write_run, write_trial
 
 from fedkeep.reporting.findings import findings, is_undecided
 from fedkeep.reporting.html import render
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import print_table
 
@@ -86,7 +86,8 @@ def test_what_one_round_took_from_a_class_is_told_at_its_worst(tmp_path: Path) -
     average = [replace(trial, label="FedSeq, moving average") for trial in run_of(tmp_path / "b", FedSeq=[180]).trials]
     rows = summary(replace(found, trials=(*found.trials, *average)))
     assert findings(rows)[0] == (
-        "What one round took, at worst: FedSeq from 93 to 31 % of class 0; a moving average lost 0 points at most."
+        "Forgotten in a single round, at worst: FedSeq fell from 93 to 31 % on class 0; moving averages lost 0 points "
+        "at most."
     ), "rounds 3 and 4 are the window"
     small = write_run(tmp_path / "small")
     write_trial(small, "FedSeq", 0, [[10, 10], [10, 10], [10, 10], [0, 10]])

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import tiny
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
 from fedkeep.cli import main
 from fedkeep.metrics import chance_accuracy, is_at_chance
 from fedkeep.reporting.findings import findings
 from fedkeep.reporting.html import render
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import leaders, summary
 from fedkeep.reporting.table import caption
 
@@ -84,28 +84,16 @@ def test_a_method_that_only_needs_more_rounds_is_not_told_to_learn_slower(tmp_pa
     write_trial(run, "FedAvg", 0, [[5, 5]] * 4, rows=losses)
     assert [line[:23] for line in warnings(read_run(run).trials, {})] == [
         "FedAvg (seed 0) did not",
-        "The loss of local train",
+        "Give it more rounds (--",
     ]
 
 
-@pytest.mark.parametrize(
-    ("losses", "said"),
-    [
-        (
-            [0.69, 0.68, 0.69, 0.65],
-            "The loss of local training hardly falls: give it more rounds (--rounds), or change",
-        ),
-        ([0.69, 0.68, 0.69, 0.75], "Local training diverges."),
-        ([2.0, 9.0, math.nan, 9.0], "Local training diverges."),
-    ],
-)
-def test_a_loss_that_hardly_falls_has_not_diverged(losses: list[float], said: str, tmp_path: Path) -> None:
+def test_what_does_not_learn_is_told_to_try_another_learning_rate(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    rows = {number: {"loss": loss} for number, loss in enumerate(losses, 1)}
-    write_trial(run, "FedAvg", 0, [[5, 5]] * 4, rows=rows)
+    write_trial(run, "FedAvg", 0, [[5, 5]] * 4)
     change = warnings(read_run(run).trials, {"training": {"lr": 0.01}})[-1]
-    assert change.startswith(said)
-    assert "--set training.lr=0.1 or 0.001 (it is 0.01)" in change or "--set training.lr=0.001" in change
+    assert change.startswith("Give it more rounds (--rounds), or change the learning rate, ")
+    assert "--set training.lr=0.1 or 0.001 (it is 0.01)" in change
 
 
 @pytest.mark.parametrize("loss", [None, math.inf, math.nan])  # null today, Infinity and NaN in earlier versions

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
 import fedkeep
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.reporting.figures import history
-from fedkeep.reporting.formats import markdown, rows_csv
+from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, check_main, columns_for, headline
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import print_table
 from fedkeep.rounds.run_settings import RunSettings
@@ -48,12 +48,15 @@ def test_it_comes_first_in_tables_and_in_the_report(tmp_path: Path) -> None:
     assert names[3:7] == ["balanced_accuracy", "f1", "ece", "specificity"]
     assert [metric.name for metric in headline(run.trials)] == ["auroc", "window_forgetting"]
     assert markdown(rows).splitlines()[0].startswith("| method | seeds | AUROC, rounds 3–4 | accuracy, rounds 3–4 |")
-    assert ",auroc,auroc_std," in rows_csv(rows).splitlines()[0]
+    assert ",auroc," in trials_csv(rows).splitlines()[0]
     page = render(run)
     assert "AUROC, rounds 3–4: FedSeq (" in page
     assert '<h3 id="chart-auroc">AUROC over rounds, %</h3>' in page
     assert '<span class="note">specificity</span>' in page
     assert "AUROC" in str(print_table(rows).columns[1].header)
+    assert len(print_table(rows, width=60).columns) == 4, "labels have room; the report has the other scores"
+    assert "in the report" in str(print_table(rows, width=60).caption)
+    assert "in the report" not in str(print_table(rows, width=200).caption)
     rounds, values = history([trial for trial in run.trials if trial.label == "FedSeq"][:1], "auroc")
     assert rounds.tolist() == [1, 2, 3, 4]
     assert values == pytest.approx(100 * np.asarray([RANKED["FedSeq"]]))
@@ -75,7 +78,7 @@ def plain(folder: Path) -> Path:
 def test_without_it_nothing_is_measured_or_shown(tmp_path: Path) -> None:
     run = read_run(plain(tmp_path / "run"))
     assert not {metric.name for metric in columns_for(run.trials)} & {"auroc", "balanced_accuracy"}
-    assert "auroc" not in rows_csv(summary(run)).splitlines()[0]
+    assert "auroc" not in trials_csv(summary(run)).splitlines()[0]
     assert "scores" not in tiny.simulation(fedkeep.FedAvg(), rounds=1).run_round().record
 
 

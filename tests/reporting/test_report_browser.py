@@ -18,10 +18,9 @@ pytest.importorskip("playwright", reason="Playwright is not installed: pip insta
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 from screenshots import CHROMIUM, browser
-from synthetic_run import write_demo
+from synthetic_run import read_run, write_demo
 
 from fedkeep.reporting.html import write_report
-from fedkeep.reporting.run_folder import read_run
 
 pytestmark = pytest.mark.skipif(not Path(CHROMIUM).is_file(), reason=f"no Chromium at {CHROMIUM}: set CHROMIUM")
 

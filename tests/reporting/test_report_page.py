@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from synthetic_run import write_demo, write_run, write_trial
+from synthetic_run import read_run, write_demo, write_run, write_trial
 
 import fedkeep
 from fedkeep.errors import RunError
@@ -20,7 +20,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.figures import curves, history, save_figure, smoothing, styles
 from fedkeep.reporting.html import render, write_all, write_report
 from fedkeep.reporting.report_charts import class_heatmaps, client_accuracies, teacher_heatmaps
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import summary
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "image", "circle"}

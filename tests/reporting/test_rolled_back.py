@@ -10,7 +10,7 @@ import tiny
 import fedkeep
 from fedkeep.reporting.formats import markdown
 from fedkeep.reporting.html import _costs, _lost
-from fedkeep.reporting.reproduction import ColumnResult, texts
+from fedkeep.reporting.reproduction import ColumnResult, column_table
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import deduplicate, summary
 from fedkeep.reporting.table import caption
@@ -83,4 +83,4 @@ def test_what_was_rolled_back_agrees_with_no_paper(rolled_back_run: Run) -> None
     assert column.agreement == (0, 0, 0, 0)
     line = column.line("FedAvg")
     assert line.row is not None
-    assert texts(column, line)[0] == f"FedAvg ({line.row.note})"
+    assert column_table(column).lines[0][0] == f"FedAvg ({line.row.note})"

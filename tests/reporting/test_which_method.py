@@ -6,9 +6,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from synthetic_run import write_run, write_trial
+from synthetic_run import read_run, write_run, write_trial
 
-from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary
 
 TOOL = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools" / "which_method.py"))

@@ -25,7 +25,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.steps import send_label_counts
+from fedkeep.interface.steps import BUILTIN_STEPS, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.rounds.attack_options import Attack
 from fedkeep.rounds.defense import Defense
@@ -140,9 +140,9 @@ def test_the_step_of_the_loss_check_is_known_where_losses_are_checked() -> None:
     algorithm = FedSeq()
     request = StepRequest("0", MethodType(send_label_counts, algorithm), (), {}, 1, 1)
     encoded = encode_request(request, str)
-    decoded = decode_request(algorithm, encoded, {}, NoneType, builtin=True)
+    decoded = decode_request(algorithm, encoded, {}, NoneType, builtin=BUILTIN_STEPS)
     assert decoded.step.__func__ is send_label_counts
-    for builtin, step in ((False, "send_label_counts"), (True, "send_more_counts")):
+    for builtin, step in (({}, "send_label_counts"), (BUILTIN_STEPS, "send_more_counts")):
         with pytest.raises(ValueRefused, match=f"'{step}' is not a client step of fedseq"):
             decode_request(algorithm, encoded | {"step": step}, {}, NoneType, builtin=builtin)
 

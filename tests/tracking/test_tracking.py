@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tiny
@@ -20,7 +19,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import summary
-from fedkeep.trials.callbacks import Callback
+from fedkeep.tracking import WRITERS, LoggedTrial
 
 
 @pytest.fixture(scope="module")
@@ -38,43 +37,59 @@ def check(found: dict[str, list[float]], run: Run, tolerance: float = 1e-9) -> N
         assert found[name] == pytest.approx(values, abs=tolerance), name
 
 
-def read_csv(path: Path) -> dict[str, list[float]]:
-    rows = list(csv.DictReader(path.open()))
-    return {name: [float(row[name]) for row in rows] for name in ("round", "accuracy", "forgetting", "bytes_up")}
+class Memory:
+    """A writer that keeps what it is given, by trial and round."""
+
+    kept: ClassVar[dict[str, dict[int, Mapping[str, float]]]] = {}
+
+    def __init__(self, trial: LoggedTrial, finished: int) -> None:
+        self.rounds = self.kept.setdefault(trial.name, {})
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        self.rounds[round] = values
+
+    def close(self) -> None:
+        pass
 
 
-def test_csv_is_whole_after_a_stop_and_a_resume(recipe: Recipe, tmp_path: Path) -> None:
-    class Stop(Callback):
-        def on_round_end(self, state: Any, result: Any) -> None:
-            if result.record["round"] == 2:
-                raise KeyboardInterrupt
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, Mapping[str, float]]]:
+    monkeypatch.setitem(WRITERS, "tensorboard", Memory)
+    Memory.kept.clear()
+    return Memory.kept
 
-    with pytest.raises(KeyboardInterrupt):
-        fedkeep.run(recipe, out=tmp_path / "run", log="csv", callbacks=[Stop()])
+
+def test_what_is_logged_is_whole_after_a_stop_and_a_resume(recipe: Recipe, tmp_path: Path, memory: Any) -> None:
+    def write(self: Memory, round: int, values: Mapping[str, float]) -> None:
+        self.rounds[round] = values
+        if round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Memory, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            fedkeep.run(recipe, out=tmp_path / "run", log="tensorboard")
     run = fedkeep.resume(tmp_path / "run")  # which logs as the run did
-    found = read_csv(tmp_path / "run" / "logs" / "fedavg-seed0.csv")
-    check(found, run)
-    assert found["round"] == [1, 2, 3]
-    assert found["bytes_up"] == [row["up"] for row in run.trials[0].rounds]
+    found = memory["fedavg-seed0"]
+    assert list(found) == [1, 2, 3]
+    check({name: [values[name] for values in found.values()] for name in ("accuracy", "forgetting")}, run)
+    assert [values["bytes_up"] for values in found.values()] == [row["up"] for row in run.trials[0].rounds]
 
 
-def test_a_recipe_and_the_command_line_may_ask_for_it(recipe: Recipe, tmp_path: Path) -> None:
-    text = 'log = ["csv"]\n' + tiny.RECIPE
-    assert load_recipe(tiny.write_recipe(tmp_path, text)).log == ("csv",)
+def test_a_recipe_and_the_command_line_may_ask_for_it(recipe: Recipe, tmp_path: Path, memory: Any) -> None:
+    text = 'log = ["tensorboard"]\n' + tiny.RECIPE
+    assert load_recipe(tiny.write_recipe(tmp_path, text)).log == ("tensorboard",)
     path = tiny.write_recipe(tmp_path)
-    arguments = ["--methods", "fedavg,fedseq", "--rounds", "1", "--workers", "1", "--quiet", "--log", "csv"]
+    arguments = ["--methods", "fedavg,fedseq", "--rounds", "1", "--workers", "1", "--quiet", "--log", "tensorboard"]
     assert main(["run", path, *arguments, "--out", str(tmp_path / "run")]) == 0
-    assert sorted(file.name for file in (tmp_path / "run" / "logs").iterdir()) == [
-        "fedavg-seed0.csv",
-        "fedseq-seed0.csv",
-    ]
+    assert sorted(memory) == ["fedavg-seed0", "fedseq-seed0"]
 
 
-def test_logging_changes_no_result_and_parts_no_rows(recipe: Recipe, tmp_path: Path) -> None:
+def test_logging_changes_no_result_and_parts_no_rows(recipe: Recipe, tmp_path: Path, memory: Any) -> None:
     plain = fedkeep.run(recipe, out=tmp_path / "plain")
-    logged = fedkeep.run(recipe, out=tmp_path / "logged", log=["csv"])
+    logged = fedkeep.run(recipe, out=tmp_path / "logged", log=["tensorboard"])
     assert plain.trials[0].rounds == logged.trials[0].rounds
-    assert not (tmp_path / "plain" / "logs").exists()
+    assert len(memory) == 1
     assert [row.label for row in summary([plain, read_run(logged.path)])] == ["FedAvg"]
 
 
@@ -122,20 +137,6 @@ def test_weights_and_biases_reads_it(recipe: Recipe, tmp_path: Path, monkeypatch
             if name in found:
                 found[name].append(float(item.value_json))
     check(found, run)
-
-
-@pytest.mark.slow
-def test_mlflow_reads_it(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="the extra tracking is not installed")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = fedkeep.run(recipe, out=tmp_path / "run", log="mlflow")
-    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "run" / "logs" / "mlflow").as_uri())
-    (experiment,) = [each for each in client.search_experiments() if each.name == recipe.title]
-    (logged,) = client.search_runs([experiment.experiment_id])
-    assert logged.data.params["method"] == "FedAvg"
-    names = ("accuracy", "forgetting")
-    histories = {name: client.get_metric_history(logged.info.run_id, name) for name in names}
-    check({name: [point.value for point in history] for name, history in histories.items()}, run)
 
 
 def test_what_cannot_be_logged_is_refused_before_training(

@@ -1,4 +1,4 @@
-"""Options chosen on held-out training examples: grids, searches, what they write, and what they refuse."""
+"""Options chosen on held-out training examples: grids, what they write, and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import given
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.overrides import parse_value
+from fedkeep.experiment.overrides import read_grid
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.tuning import Tuning, best_recipes, read_space, table_of
+from fedkeep.tuning import Tuning
 
 GRID = ["sfedkd.tau=1,4", "sfedkd.teachers=1,2"]
 
@@ -41,9 +41,9 @@ def test_a_grid_is_run_by_one_command_with_readable_labels(tuning: Tuning) -> No
     labels = [f"SFedKD (tau {tau}, teachers {teachers})" for tau in (1, 4) for teachers in (1, 2)]
     assert [tuned.label for tuned in tuning.points] == labels
     assert all(len(tuned.values) == 2 for tuned in tuning.points)
-    rows = list(csv.reader((tuning.path / "results.csv").open()))
-    assert [row[1] for row in rows[1:]] == labels
-    assert [float(row[2]) for row in rows[1:]] == [tuned.values[0] for tuned in tuning.points]
+    rows = list(csv.DictReader((tuning.path / "run" / "results.csv").open()))
+    assert [row["method"] for row in rows] == [label for label in labels for _ in range(2)]
+    assert [float(row["window_mean"]) for row in rows] == [v for tuned in tuning.points for v in tuned.values]
     assert (tuning.path / "table.md").read_text().count("| best |") == 1
 
 
@@ -55,7 +55,7 @@ def test_the_best_becomes_a_recipe_for_the_test_examples_and_the_reported_seeds(
     assert written.validation == 0
     assert [method.label for method in written.methods] == ["FedAvg", "FedSeq", "SFedKD"]
     options = written.methods[-1].algorithm
-    assert {f"sfedkd.{name}": f"{getattr(options, name):g}" for name in ("tau", "teachers")} == dict(best.point)
+    assert options == best.method.algorithm
 
 
 def test_the_test_examples_have_no_influence(tuning: Tuning, recipe: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_the_test_examples_have_no_influence(tuning: Tuning, recipe: str, tmp_pa
     settings = ["sfedkd.teachers=1", f"data.name={given.keep(replace(digits, test=without_test))}"]
     again = fedkeep.tune(recipe, GRID[:1], settings=settings, validation=0.2, out=tmp_path / "out")
     assert [tuned.values for tuned in again.points] == [tuned.values for tuned in tuning.points[::2]]
-    trial = read_run(tmp_path / "out" / "points" / "01-sfedkd" / "001").trials[0]
+    trial = read_run(tmp_path / "out" / "run").trials[0]
     assert "held out" in trial.info["dataset_note"]
 
 
@@ -72,7 +72,7 @@ def test_a_stopped_tuning_continues(tuning: Tuning, recipe: str, tmp_path: Path)
     out = tmp_path / "out"
 
     def stop(report: Any) -> None:
-        if "tau 4" in report.trial:
+        if "tau-4" in report.trial:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -82,7 +82,7 @@ def test_a_stopped_tuning_continues(tuning: Tuning, recipe: str, tmp_path: Path)
     again = fedkeep.tune(recipe, GRID, validation=0.2, out=out)
     assert [tuned.values for tuned in again.points] == [tuned.values for tuned in tuning.points]
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    with pytest.raises(RunError, match="another tuning"):
+    with pytest.raises(RunError, match="another recipe"):
         fedkeep.tune(recipe, GRID[:1], validation=0.2, out=out)
 
 
@@ -90,22 +90,12 @@ def test_sections_vary_for_each_method(recipe: str, tmp_path: Path) -> None:
     result = fedkeep.tune(recipe, {"training.lr": [0.5, 1e-6]}, methods=["fedavg", "fedseq"], seeds=[7], out=tmp_path)
     labels = [tuned.label for tuned in result.points]
     assert labels == [f"{method} (lr {lr})" for method in ("FedAvg", "FedSeq") for lr in ("0.5", "1e-06")]
-    assert load_recipe(str(tmp_path / "best.toml")).training.lr == 0.5
-    assert {label: best.point for label, best in result.best.items()} == {
-        "FedAvg": (("training.lr", "0.5"),),
-        "FedSeq": (("training.lr", "0.5"),),
-    }
-
-
-def test_optuna_searches_ranges_and_continues_alike(recipe: str, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    space = {"sfedkd.tau": "0.5..8.0", "sfedkd.teachers": [1, 2]}
-    arguments: dict[str, Any] = {"seeds": [7], "rounds": 1, "search": 3}
-    first = fedkeep.tune(recipe, space, out=tmp_path / "a", **arguments)
-    assert len(first.points) == 3
-    assert all(0.5 <= float(dict(tuned.point)["sfedkd.tau"]) <= 8 for tuned in first.points)
-    again = fedkeep.tune(recipe, space, out=tmp_path / "a", **arguments)
-    assert again.points == first.points
+    best = load_recipe(str(tmp_path / "best.toml"))
+    assert [best.training_of(method).lr for method in best.methods] == [0.5, 0.5]
+    assert [method.label for method in best.methods] == ["FedAvg", "FedSeq"]
+    one = fedkeep.tune(recipe, ["fedseq.training.lr=0.5,1"], seeds=[7], rounds=1, out=tmp_path / "one")
+    assert [tuned.label for tuned in one.points] == ["FedSeq (lr 0.5)", "FedSeq (lr 1)"]
+    assert [method.label for method in one.best_recipe.methods] == ["FedAvg", "FedSeq", "SFedKD"]
 
 
 def test_a_point_that_has_learned_nothing_does_not_win_by_forgetting_nothing(recipe: str, tmp_path: Path) -> None:
@@ -117,21 +107,9 @@ def test_a_point_that_has_learned_nothing_does_not_win_by_forgetting_nothing(rec
     assert guessing.spread.mean < learning.spread.mean, "a model that only guesses forgets less"
     assert not guessing.learned
     assert result.best["FedSeq"] is learning
-    assert [row[0] for row in table_of(result)] == ["has not learned", "best"]
+    assert [row[0] for row in result.table.lines] == ["has not learned", "best"]
     accuracy = replace(result, metric=METRICS["window_mean"], points=(guessing,))
     assert accuracy.best["FedSeq"] is guessing, "its accuracy flatters nobody"
-
-
-def test_a_folder_of_another_point_is_not_taken_for_this_one(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another version of Optuna proposes other values, and the folders of a search are numbered."""
-    pytest.importorskip("optuna")
-    arguments: dict[str, Any] = {"seeds": [7], "rounds": 1, "search": 1, "methods": ["fedavg"], "out": tmp_path}
-    fedkeep.tune(recipe, {"training.lr": "0.01..0.1"}, **arguments)
-    monkeypatch.setattr("fedkeep.tuning._suggest", lambda asked, dimension: "0.05")
-    with pytest.raises(RunError, match="holds another point than FedAvg"):
-        fedkeep.tune(recipe, {"training.lr": "0.01..0.1"}, **arguments)
 
 
 def test_a_diverged_point_is_never_best(tuning: Tuning) -> None:
@@ -149,25 +127,20 @@ def test_a_diverged_point_is_never_best(tuning: Tuning) -> None:
         (["sfedkd.tau"], {}, "write method.option=values"),
         (["sfedkd.tau=1,1"], {}, "names a value twice"),
         (["sfedkd.taw=1,2"], {}, "Did you mean 'tau'"),
-        (["fedprox.mu=1,2"], {}, "Choose others with --methods"),
-        (["sfedkd.tau=1..4"], {}, "Add --search"),
+        (["fedprox.mu=1,2"], {}, "unknown section"),
+        (["partition.alpha=1,2"], {}, "share \\[partition\\]"),
+        (["training.lr=-1,2"], {}, "lr must be"),
+        ({"sfedkd.tau": 3}, {}, "must be a list of values"),
         (["sfedkd.tau=1,-2"], {}, "tau"),
         (GRID, {"metric": "train_seconds"}, "not ranked"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_anything_runs(
-    recipe: str, tmp_path: Path, grid: list[str], options: dict[str, Any], message: str
+    recipe: str, tmp_path: Path, grid: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         fedkeep.tune(recipe, grid, out=tmp_path / "out", **options)
     assert not list(tmp_path.rglob("run.json"))
-
-
-def test_lists_within_a_grid_are_values() -> None:
-    (dimension,) = read_space(["model.hidden=[8, 8],[16]"])
-    assert dimension.values == ("[8, 8]", "[16]")
-    (same,) = read_space({"model.hidden": [[8, 8], [16]]})
-    assert [parse_value(value) for value in same.values] == [[8, 8], [16]]
 
 
 def test_a_run_expands_grids(recipe: str, tmp_path: Path) -> None:
@@ -180,19 +153,10 @@ def test_a_run_expands_grids(recipe: str, tmp_path: Path) -> None:
     assert read_run(out).labels == tuple(f"SFedKD (tau {tau})" for tau in (1, 2, 4))
     paper = "sfedkd/table1/cifar10-2-0.5"
     assert len(load_recipe(paper).methods) < len(load_recipe(paper, grid=True).methods)
-    with pytest.raises(ConfigError, match="fedkeep tune"):
-        load_recipe(recipe, grid=["training.lr=0.1,0.2"])
-
-
-def test_training_options_of_the_best_reach_no_method_that_was_not_tuned(tuning: Tuning) -> None:
-    points = tuple(
-        replace(tuned, point=(("training.lr", "0.5"), *tuned.point), label=f"{tuned.label}, lr 0.5")
-        for tuned in tuning.points
-    )
-    written = best_recipes(replace(tuning, points=points))
-    assert list(written) == ["best-sfedkd.toml"]
-    assert [method.label for method in written["best-sfedkd.toml"].methods] == ["SFedKD"]
-    assert written["best-sfedkd.toml"].training.lr == 0.5
+    varied = load_recipe(recipe, grid=["training.lr=0.1,0.2"])
+    assert [varied.training_of(method).lr for method in varied.methods] == [0.1, 0.2] * 3
+    (dims,) = read_grid(["model.hidden=[8, 8],[16]"]).values()
+    assert dims == [[8, 8], [16]]
 
 
 def test_a_label_may_hold_an_equals_sign(recipe: str, tmp_path: Path) -> None:

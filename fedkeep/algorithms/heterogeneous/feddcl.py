@@ -142,9 +142,6 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         server.state.old_model = server.model
         clients.ask(self.remember)
 
-    def generated_images(self, state: FedDCLServerState) -> Data:
-        return state.pool
-
     def validate_reply(self, server: Server[FedDCLServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, LogitReply):
             num_new = server.num_classes - server.num_old_classes

@@ -1,0 +1,188 @@
+"""Sites that test models on their own examples, with a server that has no data at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from local_transport import LocalTransport, node_configs
+from trial import Killed, config, embedded, killing, model, records
+
+from fedkeep.data import load
+from fedkeep.data.data_options import DataOptions
+from fedkeep.errors import ConfigError, DataError
+from fedkeep.export.files import export_model
+from fedkeep.flower.config import NodeConfig
+from fedkeep.flower.server import serve
+from fedkeep.flower.sites_data import data_of_form, pool
+from fedkeep.flower.views import describe_dataset
+from fedkeep.reporting.run_folder import read_run
+
+SHARE = ("run.cohort_size=4", "run.client_test=0.25")
+OPTIONS = ("data.label=outcome", """'data.exclude=["patient"]'""")
+AT_SITES = ("run.cohort_size=3", "run.client_test=own", "model.hidden=[4]", *OPTIONS)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    return tiny.write_recipe(tmp_path)
+
+
+def write_table(folder: Path, site: int) -> Path:
+    """Write the examples of a hospital: 40 to train on, and 8 + 2 site to test with."""
+    draw = np.random.default_rng(site)
+    folder.mkdir(parents=True)
+    for split, rows in (("train", 40), ("test", 8 + 2 * site)):
+        lines = ["patient,age,ward,outcome"]
+        for number in range(rows):
+            sick = number % 2
+            ward = "abc"[number // 2 % (2 + (site > 0))]
+            lines.append(f"p{number},{draw.normal(50 + 9 * site + 20 * sick, 5):.2f},{ward},{['no', 'yes'][sick]}")
+        (folder / f"{split}.csv").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> dict[int, NodeConfig]:
+    return {
+        number: NodeConfig(
+            site="abc"[number],
+            data=str(write_table(tmp_path / f"data-{number}", number)),
+            state_dir=str(tmp_path / "s"),
+        )
+        for number in range(3)
+    }
+
+
+def at_sites(recipe: str, out: Path, *more: str, **changes: Any) -> Any:
+    given: dict[str, Any] = {"methods": "fedavg", "rounds": 2, "sites": 3, "data": "none"}
+    return config(recipe, out, [*AT_SITES, *more], **(given | changes))
+
+
+def test_three_sites_test_and_the_server_has_no_data(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    run = serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", "run.metric=auroc"))
+    found = records(tmp_path / "run")
+    assert [record["lost"] for record in found] == [{}, {}]
+    assert {site: of for site, (_, of) in found[-1]["clients"].items()} == {"a": 8, "b": 10, "c": 12}
+    assert found[-1]["total"] == [15, 15]
+    (trial,) = run.trials
+    assert trial.info["label_names"] == ["no", "yes"]
+    assert trial.info["input"]["features"] == ["age", "ward=a", "ward=b", "ward=c"]
+    assert set(trial.client_accuracy) == {"a", "b", "c"}
+    assert set(trial.client_scores("auroc")) == {"a", "b", "c"}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "30 for testing" in page
+    assert "worst client" in page
+    assert "accuracy 0." in (tmp_path / "run" / "server.log").read_text()
+    export_model(tmp_path / "run", tmp_path / "model", method="fedavg")
+    assert "ward=c" in (tmp_path / "model" / "config.json").read_text()
+
+
+def test_nothing_but_counts_and_scores_leaves_a_site(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    """A reply to the test holds no tensor, and no more numbers than classes and scores have."""
+    seen: list[Any] = []
+
+    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
+        if kind == "perform" and asked.head["request"]["step"] == "test_own":
+            seen.append(reply)
+        return reply
+
+    serve(LocalTransport(hospitals, tamper), at_sites(recipe, tmp_path / "run", rounds=1))
+    assert len(seen) == 3, "all models in one call"
+    for reply in seen:
+        assert not reply.tensors
+        assert len(str(reply.head["answer"])) < 900
+
+
+def test_a_server_that_starts_again_asks_for_nothing_twice(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    whole = serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "whole"))
+    again = {n: NodeConfig(site=one.site, data=one.data, state_dir=str(tmp_path / "t")) for n, one in hospitals.items()}
+    stopped = at_sites(recipe, tmp_path / "run")
+    with pytest.raises(Killed):
+        serve(LocalTransport(again, killing(after=7)), stopped)
+    line = LocalTransport(again)
+    serve(line, stopped)
+    asked = [envelope.head for _, kind, envelope in line.sent if kind == "introduce"]
+    assert all(head["data"] is not None for head in asked), "it knows the form of the sites' data"
+    assert read_run(tmp_path / "run").trials[0].rounds == whole.trials[0].rounds
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_sites_and_a_simulation_test_on_the_same_examples(tasks: int, recipe: str, tmp_path: Path) -> None:
+    """Also with state at the sites (FedAvg has none), whose calls a test counts too."""
+    settings = [*SHARE, *([f"tasks.num_tasks={tasks}"] if tasks > 1 else [])]
+    for method in ("fedavg", "scaffold"):
+        embedded(recipe, method, tmp_path / method, 2, settings)
+        transport = LocalTransport(node_configs(tmp_path / f"states-{method}"))
+        serve(transport, config(recipe, tmp_path / f"{method}-sites", settings, methods=method, rounds=2))
+        assert records(tmp_path / f"{method}-sites") == records(tmp_path / method)
+        assert tiny.equal(model(tmp_path / f"{method}-sites"), model(tmp_path / method))
+
+
+def test_what_a_server_without_data_cannot_do_is_refused(recipe: str, tmp_path: Path) -> None:
+    for settings, said in (
+        (["run.client_test=0"], r"a server without data cannot test. Let sites: settings=\"run.client_test=own\""),
+        (["auxiliary.images_per_class=2"], r"\[auxiliary\] need examples that the server knows"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            serve(LocalTransport({}), at_sites(recipe, tmp_path / "run", *settings))
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    options = DataOptions(label="outcome", exclude=("patient",))
+    return describe_dataset(load(str(folder), options=options), left_out=False, generator="")
+
+
+def test_statistics_are_those_of_all_sites_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    folders = [write_table(tmp_path / str(site), site) for site in range(2)]
+    both = tmp_path / "both"
+    both.mkdir()
+    for split in ("train", "test"):
+        first, second = ((folder / f"{split}.csv").read_text().splitlines() for folder in folders)
+        (both / f"{split}.csv").write_text("\n".join([*first, *second[1:]]))
+    pooled = pool({"a": describe(folders[0]), "b": describe(folders[1])}, {"a": 40, "b": 40})
+    (age, ward), (known, _) = pooled.columns, data_of_form(describe(both)).columns
+    assert (age.mean, age.scale, age.fill) == pytest.approx((known.mean, known.scale, known.fill))
+    assert ward.values == ("a", "b", "c")
+    assert pooled.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": [3], "kind": "numbers", "columns": []}, "site a has numbers of 4, and site b numbers of 3"),
+        (
+            {"columns": [{"name": "age", "kind": "category", "values": list("abcd")}]},
+            r"site b reads 'age' \(category\)",
+        ),
+        ({"shape": [10**12]}, "site b: this is no description of data"),
+        ({"label_names": 3}, "site b: this is no description of data"),
+        ({"kind": "sounds"}, "site b: this is no description of data"),
+    ],
+)
+def test_sites_whose_data_do_not_go_together_are_named(
+    change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    about = describe(write_table(tmp_path / "1", 1))
+    with pytest.raises(DataError, match=said):
+        pool({"a": about, "b": about | change}, {"a": 4, "b": 4})
+
+
+def test_classes_of_all_sites_are_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    about = describe(write_table(tmp_path / "1", 1))
+    parts = {"a": about | {"label_names": ["10", "9"]}, "b": about | {"label_names": ["2", "9"]}}
+    assert pool(parts, {"a": 4, "b": 4}).label_names == ("2", "9", "10")
