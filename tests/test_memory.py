@@ -63,4 +63,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         for more in ([], ["keep"])
     )
     assert default > 10_000
-    assert kept < default / 10
+    assert kept < default / 4
