@@ -32,7 +32,6 @@ DEFENSES: Mapping[str, Sequence[str]] = {
     "none": ["defense.check_replies=false"],
     "default": [],
     "loss_check": ["defense.loss_check=server"],
-    "peers": ["defense.loss_check=clients"],
     "median": ["defense.robust_aggregation=median"],
     "trimmed_mean": ["defense.robust_aggregation=trimmed_mean"],
     "norm_clipping": ["defense.robust_aggregation=norm_clipping"],

@@ -35,7 +35,6 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "default": {},
     "none": {"check_replies": False},
     "loss": {"loss_check": "server"},
-    "peers": {"loss_check": "clients"},
     "median": {"robust_aggregation": "median"},
     "trim": {"robust_aggregation": "trimmed_mean"},
     "clip": {"robust_aggregation": "norm_clipping"},

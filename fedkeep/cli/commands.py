@@ -356,7 +356,7 @@ _command(
 _command("generator", "", "train a diffusion model that generates images of classes")
 _command(
     "generator train",
-    "pretraining.train_diffusion",
+    "generator.train_diffusion",
     "train a generator; the same command again continues a stopped training",
     arg("data", "grey or rgb, as in FedDCL, or a data set; several with + between them"),
     arg("--out", "folder of the generator", metavar="DIR", required=True),
@@ -364,16 +364,6 @@ _command(
     arg("--clusters", "subclasses of each class, by similarity, for prototypes", positive, "N", default=1),
     switch("--half", "save 16 bits a weight: half the size"),
     settings("unet.widths=[64,128,128] or training.steps=5000"),
-    *_ON_DEVICE,
-)
-_command(
-    "pretrain",
-    "pretraining.train_extractor",
-    "train the extractor of a server that then only learns a classifier. The same command again continues.",
-    arg("data", "a known data set, a Hub id or a path, such as cifar10"),
-    arg("--out", "folder of the extractor", metavar="DIR", required=True),
-    arg("--network", "vit or resnet", metavar="KIND", default="vit"),
-    settings("network.layers=4 or training.steps=4000"),
     *_ON_DEVICE,
 )
 _command(

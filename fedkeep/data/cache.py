@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from fedkeep.errors import DataError
 log = logging.getLogger(__name__)
 
 _VERSION = 4  # to be raised when the same files would be decoded to something else
-_SETTLED = 2.0  # seconds without a change after which a time of change tells the next one
 
 
 def cache_folder() -> Path:
@@ -50,23 +48,9 @@ def file_digests(files: Iterable[Path], root: Path) -> list[tuple[str, str]]:
     return [(path.relative_to(root).as_posix(), _file_digest(path)) for path in files]
 
 
-_digests: dict[Path, tuple[tuple[int, ...], str]] = {}
-
-
 def _file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file; a process reads it once, unless the system says that it was written since."""
-    status = path.stat()
-    # Nobody can set the time of change, unlike that of modification; it is as coarse as a tick of the system's clock.
-    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    known = _digests.get(path)
-    if known is not None and known[0] == stamp:
-        return known[1]
-    begun = time.time()
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if begun - status.st_ctime > _SETTLED and sys.platform != "win32":  # where it is the time of creation
-        _digests[path] = stamp, found
-    return found
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(dataset: DataSet) -> str:

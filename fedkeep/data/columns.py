@@ -137,23 +137,12 @@ def columns_to_json(columns: Sequence[TableColumn]) -> list[dict[str, Any]]:
 
 
 def columns_from_json(about: Mapping[str, Any]) -> tuple[TableColumn, ...]:
-    """Return the columns of a described input; an older description has features, means and deviations alone.
+    """Return the columns of a described input; none for one that is no table.
 
     Raises `DataError` if they are no columns, as in a message that somebody changed.
     """
     try:
-        if "columns" in about:
-            return tuple(
-                TableColumn(**{**table, "values": tuple(table.get("values", ()))}) for table in about["columns"]
-            )
-        found: dict[str, TableColumn] = {}
-        for feature, mean, scale in zip(about.get("features", ()), about["mean"], about["std"], strict=False):
-            name, equals, value = feature.partition("=")
-            if not equals or (mean, scale) != (0.0, 1.0):
-                found[feature] = TableColumn(feature, fill=mean, mean=mean, scale=scale)
-            else:
-                old = found.get(name, TableColumn(name, "category"))
-                found[name] = replace(old, values=(*old.values, value))
-        return tuple(found.values())
+        tables = about.get("columns", ())
+        return tuple(TableColumn(**{**table, "values": tuple(table.get("values", ()))}) for table in tables)
     except (TypeError, KeyError, AttributeError) as error:
         raise DataError(f"this is no description of columns ({error}).") from None

@@ -19,8 +19,7 @@ def concatenate(datasets: Sequence[DataSet]) -> DataSet:
     """Return several data sets as one, their classes one after the other.
 
     A class is called by its data set and its name, such as ``"mnist: 7"``. Columns other than images and labels are
-    dropped, except for groups, which stay whole: in a data set without them every example is a group of its own. The
-    normalisation is computed from all training images.
+    dropped. The normalisation is computed from all training images.
     """
     first = datasets[0]
     for dataset in datasets:
@@ -31,34 +30,19 @@ def concatenate(datasets: Sequence[DataSet]) -> DataSet:
             )
         if not dataset.has_images:
             raise DataError(f"{dataset.name} cannot be joined to others: its inputs are not uint8 images.")
+        if GROUP in dataset.train:
+            raise DataError(f"{dataset.name} cannot be joined to others: data.group is of one data set alone.")
     offsets = [sum(dataset.num_classes for dataset in datasets[:number]) for number in range(len(datasets))]
 
     def stack(parts: Sequence[Data]) -> Data:
         labels = [part["label"] + offset for part, offset in zip(parts, offsets, strict=True)]
         return {"input": torch.cat([part["input"] for part in parts]), "label": torch.cat(labels)}
 
-    of_train, of_test = _groups(datasets)
-    train = {**stack([dataset.train for dataset in datasets]), **of_train}
-    test = {**stack([dataset.test for dataset in datasets]), **of_test}
+    train, test = stack([dataset.train for dataset in datasets]), stack([dataset.test for dataset in datasets])
     names = tuple(f"{dataset.name}: {name}" for dataset in datasets for name in dataset.label_names)
     notes = " ".join(f"{dataset.name}: {dataset.note}" for dataset in datasets if dataset.note)
     joined_name = "+".join(dataset.name for dataset in datasets)
     return DataSet(joined_name, train, test, names, *channel_statistics(train["input"]), notes)
-
-
-def _groups(datasets: Sequence[DataSet]) -> tuple[Data, Data]:
-    """Return the group of every example, training and test, numbered so that no two data sets share a group."""
-    if not any(GROUP in dataset.train for dataset in datasets):
-        return {}, {}
-    train, test, first = [], [], 0
-    for dataset in datasets:
-        sizes = len(dataset.train["label"]), len(dataset.test["label"])
-        known = torch.cat((dataset.train[GROUP], dataset.test[GROUP])) if GROUP in dataset.train else None
-        numbers = first + (torch.arange(sum(sizes)) if known is None else known)
-        train.append(numbers[: sizes[0]])
-        test.append(numbers[sizes[0] :])
-        first = int(numbers.max()) + 1
-    return {GROUP: torch.cat(train)}, {GROUP: torch.cat(test)}
 
 
 def select_classes(dataset: DataSet, label_names: Sequence[str]) -> DataSet:

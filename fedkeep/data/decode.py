@@ -50,12 +50,11 @@ def decode(
     """
     pillow = require_optional("PIL.Image", "Decoding images", "data")
     pixels: np.ndarray[Any, np.dtype[np.uint8]] | None = None
-    formats: list[str] = []
     row = 0
     for batch in images:
         for encoded in batch:
             source = _source(encoded, row, where)
-            image = _open(pillow, source, formats, row, where)
+            image = _open(pillow, source, row, where)
             if seen is not None and image.format in _ANIMATED and getattr(image, "is_animated", False):
                 seen["animations, of which the first picture is read"] += 1
             image = _upright(image, source, row, where)
@@ -91,17 +90,10 @@ def _source(encoded: Any, row: int, where: str) -> Any:
     return encoded
 
 
-def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) -> Any:
-    """Return the image with its pixels loaded.
-
-    ``formats`` holds the format of the image before, which is tried first: Pillow takes ten times as long to find out
-    that a file is WebP as to open it.
-    """
+def _open(pillow: Any, source: Any, row: int, where: str) -> Any:
+    """Return the image with its pixels loaded."""
     try:
-        try:
-            image = pillow.open(_stream(source), formats=formats or FORMATS)
-        except pillow.UnidentifiedImageError:
-            image = pillow.open(_stream(source), formats=FORMATS)
+        image = pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise pillow.DecompressionBombError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
         refused = _why_refused(image)
@@ -115,7 +107,6 @@ def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) ->
         ) from error
     if refused:
         raise DataError(f"{where}: row {row}{_path_of(source)} has {refused}")
-    formats[:] = [image.format if image.format in FORMATS else "JPEG"]  # phones' MPO is opened as JPEG
     return image
 
 
@@ -176,10 +167,6 @@ def _upright(image: Any, source: Any, row: int, where: str) -> Any:
         raise DataError(
             f"{where}: row {row}{_path_of(source)} has damaged EXIF data ({in_one_line(error, 200)}). Save it anew."
         ) from error
-
-
-def _stream(source: Any) -> Any:
-    return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
 def _path_of(source: Any) -> str:

@@ -20,9 +20,9 @@ from fedkeep.data.readers import (
     image_files,
     is_hidden,
     parquet_files,
+    parquet_table,
     read_column,
     read_images,
-    read_parquet,
     to_nfc,
 )
 from fedkeep.data.schema import CLIENT
@@ -239,18 +239,15 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
 def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
     """Return tables by split, each with the name of the client whose it is, or none."""
     every = [path for files in splits.values() for path, _ in files]
-    streamed = {split for split, files in splits.items() if all(_is_stream(*one) for one in files)}
 
     def read() -> OwnSplits:
-        opened = read_parquet({split: [path for path, _ in splits[split]] for split in streamed})
         texts: list[DelimitedText] = []
         tables = {
             split: [(path, _of_client(client, path, _open(path, texts))) for path, client in files]
             for split, files in splits.items()
-            if split not in streamed
         }
         is_text = bool(texts) and all(path.suffix.lower() != ".parquet" for path in every)
-        opened |= {split: _to_dataset(each) for split, each in _alike(tables).items()}
+        opened = {split: _to_dataset(each) for split, each in _alike(tables).items()}
         separators = {text.separator for text in texts}
         separator = (separators.pop() if len(separators) == 1 else ",") if is_text else ""
         lines = {split: _line_finder([(path, len(table)) for path, table in each]) for split, each in tables.items()}
@@ -260,21 +257,12 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
     return DataFiles(every, read)
 
 
-def _is_stream(path: Path, client: str) -> bool:
-    """Tell whether a file is read as a stream, as Parquet in a folder is, which may hold images."""
-    return path.suffix == ".parquet" and path.stem.split("-")[0] in ("train", *TEST_NAMES) and not client
-
-
 def _open(path: Path, texts: list[DelimitedText]) -> Any:
     """Return a file as a pyarrow table; how a text file was read is added to `texts`."""
-    if path.suffix.lower() != ".parquet":
-        texts.append(read_text_table(path))
-        return texts[-1].table
-    parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
-    try:
-        return parquet.read_table(path)
-    except Exception as error:  # pyarrow raises errors of many kinds for damaged files
-        raise DataError(f"{path} cannot be read as PARQUET ({in_one_line(error, 300)}). Mend or copy it.") from error
+    if path.suffix.lower() == ".parquet":
+        return parquet_table(path)
+    texts.append(read_text_table(path))
+    return texts[-1].table
 
 
 def _line_finder(files: Sequence[tuple[Path, int]]) -> Callable[[int], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,28 +12,15 @@ from fedkeep.data.problems import Where, at
 from fedkeep.errors import DataError, in_one_line, require_optional
 
 RawSplits: TypeAlias = Mapping[str, Any]
-"""Tables by split name, each a ``datasets.Dataset`` or ``datasets.IterableDataset`` whose images are still encoded."""
+"""Tables by split name, each a ``datasets.Dataset`` whose images are still encoded."""
 
 TEST_NAMES = ("test", "validation", "valid", "val")
 """The names that a test split may have, the preferred one first."""
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """The suffixes of the files that are read as images."""
-_OTHER_IMAGES = (
-    ".heic",
-    ".heif",
-    ".avif",
-    ".jxl",
-    ".jp2",
-    ".svg",
-    ".ico",
-    ".tga",
-    ".psd",
-    ".dng",
-    ".cr2",
-    ".nef",
-    ".arw",
-)
+_OTHER_IMAGES = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".ico", ".tga", ".psd",
+                 ".dng", ".cr2", ".nef", ".arw")  # fmt: skip
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 
 MISSING_TEXTS = frozenset(
@@ -117,30 +103,28 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
 
 
 def read_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Open Parquet files as a stream: nothing is copied to disk."""
+    """Open Parquet files, each split for itself, so that it keeps its own columns and class names."""
     library = datasets_library("Reading Parquet files")
-    opened = {}
-    for split, paths in files.items():
-        # Each split for itself, so that it keeps its own columns and class names. Escaped, since these are patterns.
-        patterns = {split: [glob.escape(str(path)) for path in paths]}
-        try:
-            if any("::" in str(path) for path in paths):  # which `datasets` takes for an archive and a file in it
-                opened[split] = _in_memory(library, paths)
-                continue
-            opened[split] = library.load_dataset("parquet", data_files=patterns, split=split, streaming=True)
-        except Exception as error:  # odd metadata makes `datasets` raise almost anything
-            raise DataError(
-                f"{paths[0]} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again."
-            ) from error
-    return opened
+    arrow = require_optional("pyarrow", "Reading Parquet files", "data")
+    try:
+        return {
+            split: library.Dataset(arrow.concat_tables([parquet_table(path) for path in paths]))
+            for split, paths in files.items()
+        }
+    except DataError:
+        raise
+    except Exception as error:  # odd metadata makes `datasets` raise almost anything
+        named = next(iter(files.values()))[0]
+        raise DataError(f"{named} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
 
 
-def _in_memory(library: Any, paths: Sequence[Path]) -> Any:
-    """Return Parquet files as a table that is read whole."""
-    arrow, parquet = (
-        require_optional(name, "Reading Parquet files", "data") for name in ("pyarrow", "pyarrow.parquet")
-    )
-    return library.Dataset(arrow.concat_tables([parquet.ParquetFile(path).read() for path in paths]))
+def parquet_table(path: Path) -> Any:
+    """Return a Parquet file as a pyarrow table."""
+    parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
+    try:
+        return parquet.ParquetFile(path).read()
+    except Exception as error:  # pyarrow raises errors of many kinds for damaged files
+        raise DataError(f"{path} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
 
 
 class LeftOut:

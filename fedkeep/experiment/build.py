@@ -26,7 +26,6 @@ from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
 from fedkeep.generation.diffusion.generator import Generator, check_installed
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures
 from fedkeep.models.custom import Custom
@@ -101,21 +100,19 @@ def clients_and_server_data(recipe: Recipe, seed: int, data_dir: str | Path | No
     Returns: What the server holds; empty for most recipes.
     """
     dataset = load_data(recipe.data, data_dir, recipe.validation, recipe.data_options)
-    for generator in _available_generators(recipe, data_dir):
-        rest = _without_images_of(recipe, dataset, generator, data_dir)
-        is_unchanged = len(rest.train["label"]) == len(dataset.train["label"])
-        if is_unchanged and generator.regime(data_dir) == "same_classes":
-            raise DataError(
-                f"the generator {generator.name} says that it learned from a part of the clients' classes, and none of "
-                f"those images is in {dataset.name}. Use one that was trained on this data set, or whose regime is "
-                "disjoint."
-            )
-        dataset = rest
-    return split_server_data(recipe, seed, dataset, data_dir)
+    rest = without_generator_images(recipe, dataset, data_dir)
+    is_unchanged = len(rest.train["label"]) == len(dataset.train["label"])
+    if is_unchanged and _has_generator(recipe, data_dir) and recipe.generator.regime(data_dir) == "same_classes":
+        raise DataError(
+            f"the generator {recipe.generator.name} says that it learned from a part of the clients' classes, and none "
+            f"of those images is in {dataset.name}. Use one that was trained on this data set, or whose regime is "
+            "disjoint."
+        )
+    return split_server_data(recipe, seed, rest, data_dir)
 
 
 def without_generator_images(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None = None) -> DataSet:
-    """Return a data set without the images from which the recipe's generators learned and that no client may hold.
+    """Return a data set without the images from which the recipe's generator learned and that no client may hold.
 
     These images are left out for methods without a generator too, so that all methods train on the same data. They are
     not among held-out images (``data.validation``) either. If no method needs a generator and its folder is missing,
@@ -123,35 +120,24 @@ def without_generator_images(recipe: Recipe, dataset: DataSet, data_dir: str | P
 
     Returns: The data set without these images; the same object if there are none.
     """
-    for generator in _available_generators(recipe, data_dir):
-        dataset = _without_images_of(recipe, dataset, generator, data_dir)
-    return dataset
-
-
-def _without_images_of(
-    recipe: Recipe, dataset: DataSet, generator: GeneratorConfig, data_dir: str | Path | None
-) -> DataSet:
-    hashes = generator.image_hashes(data_dir)
+    if not _has_generator(recipe, data_dir):
+        return dataset
+    hashes = recipe.generator.image_hashes(data_dir)
     if len(hashes):
         return without_images(dataset, hashes, from_test=bool(recipe.validation))
-    if recipe.validation and generator.regime(data_dir) == "paper" and SEEN_BY_GENERATOR not in dataset.note:
+    if recipe.validation and recipe.generator.regime(data_dir) == "paper":
         return replace(dataset, note=f"{dataset.note} {SEEN_BY_GENERATOR}".strip())
     return dataset
 
 
 def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
-    """Return the hash of the recipe's generator, by which parties check that they have the same one.
-
-    Returns: The hash, or the hashes of each task's generator with spaces between them; empty without a generator.
-    """
-    return " ".join(generator.hash(data_dir) for generator in _available_generators(recipe, data_dir))
+    """Return the hash of the recipe's generator, by which parties check that they have the same one; empty without."""
+    return recipe.generator.hash(data_dir) if _has_generator(recipe, data_dir) else ""
 
 
-def _available_generators(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorConfig, ...]:
-    """Return the recipe's generators; none if no method needs them and one of their folders is missing."""
-    generators = recipe.generator.per_task
-    required = _needs_generator(recipe)
-    return generators if required or all(generator.exists(data_dir) for generator in generators) else ()
+def _has_generator(recipe: Recipe, data_dir: str | Path | None) -> bool:
+    """Tell whether there is a generator; one that no method needs may be missing."""
+    return bool(recipe.generator.name) and (_needs_generator(recipe) or recipe.generator.exists(data_dir))
 
 
 def _needs_generator(recipe: Recipe) -> bool:
@@ -210,8 +196,8 @@ def build_simulation(
     model = resolve_pretrained(recipe.model, data_dir)
 
     @cache
-    def load_generator(config: GeneratorConfig) -> Generator:
-        return config.load(dataset.shape[-1], torch.device(device), data_dir)
+    def load_generator() -> Generator:
+        return recipe.generator.load(dataset.shape[-1], torch.device(device), data_dir)
 
     settings = Settings(
         training=_with_lr_rounds(recipe.training_of(method), recipe),
@@ -228,7 +214,7 @@ def build_simulation(
         federation,
         lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
         settings,
-        load_generator=lambda task: load_generator(recipe.generator.for_task(task)),
+        load_generator=load_generator,
         client_factories=client_factories(recipe, federation, data_dir),
         initial=initial,
     )
@@ -332,13 +318,8 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
     """
     if _needs_generator(recipe):
         check_installed()
-        names = class_names(federation)
-        bounds = (0, *federation.for_task(federation.num_tasks).cumulative_classes)
-        for task, generator in enumerate(recipe.generator.per_task, start=1):
-            generator.check_shape(federation.dataset.shape, data_dir)
-            generator.check_classes(names, data_dir)
-            if recipe.generator.by_task:
-                generator.check_task(task, names[bounds[task - 1] : bounds[task]], data_dir)
+        recipe.generator.check_shape(federation.dataset.shape, data_dir)
+        recipe.generator.check_classes(class_names(federation), data_dir)
 
 
 def check_network(

@@ -82,7 +82,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
         evaluation_models=("last",),
     )
     one_epoch = replace(method, training={**method.training, "epochs": 1})
-    # Methods with a generator are not estimated, and by_task generators need tasks: so leave the generator out.
+    # Methods with a generator are not estimated.
     short = replace(recipe, methods=(one_epoch,), run=run_settings, tasks=Tasks(), generator=GeneratorConfig())
     simulation = build_simulation(short, one_epoch, recipe.seeds[0], small, machine.device, machine.data_dir)
     simulation.run_round()

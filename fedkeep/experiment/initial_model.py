@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
         with FileLock(file.with_suffix(".lock")):  # other processes wait for the one that trains
             if (found := _read(file)) is not None:
                 return found
-            report = partial(_report, recipe.pretraining.passes * -(-len(rows) // recipe.pretraining.batch_size))
+            steps = recipe.pretraining.passes * -(-len(rows) // recipe.pretraining.batch_size)
             trained = train_on_pool(
                 runner,
                 {name: column.to(runner.device) for name, column in data.items()},
@@ -138,18 +137,12 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
                 recipe.augmentation if runner.extractor is None else Augmentation(),
                 recipe.pretraining,
                 seed,
-                checkpoint=file.with_suffix(".part"),
-                identity=identity,
-                on_step=report,
+                lambda done: progress.report("pooled training, step", done, steps),
             )
             _write(file, trained)
             return trained
     except OSError as error:
         raise _unwritable(file, error) from error
-
-
-def _report(total: int, done: int, loss: float) -> None:
-    progress.report("pooled training, step", done, total)
 
 
 def _read(file: Path) -> dict[str, Tensor] | None:

@@ -433,9 +433,6 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
         yield f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. {few}"
     if run.min_clients > run.cohort_size:
         yield f"run.min_clients {run.min_clients} exceeds run.cohort_size {run.cohort_size}."
-    generators, tasks = len(recipe.generator.by_task), recipe.tasks.num_tasks
-    if generators and generators != tasks:
-        yield f"generator.by_task names {generators} generators for {tasks} tasks. Name one for each task."
     if recipe.has_tasks and on_server:
         yield "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
     if on_server and recipe.public.name:
@@ -447,10 +444,7 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
             "run.client_test=own."
         )
     if recipe.defense.loss_check == "server" and not on_server:
-        yield (
-            'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without any, '
-            "clients can check each other: defense.loss_check=clients."
-        )
+        yield ('defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8.')
     begun = "model.weights" if recipe.weights else "model.pretraining" if recipe.pretraining.passes else ""
     if recipe.weights and recipe.pretraining.passes:
         yield "rounds begin from one model. Leave out model.weights or model.pretraining."
@@ -502,9 +496,8 @@ NEEDS: Mapping[str, tuple[Callable[[Recipe], object], str]] = {
         "public.name=fashion-mnist.",
     ),
     "generator": (
-        lambda recipe: recipe.generator.per_task,
-        "a generator of images. Train one with fedkeep generator train, and name its folder: generator.name=FOLDER, or "
-        "one for each task: generator.by_task.",
+        lambda recipe: recipe.generator.name,
+        "a generator of images. Train one with fedkeep generator train, and name its folder: generator.name=FOLDER.",
     ),
 }
 """What a method may need: whether a recipe gives it, and what is said if not."""

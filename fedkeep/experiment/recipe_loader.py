@@ -34,6 +34,14 @@ ROOT = Path(str(files("fedkeep"))) / "recipes"
 TABLE_FILE = "_table.toml"
 """The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
 
+GONE: dict[tuple[str, str], Any] = {
+    ("defense", "logit_deviations"): None,
+    ("defense", "rerun_distance"): None,
+    ("defense", "collapsed_rounds"): 0,
+    ("generator", "by_task"): [],
+}
+"""Options that are no more, with the value that kept recipes give them; None for any value."""
+
 KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", "log", *SECTIONS)
 """The keys of a recipe."""
 
@@ -257,7 +265,9 @@ def _build(
         if key not in KEYS:
             raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
     sections = {section: dict(_section(table, section, where)) for section in SECTIONS}
-    sections["defense"].pop("logit_deviations", None)  # kept recipes name it; the loss check has none now
+    for (section, option), as_kept in GONE.items():
+        if as_kept in (None, sections[section].get(option)):
+            sections[section].pop(option, None)
     data, partition, network = sections["data"], sections["partition"], sections["model"]
     name_of_data, validation = data.pop("name", None), data.pop("validation", 0.0)
     weights, pretraining = network.pop("weights", ""), network.pop("pretraining", {})

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -328,21 +329,14 @@ def _batches(
     paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, images: _Preparation | None
 ) -> Iterator[_Batch]:
     """Yield images, some at a time, and each file of rows."""
-    pictures: list[Path] = []
-    for path in paths:
-        if images is not None and path.suffix != ".npz":
-            pictures.append(path)
-            if len(pictures) == BATCH:
-                yield images.read(pictures)
-                pictures = []
-        else:
-            if images is not None and pictures:
-                yield images.read(pictures)
-                pictures = []
+    for are_images, group in groupby(paths, lambda path: images is not None and path.suffix != ".npz"):
+        if images is not None and are_images:
+            while some := list(islice(group, BATCH)):
+                yield images.read(some)
+            continue
+        for path in group:
             rows = read_rows(path, about, options)
             yield _Batch([(path, row) for row in range(len(rows))], rows)
-    if images is not None and pictures:
-        yield images.read(pictures)
 
 
 def _paths(files: Sequence[str | Path], suffixes: Sequence[str]) -> Iterator[Path]:

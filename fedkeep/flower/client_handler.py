@@ -186,8 +186,8 @@ def _build(text: str, data_description: str, config: NodeConfig) -> tuple[Simula
 
 def _generator(recipe: Recipe, config: NodeConfig) -> GeneratorConfig:
     """Return the generator in the site's own folder; a real site reads no folder that the run names."""
-    if config.generator and recipe.generator.per_task:  # otherwise the run has no generator
-        return recipe.generator.at_site(config.generator)
+    if config.generator and recipe.generator.name:  # otherwise the run has no generator
+        return replace(recipe.generator, name=config.generator)
     if "generator" in recipe.methods[0].algorithm.needs and config.partition_id < 0:
         raise ConfigError(
             f"site {config.site} has no generator of images, and this run needs one. Copy it there and name its folder "

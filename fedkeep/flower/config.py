@@ -68,7 +68,7 @@ class NodeConfig(Options):
     ``site``: The site's name; default: its ``partition_id``.
     ``data``: The site's own data.
     ``data_dir``: The folder of local data sets.
-    ``generator``: The folder of the run's generator of images, or one folder for each task.
+    ``generator``: The folder of the run's generator of images.
     ``partition_id``: For test runs: which of the recipe's clients the site stands for; -1: the site has data of its
         own.
     ``num_partitions``: For test runs: how many clients the recipe must have; 0: any number.
@@ -82,7 +82,7 @@ class NodeConfig(Options):
     site: str = option("", "the site's name; default: its partition-id")
     data: str = option("", "its own data: Parquet files, a folder of images, or a Hub id; default: the recipe's data")
     data_dir: str = option("", "folder of local data sets; default: the run configuration's, or $FEDKEEP_DATA")
-    generator: str = option("", "folder of the run's generator of images, if it has one; of each task's, with commas")
+    generator: str = option("", "folder of the run's generator of images, if it has one")
     partition_id: int = option(
         -1, "for test runs: which of the recipe's clients it stands for; -1: it has data of its own"
     )

@@ -19,7 +19,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
-from fedkeep._utils.identity import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.errors import ConfigError, RunError
@@ -43,7 +42,7 @@ from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
 from fedkeep.flower.config import RunConfig
-from fedkeep.flower.executor import FlowerExecutor, ReplyLog
+from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.sites_data import NO_DATA, data_of_form, pool
 from fedkeep.flower.state_store import state_ref_type, stored_secret
@@ -142,8 +141,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     description = describe_trial(recipe, method, seed, federation, data_dir, initial)
     description["identity"] = trial.identity.to_table()
     identity = replace(described_identity(description), run=saved["run"])
-    reply_log = ReplyLog(folder / "replies", Identity(method.label, seed, run=saved["run"]))
-    executor = FlowerExecutor(simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline)
+    executor = FlowerExecutor(simulation, transport, sites, introduction, saved["run"], config.deadline)
     simulation.executor = executor
     if _all_rolled_back(folder):  # nothing was learned, so starting again loses nothing
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -166,22 +164,15 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         return _is_lost(result) and not is_told and not state.client_states.changed
 
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
-    try:
-        # A checkpoint after every round.
-        own = instances_of(Callback, _own_code(config))
-        run_trial(
-            simulation,
-            folder,
-            callbacks,
-            own=own,
-            identity=identity,
-            checkpoint_share=math.inf,
-            may_repeat=may_repeat,
-        )
-    except Exception:
-        reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
-        raise
-    reply_log.clear()
+    run_trial(
+        simulation,
+        folder,
+        callbacks,
+        own=instances_of(Callback, _own_code(config)),
+        identity=identity,
+        checkpoint_share=math.inf,  # a checkpoint after every round
+        may_repeat=may_repeat,
+    )
 
 
 def _num_sites(config: RunConfig, recipe: Recipe) -> int:
@@ -305,7 +296,7 @@ def _load_recipe(config: RunConfig) -> Recipe:
             "run.evaluate_local_models needs the clients' examples, which the server does not have. Set it to false."
         )
     if config.data == NO_DATA:
-        needing = {"[auxiliary]": recipe.auxiliary.images_per_class, "[generator]": recipe.generator.per_task}
+        needing = {"[auxiliary]": recipe.auxiliary.images_per_class, "[generator]": recipe.generator.name}
         if needs := [name for name, given in needing.items() if given]:
             raise ConfigError(
                 f'data="none": {" and ".join(needs)} need examples that the server knows. Leave them out.'

@@ -20,7 +20,6 @@ from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface.cohort import Cohort
 from fedkeep.interface.party import Fit, NoState, S, Server
-from fedkeep.losses import Data
 from fedkeep.models import Weights
 from fedkeep.options import Options
 
@@ -272,24 +271,6 @@ class Algorithm(Options, ABC, Generic[S, C]):
             The model; empty if the client keeps none.
         """
         return {}
-
-    def generated_images(self, state: S) -> Data | None:
-        """Return the images that the server has generated, so that they can be compared with the clients' own.
-
-        In a simulation the record of a task's last round says how near to training images they are (see
-        `fedkeep.metrics.near_copies`).
-
-        Parameters
-        ----------
-        state : S
-            The server's state.
-
-        Returns
-        -------
-        Data or None
-            ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n]; None, or empty, without any.
-        """
-        return None
 
     def validate_reply(self, server: Server[S], reply: Any, examples: int) -> str | None:
         """Check a client's reply beyond what is checked for every method; by default every reply is valid.

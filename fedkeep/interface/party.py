@@ -284,29 +284,9 @@ class Party(ABC, Generic[S]):
         """
 
     @property
-    def generator(self) -> Generator:
-        """The frozen image generator of the current task; every party has it from the start (see `generator_of`)."""
-        return self.generator_of(self.task)
-
     @abstractmethod
-    def generator_of(self, task: int) -> Generator:
-        """Return the frozen image generator that the recipe names for a task.
-
-        Parameters
-        ----------
-        task : int
-            The task, counted from 1.
-
-        Returns
-        -------
-        Generator
-            The generator; a recipe may name one for all tasks, or one for each.
-
-        Raises
-        ------
-        ConfigError
-            If the recipe names no generator.
-        """
+    def generator(self) -> Generator:
+        """The frozen image generator that the recipe names, which every party has from the start."""
 
     @abstractmethod
     def refuse_if_private(self, what: str) -> None:

@@ -10,7 +10,6 @@ from fedkeep.metrics.accuracy import (
     is_at_chance,
 )
 from fedkeep.metrics.local_models import consistency, drift, kold
-from fedkeep.metrics.memorisation import near_copies
 from fedkeep.metrics.scores import calibration_error, chance_auroc, scores
 from fedkeep.metrics.statistics import (
     LEVEL,
@@ -31,7 +30,6 @@ from fedkeep.metrics.tasks import (
     backward_transfer,
     class_forgetting,
     forgetting_tasks,
-    forward_transfer,
     task_accuracies,
 )
 
@@ -56,12 +54,10 @@ __all__ = [
     "drift",
     "forgetting",
     "forgetting_tasks",
-    "forward_transfer",
     "is_at_chance",
     "kold",
     "last",
     "mean_std",
-    "near_copies",
     "paired",
     "rounds_to",
     "scores",

@@ -2,7 +2,7 @@
 
 All of it follows from a matrix of accuracies a, [T, T]: row t after task t, column j on the test examples of task j's
 classes, with the model deciding among all classes seen so far. What lies above the diagonal (a task before it is
-learned) is read by `forward_transfer` only.
+learned) is not read.
 """
 
 from __future__ import annotations
@@ -71,21 +71,6 @@ def backward_transfer(matrix: ArrayLike) -> float:
     """
     values = _square(matrix)
     return _mean([values[-1, j] - values[j, j] for j in range(len(values) - 1)])
-
-
-def forward_transfer(matrix: ArrayLike, before: ArrayLike) -> float:
-    """Return 1/(T-1) sum_{j>1} (a_{j-1,j} - b_j); above 0, old tasks helped with the next.
-
-    Lopez-Paz & Ranzato, 2017; Avalanche's StreamForwardTransfer. A model that decides among the classes seen so far has
-    a_{j-1,j} = 0: the measure is for one that decides among all classes, or among those of task j. NaN with one task.
-
-    ``matrix``: With the accuracies right above the diagonal.
-    ``before``: b, the accuracies of the initial weights, or of chance.
-    """
-    values, start = _square(matrix), np.asarray(before, dtype=np.float64)
-    if start.shape != (len(values),):
-        raise ValueError(f"Give one accuracy before training for each of {len(values)} tasks, not {start.shape}.")
-    return _mean([values[j - 1, j] - start[j] for j in range(1, len(values))])
 
 
 def chaudhry_mean(matrix: ArrayLike) -> float:

@@ -16,7 +16,6 @@ from fedkeep.models.networks import (
     ResNet34,
     ResNet50,
     SimpleCNN,
-    TextCNN,
 )
 from fedkeep.models.pretrained import Pretrained
 from fedkeep.models.weights import Weights
@@ -40,7 +39,6 @@ __all__ = [
     "ResNet50",
     "Shape",
     "SimpleCNN",
-    "TextCNN",
     "Weights",
     "architectures",
     "get_architecture",

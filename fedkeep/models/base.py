@@ -79,7 +79,7 @@ def image_shape(name: str, shape: Shape) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise ConfigError(
             f"{name} needs images, and these inputs have the shape {list(shape)}. Use mlp for rows of numbers, "
-            "embedding-bag or text-cnn for token ids, or a model of your own."
+            "embedding-bag for token ids, or a model of your own."
         )
     return shape[0], shape[1], shape[2]
 

@@ -23,7 +23,7 @@ from fedkeep.models.base import Architecture, Network, Shape, image_shape
 from fedkeep.models.weights import parameter_count, tensor_hash
 from fedkeep.options import option
 
-READING, CARD, CHECKPOINT = "preprocessor_config.json", "pretraining.json", "checkpoint.safetensors"
+READING = "preprocessor_config.json"
 BATCH = 64  # images in a forward pass; 40 MB at 224 pixels
 MEMORY = 2**28  # bytes of cached features
 
@@ -140,9 +140,6 @@ def load_extractor(source: str) -> Extractor:
     Only weights in safetensors are read, and no code is run.
     """
     library = library_of_extractors()
-    folder = Path(source)
-    if (folder / CHECKPOINT).is_file() and not (folder / CARD).is_file():
-        raise RunError(f"the extractor in {source} is not trained to its end: run the command that began it again.")
     try:
         with quietly(library), seeds.temporary_seed(0):  # a missing classifier is initialised at random; it is not used
             whole, loaded = library.AutoModelForImageClassification.from_pretrained(
@@ -150,13 +147,16 @@ def load_extractor(source: str) -> Extractor:
             )
         _require_whole(loaded["missing_keys"], whole.base_model_prefix)
         reading = _reading(library.utils.hub.cached_file(source, READING), whole.config)
-        card = json.loads((folder / CARD).read_text()) if (folder / CARD).is_file() else {}
-        about, learned = _about(source, whole, card), _learned(whole.config, card)
+        about = (
+            f"{source}: {whole.config.model_type}, {parameter_count(whole.base_model) / 1e6:.2f} M parameters, frozen"
+        )
+        learned = _learned(whole.config)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"cannot load a pre-trained extractor from {source}: {reason} Name a folder that fedkeep pretrain wrote, "
-            "or connect this machine to the Hub. Weights that are not safetensors must be converted first."
+            f"cannot load a pre-trained extractor from {source}: {reason} Name a folder that save_pretrained of a ViT "
+            "or ResNet wrote, or connect this machine to the Hub. Weights that are not safetensors must be converted "
+            "first."
         ) from error
     kind = str(whole.config.model_type)
     if kind not in WIDTHS:
@@ -205,17 +205,8 @@ def _reading(path: str, config: Any) -> InputSpec:
     return InputSpec(size, mean, std)
 
 
-def _about(source: str, whole: Any, card: Mapping[str, Any]) -> str:
-    about = f"{source}: {whole.config.model_type}, {parameter_count(whole.base_model) / 1e6:.2f} M parameters, frozen"
-    if not card:
-        return about
-    return f"{about}; pre-trained on {card['data']}, {100 * card['test_accuracy']:.1f} % of whose test images it tells"
-
-
-def _learned(config: Any, card: Mapping[str, Any]) -> tuple[str, ...]:
+def _learned(config: Any) -> tuple[str, ...]:
     """Return the classes of the training data; public checkpoints may join several names (``"beaver, castor"``)."""
-    if "label_names" in card:
-        return tuple(map(str, card["label_names"]))
     labels = [str(label) for label in config.id2label.values()]
     return tuple(name for label in labels if not label.startswith("LABEL_") for name in label.split(", "))
 

@@ -242,12 +242,6 @@ def _cause(error: Exception, entered: list[Entered], inputs: Tensor) -> str:
         )
     if isinstance(layer, nn.Linear) and given.shape[-1:] != (layer.in_features,):
         return f"{where} expects {layer.in_features} features, and {has} {given.shape[-1] if given.ndim else 'none'}."
-    sizes: dict[type[nn.Module], int] = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
-    dimensions = sizes.get(type(layer))
-    if dimensions and given.ndim != dimensions:
-        return f"{where} expects inputs of {dimensions} dimensions with the batch, and {has} {given.ndim}."
-    if dimensions and given.shape[1] != layer.in_channels:
-        return f"{where} expects {layer.in_channels} channels, and {has} {given.shape[1]}."
     return f"{where}: {in_one_line(error, 200)}"
 
 

@@ -225,6 +225,18 @@ def check_weights(value: object, what: str) -> None:
     )
 
 
+def check_finite(weights: Weights) -> None:
+    """Raise `RunError` if trained weights are not finite, which they may not be although the last loss was."""
+    invalid = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
+    if invalid is not None:
+        raise diverged(f"{invalid} has numbers that are not finite")
+
+
+def diverged(what: str) -> RunError:
+    """Return the error of a training before the federation that does not converge."""
+    return RunError(f"the training has diverged: {what}. Begin again with a lower learning rate.")
+
+
 def find_mismatch(given: Weights, expected: Weights) -> str | None:
     """Describe how a model differs from another in names, shapes or types.
 

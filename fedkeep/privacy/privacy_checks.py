@@ -21,11 +21,10 @@ def reason_against_privacy(algorithm: Algorithm[Any, Any], privacy: Privacy, def
     if not privacy.noise_multiplier:
         return ""
     require_accountant()
-    if defense.loss_check == "clients" or (defense.loss_check == "server" and not privacy.counts_epsilon):
+    if defense.loss_check == "server" and not privacy.counts_epsilon:
         return (
-            f"privacy.noise_multiplier: defense.loss_check={defense.loss_check} asks clients for losses or label "
-            "counts, which would leave them without noise. Set loss_check=off, or "
-            "loss_check=server and privacy.counts_epsilon."
+            "privacy.noise_multiplier: defense.loss_check=server asks clients for label counts, which would leave them "
+            "without noise. Set loss_check=off, or privacy.counts_epsilon."
         )
     if algorithm.reason_against_dp_sgd:
         return f"privacy.noise_multiplier: {algorithm.reason_against_dp_sgd}"

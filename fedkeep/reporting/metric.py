@@ -218,7 +218,6 @@ METRICS: dict[str, Metric] = {
         Metric("prototypes_epsilon", f"epsilon of prototypes ({ADD_REMOVE} client)", better=-1),
         Metric("confidences_epsilon", f"epsilon of confidences ({ADD_REMOVE} server example)", better=-1),
         Metric("client_epsilon", f"epsilon ({ADD_REMOVE} client)", better=-1),
-        _percent("near_copies", "near copies", -1, "if measured"),
     )
 }
 """All metrics by name, in the order of tables and CSV files; `add_metric` adds to them."""

@@ -448,15 +448,6 @@ class TrialResult(TaskMetrics, LocalModelMetrics, ClientTestMetrics, LearningMet
         told = [options["confidences_epsilon"] * options["server"].get(MEANS_TOLD, 0) for options in rows]
         return sum(told) if told else float("nan")
 
-    @property
-    def near_copies(self) -> float:
-        """Return the share of generated images that are very near to a training image; NaN if none were generated.
-
-        `fedkeep.metrics.near_copies` says what is near: 5 % of unseen images are.
-        """
-        rows = [row["nearest_real"] for row in self.rounds if "nearest_real" in row]
-        return float(rows[-1]["near_copies"]) if rows else float("nan")
-
     def rounds_to(self, target: float) -> float:
         """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""
         return metrics.rounds_to(self.evaluated, self.accuracies, target)

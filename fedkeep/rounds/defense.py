@@ -1,34 +1,20 @@
-"""What a run believes of its clients: the section ``[defense]`` of a recipe, and what is kept of earlier replies."""
+"""What a run believes of its clients: the section ``[defense]`` of a recipe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from fedkeep.options import Options, option
 
 RobustRule = Literal["mean", "median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"]
 """How replies that are asked for together are made robust, before the method aggregates them."""
 
-Checker = Literal["off", "server", "clients"]
-"""Who measures the loss of a returned model before it is used."""
-
 HISTORY_LENGTH = 32
 """Number of updates whose norms and other measurements are kept, as the reference for clients asked one at a time."""
-REMEMBERED_REPLIES = 8
-"""Number of each client's replies that are recognised when they are sent again."""
 MIN_FOR_MEDIAN = 3
 """Fewest norms whose median says what is usual."""
-FORGIVEN = 0.25
-"""What an accepted reply takes off a client's number of refused ones."""
-MOST_DOUBLINGS = 4
-"""How often the rounds are doubled for which a client is not drawn."""
-AT_CHANCE, FAR_ABOVE = 0.05, 0.3
-"""Accuracies that count as chance, and as far above it, as shares of the way from chance to 100 %."""
-
-NormAndFingerprints: TypeAlias = tuple[float, str, str]
-"""An update: its norm, and fingerprints of the model that was sent and of the one that was returned."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +50,6 @@ class Defense(Options):
         "rounds in a row in which all replies were refused, after which a run stops; 0: 3 at real sites, else never",
         low=0,
     )
-    collapsed_rounds: int = option(
-        0, "evaluations in a row at chance, after the accuracy was far above, after which a run stops; 0: never", low=0
-    )
     robust_aggregation: RobustRule = option(
         "mean", "how models that were asked for together are made robust before a method averages them"
     )
@@ -77,25 +60,13 @@ class Defense(Options):
         low=0.0,
         high=0.49,
     )
-    loss_check: Checker = option(
-        "off",
-        "who checks what a client's training did: the server, which re-runs it on its own examples, or up to 3 other "
-        "clients, who measure on theirs whether the loss on its classes rose, of which the median counts",
+    loss_check: Literal["off", "server"] = option(
+        "off", "whether the server measures, on its own examples, if a training raised the loss on the client's classes"
     )
     loss_examples: int = option(
         8, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
     )
-    loss_slack: float = option(
-        0.15,
-        "by how much it may rise, in nats, where a training cannot be re-run; five times that on clients' examples",
-        low=0.0,
-    )
-    rerun_distance: float = option(
-        2.0,
-        "where the server measures: how far a model may be from two re-runs of its training on the server's own "
-        "images, in what is usual for honest clients",
-        low=0.0,
-    )
+    loss_slack: float = option(0.5, "by how much the loss may rise, in nats", low=0.0)
 
     def num_byzantine(self, count: int) -> int:
         """Return how many of some clients are assumed to be malicious: the share, rounded down, and one at least."""

@@ -134,7 +134,7 @@ class SimulationState:
         """Begin a simulation.
 
         ``factory``: Builds the network, with PyTorch's default initial weights and the classes of the first task.
-        ``load_generator``: Returns the frozen image generator of a task. It is called often, so it should cache.
+        ``load_generator``: Returns the frozen image generator. It is called often, so it should cache.
         ``client_factories``: Build the networks of clients with another architecture, by client id; clients that share
             an architecture share the factory object.
         ``initial``: The initial model of the server's network; by default what the factory builds.

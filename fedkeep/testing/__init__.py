@@ -16,12 +16,12 @@ from typing import Any
 
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import Algorithm
-from fedkeep.testing import checks, tasks
+from fedkeep.testing import checks
 
 __all__ = ["CHECKS", "check_algorithm", "checks_for"]
 
 CHECKS: tuple[Callable[[Algorithm[Any, Any]], None], ...] = tuple(
-    check for module in (checks, tasks) for name, check in vars(module).items() if name.startswith("check_")
+    check for name, check in vars(checks).items() if name.startswith("check_")
 )
 """All checks. A name without ``check_`` is what `check_algorithm` skips, and what `checks_for` yields."""
 
@@ -34,9 +34,10 @@ def checks_for(algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]]) -> It
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
     for check in CHECKS:
-        if check.__module__ == tasks.__name__ and "auxiliary" in method.needs:
+        name = check.__name__.removeprefix("check_")
+        if name.startswith("tasks") and "auxiliary" in method.needs:
             continue  # auxiliary examples are of all classes: recipes refuse them with tasks
-        yield check.__name__.removeprefix("check_"), functools.partial(check, method)
+        yield name, functools.partial(check, method)
 
 
 def check_algorithm(algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]], *, skip: Collection[str] = ()) -> None:

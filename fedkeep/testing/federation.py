@@ -117,7 +117,7 @@ def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: 
     run = replace(run, **{field.name: changes.pop(field.name) for field in fields(run) if field.name in changes})
     given = {field.name: changes.pop(field.name) for field in fields(Settings) if field.name in changes}
     networks: dict[str, Any] = {"federation": federation(), "factory": network}
-    networks["load_generator"] = lambda task: ToyGenerator()
+    networks["load_generator"] = ToyGenerator
     return Simulation(algorithm, settings=Settings(**{"training": TRAINING, "run": run, **given}), **networks | changes)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedkeep._utils.seeds import temporary_seed
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import DataError
-from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.codec import encode
 from fedkeep.interface.pytree import keystr, tree_leaves_with_path
@@ -128,13 +128,6 @@ def last_step(algorithm: AnyAlgorithm) -> str:
     return [step for number, _, step in undisturbed(algorithm).calls if number == 2][-1]
 
 
-def last_fit(algorithm: AnyAlgorithm) -> str:
-    """Return the step that a round asks for last of those that reply with a fit; if none does, with anything."""
-    everything = set(client_steps(type(algorithm))) - replies_with(algorithm, type(None))
-    fits = replies_with(algorithm, Fit) or everything
-    return [step for number, _, step in undisturbed(algorithm).calls if number == 2 and step in fits][-1]
-
-
 def replies_with(algorithm: Algorithm[Any, Any], kind: type[Any]) -> set[str]:
     """Return the names of a method's steps whose annotated reply is of a kind."""
     replies = {name: annotations_of(step)["return"] for name, step in client_steps(type(algorithm)).items()}
@@ -174,18 +167,16 @@ def expect_same_run(one: UndisturbedRun, records: list[dict[str, Any]], other: S
     )
 
 
-def expect_close_run(
-    records: list[dict[str, Any]], model: Weights, other_records: list[dict[str, Any]], other: Simulation
-) -> None:
-    """Check that a simulation left what another one left, but for rounding."""
+def expect_close_run(looped: UndisturbedRun, records: list[dict[str, Any]], other: Simulation) -> None:
+    """Check that a simulation of stacked models left what an undisturbed run left, but for rounding."""
     algorithm = other.algorithm
-    for one, two in zip(records, other_records, strict=True):
+    for one, two in zip(looped.records, records, strict=True):
         for name in ("cohort", "lost", "examples"):
             expect_equal(two[name], one[name], algorithm, f"{name!r} should not depend on the stack")
         losses = one["loss"], two["loss"]
         is_close = losses[0] == losses[1] or (None not in losses and math.isclose(*losses, rel_tol=1e-4))
         expect(is_close, algorithm, f"the loss should be {losses[0]} up to rounding, not {losses[1]}")
-    for name, tensor in model.items():
+    for name, tensor in looped.model.items():
         is_close = torch.allclose(other.server.model[name], tensor, rtol=1e-3, atol=1e-5)
         expect(is_close, algorithm, f"{name} should be the same up to rounding when clients are trained as a stack")
 

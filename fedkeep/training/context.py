@@ -20,12 +20,12 @@ from fedkeep.interface import Training
 from fedkeep.interface.privacy import Privacy
 from fedkeep.training.model_runner import ModelRunner
 
-LoadGenerator = Callable[[int], Generator]
+LoadGenerator = Callable[[], Generator]
 
 
-def no_generator(task: int) -> Generator:
+def no_generator() -> Generator:
     """Raise the error for a recipe without an image generator; the default for `ClientContext.load_generator`."""
-    raise ConfigError("this run has no generator of images. Name it in the recipe: generator.name or by_task.")
+    raise ConfigError("this run has no generator of images. Name it in the recipe: generator.name.")
 
 
 @dataclass
@@ -71,7 +71,7 @@ class ClientContext:
     ``num_classes``: Number of classes seen so far.
     ``image_format``: Shape and normalisation of images; None if the inputs are no images.
     ``label_names``: Names of all classes, in order of arrival.
-    ``load_generator``: Returns the image generator of a task.
+    ``load_generator``: Returns the image generator.
     ``num_old_classes``: Number of classes that arrived before the current task.
     ``timer``: Shared by all contexts of a simulation.
     ``privacy``: What of a client is noised before it leaves.

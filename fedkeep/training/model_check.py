@@ -46,13 +46,6 @@ class ClassScores:
         return self.mean_of_class @ losses.nan_to_num_(WORST, WORST)
 
     @cached_property
-    def mean_logits(self) -> Tensor:
-        """Mean logits of the images of each class, less their mean over the outputs, float32 [classes, outputs]."""
-        # A number added to all logits of an image changes no prediction, and must change nothing here.
-        finite = self.logits.nan_to_num(0.0, WORST, -WORST)
-        return self.mean_of_class @ (finite - finite.mean(1, keepdim=True))
-
-    @cached_property
     def correct(self) -> Tensor:
         """Share of correct answers of each class, alike."""
         return self.mean_of_class @ (self.logits.argmax(1) == self.labels).float()
@@ -62,7 +55,6 @@ class ModelCheck:
     """Measures models on the server's examples, each model once.
 
     ``per_class``: Most examples of each class that are used: the first ones.
-    ``data``: The examples that are used.
     """
 
     def __init__(self, context: ClientContext, data: Data, per_class: int) -> None:
@@ -72,7 +64,6 @@ class ModelCheck:
         sizes = torch.bincount(labels, minlength=context.num_classes)
         place = torch.arange(len(labels), device=labels.device) - (sizes.cumsum(0) - sizes)[labels[order]]
         chosen = order[place < per_class]
-        self.data: Data = {name: column[chosen] for name, column in data.items()}
         self._labels = labels[chosen]
         self._images = context.normalise(data["input"][chosen])
         member = one_hot(self._labels, context.num_classes).T.float()
@@ -95,23 +86,6 @@ class ModelCheck:
         if len(self._known) > KEPT:
             self._known.pop(next(iter(self._known)))
         return scores
-
-    def examples_like(self, counts: Tensor, half: int) -> Data:
-        """Return half of the server's examples as a client's that has so many of each class, [classes].
-
-        Each is repeated until its class has that number; classes without an example are left out.
-        ``half``: 0 for the first example of each class and every other one; 1 for those between, in reverse order, so
-            that batches are of other classes.
-        """
-        places = []
-        for label, count in enumerate(counts.long().tolist()):
-            own = (self._labels == label).nonzero().flatten()
-            own = own[half::2] if len(own) > 1 else own
-            if count > 0 and len(own):
-                places.append(own.repeat(-(-count // len(own)))[:count])
-        chosen = torch.cat(places) if places else self._labels[:0]
-        chosen = chosen.flip(0) if half else chosen
-        return {name: column[chosen] for name, column in self.data.items()}
 
     def _measure(self, model: Weights) -> ClassScores:
         with self.context.inference_time():

@@ -236,8 +236,9 @@ class LocalParty(Party[Any]):
     def expand_head(self, model: Weights) -> Weights:
         return expand_like(model, self.initial_model)
 
-    def generator_of(self, task: int) -> Generator:
-        return self.context.load_generator(task)
+    @property
+    def generator(self) -> Generator:
+        return self.context.load_generator()
 
     def network(self, model: Weights) -> nn.Module:
         network = self.context.runner.build(model)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from fedkeep.metrics import near_copies
 from fedkeep.models import Weights
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.training.evaluation import count_predictions
@@ -86,10 +85,6 @@ class Evaluation(Callback):
                     result.record["evaluation_models"] = dict(others)
             if state.settings.attack.kind == "backdoor":
                 result.record["backdoor"] = self._backdoor(state)
-        if round == state.settings.run.rounds and state.federation.holds_client_data:
-            generated, dataset = state.algorithm.generated_images(state.server.state), state.federation.dataset
-            near = near_copies(generated, dataset.train, dataset.test) if generated else None
-            result.record |= {"nearest_real": near} if near else {}
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:

@@ -14,7 +14,6 @@ from fedkeep.rounds.local_models import LocalModels
 from fedkeep.rounds.own_tests import OwnTests
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.trust.attacks import Attacker
-from fedkeep.trust.collapse import Collapse
 from fedkeep.trust.loss_check import LossCheck
 from fedkeep.trust.plausible import Plausible
 from fedkeep.trust.robust import Robust
@@ -34,7 +33,6 @@ def reply_steps(own: Sequence[ReplyStep] = ()) -> list[ReplyStep]:
         LossCheck(),
         *own,
         standing,
-        Collapse(),
         Robust(),
         CentralNoise(account),
         LocalModels(),

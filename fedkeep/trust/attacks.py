@@ -18,7 +18,7 @@ from fedkeep.data import Data, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
-from fedkeep.interface.steps import rise_of_loss, send_label_counts
+from fedkeep.interface.steps import send_label_counts
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS
 from fedkeep.rounds.attack_options import NEED_EXAMPLES, ON_EXAMPLES, Attack, AttackKind
@@ -123,9 +123,7 @@ class Attacker(ReplyStep):
             return
         if kind == "silent":
             raise no_reply("does not answer, on purpose")
-        if step is rise_of_loss:
-            reply.value = -reply.value  # it blames the honest, and clears its own
-        elif kind == "false_counts" and step is send_label_counts:
+        if kind == "false_counts" and step is send_label_counts:
             reply.value = reply.value * COUNT_FACTOR
         elif reply.sent is not None:
             reply.value = self._lie(round, reply.client, reply.value, reply.sent)

@@ -25,7 +25,7 @@ VARIANTS["target-repo"] = METHODS["target"](**tiny.INVERSION, compat="repo")
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_classes="all", ce_classes="all", exemplars_per_class=2)  # type: ignore[call-arg]
 VARIANTS["fedicarl-glfc"] = METHODS["fedicarl"](loss="glfc")  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](level="icarl", tsd="glfc", pit_turn="random")  # type: ignore[call-arg]
-VARIANTS["fedskf-pass"] = METHODS["fedskf"](level="pass", tsd="glfc", pit="aligned")  # type: ignore[call-arg]
+VARIANTS["fedskf-pass"] = METHODS["fedskf"](level="pass", tsd="recombined_sigmoid", pit="fused")  # type: ignore[call-arg]
 VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")  # type: ignore[call-arg]
 VARIANTS["feddcl-labels"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], server_loss="labels")
 VARIANTS["feddcl-sliced"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], head="sliced", kd_scale="none")

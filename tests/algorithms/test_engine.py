@@ -11,7 +11,8 @@ import pytest
 import tiny
 from interception import let_diverge, raising_in
 
-from fedkeep.interface import algorithms
+from fedkeep.interface import Fit, algorithms
+from fedkeep.interface.algorithm import client_steps
 from fedkeep.testing.runs import (
     ROUNDS,
     AnyAlgorithm,
@@ -20,12 +21,19 @@ from fedkeep.testing.runs import (
     expect_equal,
     expect_finite,
     expect_same_files,
-    last_fit,
+    replies_with,
     undisturbed,
 )
 from fedkeep.trials.callbacks import OnRoundEnd
 from fedkeep.trials.checkpoint import manifests
 from fedkeep.trials.trial import run_trial
+
+
+def last_fit(algorithm: AnyAlgorithm) -> str:
+    """Return the step that a round asks for last of those that reply with a fit; if none does, with anything."""
+    everything = set(client_steps(type(algorithm))) - replies_with(algorithm, type(None))
+    fits = replies_with(algorithm, Fit) or everything
+    return [step for number, _, step in undisturbed(algorithm).calls if number == 2 and step in fits][-1]
 
 
 def diverged_client(algorithm: AnyAlgorithm) -> None:

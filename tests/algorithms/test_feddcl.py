@@ -195,7 +195,7 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     simulation = tiny.simulation_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
     federation = simulation.federation
     tiny.run_rounds(simulation, 1)
-    rows = simulation.context.load_generator(1).initial_prototypes(3)
+    rows = simulation.context.load_generator().initial_prototypes(3)
     settings = PrototypeSearch(fed.prototype_steps, fed.prototype_batch_size)
     for use in range(fed.prototype_rounds):
         found = []

@@ -215,7 +215,7 @@ def test_fedskf_by_formula(level: Any, start: int) -> None:
     value, images, labels = loss_of(simulation, given, model)
     student, local = logits(simulation, model, images), logits(simulation, own, images)
     truth = torch.nn.functional.one_hot(labels, 3).float()
-    tsd = binary_cross_entropy_with_logits(torch.cat((local, student[:, 2:]), 1), truth)
+    tsd = binary_cross_entropy_with_logits(student, torch.cat((local.sigmoid(), truth[:, 2:]), 1))
     expected = cross_entropy(student[:, start:], labels - start) + 3 * (distilled(student, local, 2) + tsd)
     expected = expected + distilled(student, logits(simulation, old, images), 2)
     pull = sum(
@@ -328,7 +328,7 @@ def test_lots_are_the_seeds() -> None:
 
 def test_fedskfs_projection_is_its_fusion() -> None:
     """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
-    simulation = tiny.simulation_with_tasks(FedSKF(), TWO_ONE, cohort_size=4)
+    simulation = tiny.simulation_with_tasks(FedSKF(pit="fused"), TWO_ONE, cohort_size=4)
     seen = RecordedJobs(simulation)
     record = simulation.run_round().record
     assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"

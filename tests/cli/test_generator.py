@@ -10,8 +10,8 @@ from typing import Any
 import generator_quality
 import pytest
 
+from fedkeep.cli import generator as command
 from fedkeep.cli import main
-from fedkeep.cli import pretraining as command
 
 QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "noise_schedule.num_timesteps=20", "training.steps=4")
 TINY = [word for change in QUICK for word in ("--set", change)]

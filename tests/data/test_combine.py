@@ -36,16 +36,6 @@ def test_several_sets_are_one() -> None:
     assert whole.std == pytest.approx((float(pixels.std(correction=0)),))
 
 
-def test_groups_stay_whole_and_apart() -> None:
-    first, second = tiny.dataset(6, 3), replace(tiny.dataset(4, 2, seed=1), name="other")
-    patients = {"group": torch.tensor([0, 0, 1, 1, 2, 2])}, {"group": torch.tensor([3, 3, 3])}
-    first = replace(first, train=first.train | patients[0], test=first.test | patients[1])
-    whole = concatenate([first, second])
-    assert whole.train["group"].tolist() == [0, 0, 1, 1, 2, 2, 4, 5, 6, 7]
-    assert whole.test["group"].tolist() == [3, 3, 3, 8, 9]
-    assert "group" not in concatenate([tiny.dataset(6, 3), second]).train
-
-
 def test_what_cannot_be_joined() -> None:
     small = tiny.dataset()
     large = {name: torch.zeros(6, 1, 5, 5, dtype=torch.uint8) if name == "input" else column[:6]
@@ -55,6 +45,10 @@ def test_what_cannot_be_joined() -> None:
     floats = {**small.train, "input": small.train["input"].float()}
     with pytest.raises(DataError, match="its inputs are not uint8 images"):
         concatenate([small, replace(small, train=floats, test=floats, mean=(), std=())])
+    train, test = ({**half, "group": half["label"]} for half in (small.train, small.test))
+    patients = replace(small, train=train, test=test, name="patients")
+    with pytest.raises(DataError, match=r"patients cannot be joined to others: data\.group is of one data set alone"):
+        concatenate([small, patients])
     with pytest.raises(DataError, match="two classes have the same name"):
         concatenate([small, small])
 

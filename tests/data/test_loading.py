@@ -107,10 +107,10 @@ def test_shards_with_other_columns_or_broken_are_refused(tmp_path: Path) -> None
     classes = {"label": ["a", "b"]}
     write(tmp_path / "train-0.parquet", {"image": [image(i) for i in range(4)], "label": [0, 1, 0, 1]}, classes)
     write(tmp_path / "train-1.parquet", {"picture": [image(i) for i in range(4)], "label": [0, 1, 0, 1]}, classes)
-    with pytest.raises(DataError, match=r"\(split 'train'\): the column 'label' cannot be read"):
+    with pytest.raises(DataError, match=r"train-1.parquet has no column 'image', which .*train-0.parquet has"):
         load(str(tmp_path))
     (tmp_path / "train-1.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match="Copy the data again"):
+    with pytest.raises(DataError, match=r"train-1.parquet cannot be read as Parquet .*Copy it again"):
         load(str(tmp_path))
 
 

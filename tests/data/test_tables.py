@@ -329,8 +329,6 @@ def test_columns_are_plain_json() -> None:
         TableColumn("c", "category", values=("a", "b"), other=True),
     )
     assert columns_from_json({"columns": json.loads(json.dumps(columns_to_json(columns)))}) == columns
-    old = {"features": ["n", "c=a", "c=b"], "mean": [1.0, 0.0, 0.0], "std": [2.0, 1.0, 1.0]}
-    assert [column.features for column in columns_from_json(old)] == [("n",), ("c=a", "c=b")]
     with pytest.raises(DataError, match="scale above 0"):
         columns_from_json({"columns": [{"name": "n", "scale": 0.0}]})
     with pytest.raises(DataError, match="no description of columns"):

@@ -90,7 +90,7 @@ def agree(whole: Recipe, name: str) -> None:
     ("method", "settings"),
     [
         ("fedavg", ["run.cohort_size=8", "run.min_clients=6"]),
-        ("finetune", ["tasks.num_tasks=2", 'generator.by_task=["a", "b"]']),
+        ("finetune", ["tasks.num_tasks=2"]),
     ],
 )
 def test_what_holds_of_a_whole_run_need_not_hold_of_the_trial(method: str, settings: list[str], tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.trial_runner import write_description
+from fedkeep.generation.diffusion.generator import REGIMES
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.generation.diffusion.pixel import CARD, FINGERPRINTS, read_card, read_fingerprints
 from fedkeep.generation.diffusion.training import HELD_OUT, load_training_data
 
@@ -196,3 +198,19 @@ def test_classes_that_never_arrive_may_be_known(disjoint: Path, tmp_path: Path) 
     (folder / CARD).write_text(json.dumps(card))
     first = recipe(folder, settings=("tasks.num_tasks=2", "tasks.num_classes=4"))
     check_generator(first, build_federation(first, 0))
+
+
+def test_a_pipeline_of_ones_own_is_not_called_the_public_model() -> None:
+    assert GeneratorConfig(name="ldm").describe() == f"ldm (ldm): {REGIMES['ldm']}"
+    own = GeneratorConfig(name="ldm", checkpoint="my/pipeline").describe()
+    assert own == "ldm (ldm): the text-to-image pipeline my/pipeline: what it has seen is not known here"
+
+
+def test_what_kept_recipes_name_and_is_no_more_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    text = 'extends = "demo"\n[generator]\nby_task = '
+    path.write_text(text + "[]\n")
+    assert load_recipe(str(path)).generator == GeneratorConfig()
+    path.write_text(text + '["a", "b"]\n')
+    with pytest.raises(ConfigError, match="there is no option 'by_task'"):
+        load_recipe(str(path))

@@ -30,6 +30,8 @@ from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import full_caption
 from fedkeep.training import pooled
 
+TRAIN = "fedkeep.experiment.initial_model.train_on_pool"
+
 POOLED = ("model.pretraining.passes=2", "model.pretraining.lr=0.3")
 CPU = torch.device("cpu")
 TASKS = "\n[tasks]\nnum_tasks = 2\nnum_classes = 10\n"
@@ -84,8 +86,8 @@ def test_all_methods_and_workers_begin_from_one_model_that_is_made_once(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    train = pooled.train_resumably
-    monkeypatch.setattr(pooled, "train_resumably", lambda *given: calls.append(given) or train(*given))
+    train = pooled.train_on_pool
+    monkeypatch.setattr(TRAIN, lambda *given: calls.append(given) or train(*given))
     chosen = load_recipe(recipe, settings=POOLED, seeds=[0, 1])
     one = fedkeep.run(chosen, out=tmp_path / "one")
     assert len(calls) == 2, "once for each seed, not for each method"
@@ -102,37 +104,14 @@ def test_all_methods_and_workers_begin_from_one_model_that_is_made_once(
     assert digests[0] != digests[1]
 
 
-def test_a_killed_pooled_training_goes_on_to_the_same_bits(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ["model.pretraining.passes=2", "augmentation.crop_padding=1", "model.pretraining.batch_size=100"]
-    recipe = load_recipe("demo", settings=settings)
-    whole = made(recipe)
-    for file in cache.glob("initial-model*"):
-        file.unlink()
-    monkeypatch.setattr(pooled, "SAVE_SECONDS", 0.0)
-    step, taken = pooled._PooledRun.step, []
-
-    def killed(run: Any) -> float:
-        if len(taken) == 20:  # in the second pass
-            raise KeyboardInterrupt
-        taken.append(run)
-        return step(run)
-
-    monkeypatch.setattr(pooled._PooledRun, "step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        made(recipe)
-    monkeypatch.setattr(pooled._PooledRun, "step", lambda run: taken.append(run) or step(run))
-    assert tiny.equal(made(recipe), whole)
-    assert len(taken) == 2 * 15, "no step was taken twice"
-
-
 @pytest.mark.parametrize("settings", [(), ("data.validation=0.2",)])
 def test_held_out_and_test_examples_are_never_in_it(
     settings: tuple[str, ...], recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Mapping[str, Tensor]] = []
-    train = pooled._PooledRun.__init__
-    watched = lambda run, runner, data, *rest: seen.append(data) or train(run, runner, data, *rest)  # noqa: E731
-    monkeypatch.setattr(pooled._PooledRun, "__init__", watched)
+    train = pooled.train_on_pool
+    watched = lambda runner, data, *rest: seen.append(data) or train(runner, data, *rest)  # noqa: E731
+    monkeypatch.setattr(TRAIN, watched)
     chosen = load_recipe(recipe, settings=[*POOLED, *settings, "auxiliary.images_per_class=3"])
     federation = build_federation(chosen, 0)
     initial_model(chosen, 0, federation, CPU)

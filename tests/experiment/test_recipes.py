@@ -414,7 +414,7 @@ def test_variants_of_feddcl() -> None:
     whole = options(table, "FedDCL")
     assert options(table, "without S_cur") == replace(whole, images_per_new_class=0)
     assert options(table, "without S_pre") == replace(whole, images_per_old_class=0)
-    for name in ("feddcl/table1-heterogeneous/rgb-0.5", "feddcl/table1-heterogeneous/grey-0.5", "fedkeep/feddcl-rgb"):
+    for name in ("feddcl/table1-heterogeneous/rgb-0.5", "feddcl/table1-heterogeneous/grey-0.5"):
         recipe = load_recipe(name)
         control = options(recipe, "Labels of generated images")
         assert control == replace(options(recipe, "FedDCL"), server_loss="labels")

@@ -14,9 +14,7 @@ from trial import Killed, config, killing
 from fedkeep._utils.identity import Identity, seal, unseal
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.executor import ReplyLog
 from fedkeep.flower.server import serve
-from fedkeep.rounds.messages import Fault, no_reply
 
 CALL = "000003-" + "0" * 32
 
@@ -87,19 +85,6 @@ def test_sealed_files_say_to_what_they_belong(tmp_path: Path) -> None:
         file.write_bytes(cut)
         with pytest.raises(RunError, match="is damaged"):
             unseal(file, owner)
-
-
-def test_a_reply_of_another_call_is_asked_for_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = ReplyLog(tmp_path, Identity(run="a" * 32))
-    log.store(CALL, no_reply("gone"))
-    other = "000003-" + "1" * 32
-    shutil.copy(tmp_path / f"{CALL}.lost", tmp_path / f"{other}.lost")
-    assert log.load(other, str) is None
-    assert "does not belong here" in caplog.text
-    assert "asked again" in caplog.text
-    assert not log.has(other)
-    assert isinstance(log.load(CALL, str), Fault)
-    assert ReplyLog(tmp_path, Identity(run="b" * 32)).load(CALL, str) is None
 
 
 def test_a_site_that_comes_back_with_other_examples_is_not_taken(recipe: str, tmp_path: Path) -> None:

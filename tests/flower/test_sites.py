@@ -39,11 +39,10 @@ from fedkeep.experiment.build import check_device, load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
-from fedkeep.flower.executor import FlowerExecutor, ReplyLog
+from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.interface import Fit
 from fedkeep.interface.privacy import spent_ever
 from fedkeep.rounds import reply_store
 from fedkeep.rounds.messages import Fault, no_reply
@@ -230,13 +229,10 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
     first = LocalTransport(node_configs(tmp_path / "states"), killing(after))
     with pytest.raises(Killed):
         serve(first, config(recipe, tmp_path / "sites", methods=method))
-    second = LocalTransport(node_configs(tmp_path / "states"))
-    serve(second, config(recipe, tmp_path / "sites", methods=method))
+    serve(LocalTransport(node_configs(tmp_path / "states")), config(recipe, tmp_path / "sites", methods=method))
     assert tiny.equal(model(alone(method)), model(tmp_path / "sites"))
     assert records(alone(method)) == records(tmp_path / "sites")
     assert len(performed) == len(set(performed))
-    assert sum(kind == "perform" for _, kind, _ in second.sent) < len(performed) or not after
-    assert not list((tmp_path / "sites").rglob("replies/*"))
 
 
 def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: Path) -> None:
@@ -553,14 +549,14 @@ def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: P
         serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
     begun = tmp_path / "sites" / "recipe.toml"
     whole = read_toml(begun)
-    write_toml(begun, whole.replace("by_task = []\n", ""))
+    write_toml(begun, whole.replace("guidance_scale = 2.0\n", ""))
     assert read_toml(begun) != whole
     info = read_json(begun.with_name("run.json"))
-    del info["identity"]["settings"]["generator.by_task"]
+    del info["identity"]["settings"]["generator.guidance_scale"]
     write_json(begun.with_name("run.json"), info)
     (manifest,) = begun.parent.glob("trials/*/manifest.json")
     files, further = read_manifest(manifest)
-    del further["identity"]["settings"]["generator.by_task"]
+    del further["identity"]["settings"]["generator.guidance_scale"]
     write_manifest(manifest, files, **further)
     with pytest.raises(RunError, match="is finished"):  # a version without the option began it
         serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
@@ -670,16 +666,6 @@ def test_what_a_site_spends_of_its_privacy_is_checked(
     (record,) = records(out)
     assert reason in record["lost"][cohorts[0][0]]
     assert "privacy" not in record
-
-
-def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Path) -> None:
-    replies = ReplyLog(tmp_path, Identity())
-    replies.begin_round(2)
-    (tmp_path / ".000002-abc.reply.77.tmp").write_text("half")
-    replies.store("000001-old", no_reply("gone"))
-    replies.store("000002-new", no_reply("gone"))
-    replies.begin_round(2)
-    assert [file.name for file in tmp_path.iterdir()] == ["000002-new.lost"]
 
 
 def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> None:
@@ -958,57 +944,31 @@ def test_a_few_lost_rounds_stop_no_run(recipe: str, tmp_path: Path) -> None:
     assert run.trials[0].finished
 
 
-class LiveReplies:
-    """Counts the replies of a cohort that are in memory, whoever holds them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.references: list[weakref.ref[torch.Tensor]] = []
-        self.most = 0
-        read, load = FlowerExecutor._read, ReplyLog.load
-        monkeypatch.setattr(FlowerExecutor, "_read", lambda *given: self.note(read(*given)))
-        monkeypatch.setattr(ReplyLog, "load", lambda *given: self.note(load(*given)))
-
-    def note(self, value: Any) -> Any:
-        if isinstance(value, tuple) and isinstance(value[0][0][0], Fit):
-            self.references.append(weakref.ref(next(iter(value[0][0][0].model.values()))))
-            self.most = max(self.most, sum(reference() is not None for reference in self.references))
-        return value
-
-
-def test_early_replies_lie_on_the_servers_disk(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_that_nobody_waits_for_yet_are_not_in_memory(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All eight have answered before the server takes the first; two may be in memory, one after the other."""
+    taken: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    read = FlowerExecutor._to_result
+
+    def note(*given: Any) -> Any:
+        result = read(*given)
+        taken.append(weakref.ref(next(iter(result.reply.model.values()))))
+        alive.append(sum(reference() is not None for reference in taken))
+        return result
+
     monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
-    monkeypatch.setattr(executor, "REPLIES_AT_ONCE", 1)
+    monkeypatch.setattr(FlowerExecutor, "_to_result", note)
     settings = ("auxiliary.images_per_class=2", "run.cohort_size=8")
-    live = LiveReplies(monkeypatch)
     run = serve(
         LocalTransport(node_configs(tmp_path / "sites")),
         config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1),
     )
-    assert len(live.references) == 2 * 8, "each arrived, and was read when its turn came"
-    assert live.most <= 2
+    assert len(taken) == 8
+    assert max(alive) <= 2
     embedded(recipe, "fedavg", tmp_path / "one", 1, settings)
     assert tiny.equal(model(run.path), model(tmp_path / "one"))
-
-
-def test_a_reply_that_the_disk_has_damaged_is_asked_for_again(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, damaged = ReplyLog.store, set[str]()
-
-    def spoil(self: ReplyLog, call_id: str, reply: Any) -> None:
-        store(self, call_id, reply)
-        if call_id not in damaged and len(damaged) < 2:
-            damaged.add(call_id)
-            file = self.folder / f"{call_id}.reply"
-            file.write_bytes(file.read_bytes()[:-1])
-
-    monkeypatch.setattr(ReplyLog, "store", spoil)
-    line = LocalTransport(node_configs(tmp_path / "sites"))
-    run = serve(line, config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
-    assert len(damaged) == 2
-    assert sum(kind == "perform" for _, kind, _ in line.sent) == 4 + 2
-    assert records(run.path)[0]["lost"] == {}
 
 
 def test_sites_begin_from_weights_that_the_server_has(recipe: str, tmp_path: Path) -> None:

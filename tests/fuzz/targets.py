@@ -309,7 +309,7 @@ def check_recipe(content: bytes) -> Counter[str]:
 
 # The command line
 
-NEVER = {"generator", "pretrain", "reproduce", "tune", "flower", "predict", "export"}
+NEVER = {"generator", "reproduce", "tune", "flower", "predict", "export"}
 """Commands that work for minutes or open ports when they are given what they want."""
 
 

@@ -218,7 +218,6 @@ def judge(trial: Trial) -> None:
     log.say(f"lost besides: {[record['lost'] for record in records] if others else 'nobody'}")
     accuracy = [sum(record["correct"]) / 10_000 for record in records]
     log.check(f"accuracy over the rounds: {[f'{value:.3f}' for value in accuracy]}", accuracy[-1] > 0.2)
-    log.check("the reply log is gone at the end", not list(trial.out.glob("trials/*/replies")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,8 +56,8 @@ def images(shape: Shape, count: int = 3) -> Tensor:
 
 def test_the_registry_holds_every_file_of_the_package() -> None:
     built_in = [name for name, cls in architectures().items() if cls.__module__.startswith("fedkeep.")]
-    # "pretrained" needs a folder (see test_pretrained), and two read token ids (see test_text).
-    assert built_in == sorted((*NAMES, "embedding-bag", "pretrained", "text-cnn"))
+    # "pretrained" needs a folder (see test_pretrained), and one reads token ids (see test_text).
+    assert built_in == sorted((*NAMES, "embedding-bag", "pretrained"))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fedkeep.errors import ConfigError, MissingExtra, RunError
 from fedkeep.models import Pretrained, get_architecture
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.heads import expand_rows
-from fedkeep.models.pretrained import CARD, CHECKPOINT, READING, Extractor, InputSpec, load_extractor
+from fedkeep.models.pretrained import READING, Extractor, InputSpec, load_extractor
 
 GREY = (1, 12, 10)
 READ = InputSpec(small_extractor.SIDE, (small_extractor.MEAN,), (small_extractor.STD,))
@@ -116,21 +116,14 @@ def test_a_folder_below_the_data_folder_is_found(folder: str, tmp_path: Path) ->
     assert Pretrained(source=folder).located(tmp_path).source == folder
 
 
-def test_it_says_what_it_is(folder: str, tmp_path: Path) -> None:
+def test_it_says_what_it_is(folder: str) -> None:
     assert Pretrained(source=folder).about == f"{folder}: vit, 0.00 M parameters, frozen"
-    other = small_extractor.save(tmp_path)
-    (tmp_path / CARD).write_text(json.dumps({"data": "cifar10", "test_accuracy": 0.8125}))
-    assert Pretrained(source=other).about.endswith("pre-trained on cifar10, 81.2 % of whose test images it tells")
 
 
 def test_what_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(RunError, match=r"cannot load a pre-trained extractor from .*none: .*fedkeep pretrain"):
+    with pytest.raises(RunError, match=r"cannot load a pre-trained extractor from "):
         load_extractor(str(tmp_path / "none"))
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / CHECKPOINT).touch()
-    with pytest.raises(RunError, match="not trained to its end"):
-        load_extractor(str(tmp_path / "begun"))
     for name, reading in (("a", {"size": 8}), ("b", {"image_mean": [0.5], "image_std": [0.5], "size": {}})):
         folder = small_extractor.save(tmp_path / name)
         (tmp_path / name / READING).write_text(json.dumps(reading))
@@ -156,13 +149,6 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path: Path, kind: str) -> No
     save_file({name: t for name, t in whole.items() if name != lost}, weights, {"format": "pt"})
     with pytest.raises(RunError, match="its weights lack"):
         load_extractor(str(tmp_path))
-
-
-def test_a_card_that_does_not_say_what_it_has_seen(tmp_path: Path) -> None:
-    folder = small_extractor.save(tmp_path)
-    (tmp_path / CARD).write_text('{"data": "cifar10"}')
-    with pytest.raises(RunError, match="cannot load a pre-trained extractor"):
-        load_extractor(folder)
 
 
 def test_a_network_of_another_kind(tmp_path: Path) -> None:

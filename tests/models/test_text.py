@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from fedkeep.errors import ConfigError
-from fedkeep.models import MLP, EmbeddingBag, LeNet5, TextCNN
+from fedkeep.models import MLP, EmbeddingBag, LeNet5
 from fedkeep.models.custom import custom
 
 TOKENS = torch.tensor([[3, 4, 4, 0, 0, 0], [5, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
@@ -24,15 +22,7 @@ def test_what_fills_a_text_up_does_not_count() -> None:
     assert torch.allclose(network(longer), network(TOKENS))
 
 
-def test_a_convolution_sees_words_in_their_order() -> None:
-    network = TextCNN(vocabulary=6, width=4, channels=5, windows=(2, 3)).build((6,), 2).eval()
-    assert network.features(TOKENS).shape == (3, 10)
-    assert not torch.allclose(network(TOKENS[:1]), network(TOKENS[:1, [1, 0, 2, 3, 4, 5]]))
-
-
 def test_inputs_of_another_form_are_refused() -> None:
-    with pytest.raises(ConfigError, match="sees 5 words at once, and texts have 4"):
-        TextCNN().build((4,), 2)
     with pytest.raises(ConfigError, match="reads token ids"):
         EmbeddingBag().build((3, 8, 8), 2)
     with pytest.raises(ConfigError, match=r"lenet5 needs images.*\[30\]"):
@@ -47,9 +37,8 @@ def test_an_own_network_may_read_token_ids() -> None:
     assert custom(build, "bag").build((6,), 3)(TOKENS).shape == (3, 3)
 
 
-@pytest.mark.parametrize("architecture", [EmbeddingBag(vocabulary=6, width=4, hidden=(3,)), TextCNN(6, 4, 5, (2, 3))])
-def test_whatever_the_vector_of_what_fills_up_is_it_counts_for_nothing(architecture: Any) -> None:
-    network = architecture.build((6,), 2).eval()
+def test_whatever_the_vector_of_what_fills_up_is_it_counts_for_nothing() -> None:
+    network = EmbeddingBag(vocabulary=6, width=4, hidden=(3,)).build((6,), 2).eval()
     vectors = next(module for module in network.modules() if isinstance(module, nn.Embedding)).weight
     before = network(TOKENS)
     assert not vectors[0].any()

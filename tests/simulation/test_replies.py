@@ -45,7 +45,6 @@ from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trials.trial import JsonlWriter, run_trial
 from fedkeep.trust import plausible
-from fedkeep.trust.collapse import Collapse
 from fedkeep.trust.standing import Standing
 from fedkeep.trust.updates import Updates
 
@@ -424,19 +423,6 @@ def test_a_model_that_no_longer_answers_stops_the_run(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"stopped after round [56].*The model is that of round 2"):
             run_trial(simulation, tmp_path / "trial")
     assert tiny.step(simulation, Standing).kept.times == {}, "the model's fault is no client's"
-
-
-def test_a_collapse_stops_the_run_only_after_it_was_far_above_chance() -> None:
-    collapse, simulation = Collapse(), tiny.simulation(FedAvg(), defense=Defense(collapsed_rounds=2))
-    total = len(simulation.federation.dataset.test["label"])
-    for number, accuracy in enumerate([0.1, 0.1, 0.1, 0.9, 0.1, 0.8, 0.1], start=1):
-        assert not collapse.reason_to_stop(simulation)
-        collapse.end_round(RoundState(simulation, number, [], []), {"correct": [accuracy * total]})
-    assert not collapse.reason_to_stop(simulation)
-    collapse.end_round(RoundState(simulation, 8, [], []), {"correct": [0.11 * total]})
-    assert "after round 4" in collapse.reason_to_stop(simulation)
-    simulation.settings.defense = Defense()
-    assert not collapse.reason_to_stop(simulation), "off by default: a method may be as bad as that"
 
 
 def test_what_is_known_of_replies_is_in_the_checkpoint(tmp_path: Path) -> None:

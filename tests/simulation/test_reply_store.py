@@ -87,7 +87,7 @@ def test_the_mean_with_noise_and_checks_of_losses_are_the_same(monkeypatch: pyte
     noise = Privacy(client_noise_multiplier=0.1, max_update_norm=0.5)
     pytest.importorskip("dp_accounting")
     assert_equal(*both(FedAvg(), monkeypatch, privacy=noise))
-    assert_equal(*both(FedAvg(), monkeypatch, defense=Defense(loss_check="clients")))
+    assert_equal(*both(FedAvg(), monkeypatch, defense=Defense(loss_check="server")))
 
 
 def test_the_mean_of_a_round_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

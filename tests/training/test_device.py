@@ -46,7 +46,7 @@ def test_a_method_runs_on_another_device_and_its_steps_do_not_wait(method: Algor
     here = simulation(method, **CASES[case])
     records = tiny.run_rounds(here)
     with fake_device() as rules:
-        other = simulation(method, device=DEVICE, load_generator=lambda task: tiny.ToyGenerator(DEVICE), **CASES[case])
+        other = simulation(method, device=DEVICE, load_generator=lambda: tiny.ToyGenerator(DEVICE), **CASES[case])
         assert tiny.run_rounds(other) == records
     assert all(isinstance(tensor, There) for tensor in other.server.model.values())
     assert rules.trainings, "trainings were watched"

@@ -90,8 +90,8 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     has 50 of new and 200 of old classes), inner "rounds" are epochs, and local ones are the recipe's epochs. The
     paper's grey images are sampled by ddpm in 500 steps (``generator.sampler``). One pool of images serves all three
     counts: each takes the first images of a class. Real and generated images are augmented alike, but for brightness.
-    One generator serves all tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a
-    network one after the other, as in DDDR. docs/tried-readings.md lists other readings.
+    Examples and old classes' images pass a network one after the other, as in DDDR. docs/tried-readings.md lists other
+    readings.
     """
 
     title = "FedDCL"
@@ -141,9 +141,6 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     def end_task(self, server: Server[FedDCLServerState], clients: Cohort) -> None:
         server.state.old_model = server.model
         clients.ask(self.remember)
-
-    def generated_images(self, state: FedDCLServerState) -> Data:
-        return state.pool
 
     def validate_reply(self, server: Server[FedDCLServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, LogitReply):

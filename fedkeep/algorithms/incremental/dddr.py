@@ -96,9 +96,6 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
     def generated_per_class(self) -> int:
         return self.images_per_new_class
 
-    def generated_images(self, state: DDDRServerState) -> Data:
-        return state.pool
-
     def validate_reply(self, server: Server[DDDRServerState], reply: Any, examples: int) -> str | None:
         return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
 

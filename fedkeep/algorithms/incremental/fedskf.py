@@ -85,10 +85,11 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     *Global fusion* (GF): the old global model is the second teacher; ``w_global=0`` is without.
 
     What the paper leaves open: labels compete with the task's classes for LwF, and with all for iCaRL. As printed, TSD
-    teaches nothing about old classes; ``tsd`` names readings of it. KD is at temperature 2 without tau squared. What a
-    client keeps of old tasks is its ``level``: ``lwf`` models only; ``pass`` also prototypes, under its own model, with
-    PASS's losses in all four rotations (see `FedPASS`) and the terms above over the rows of all rotations; ``icarl``
-    also exemplars, herded by its own model ("20 for each class" of each client).
+    teaches nothing about old classes; ``tsd=glfc``, the form of its source, does, and gains most with few exemplars
+    (docs/findings.md). KD is at temperature 2 without tau squared. What a client keeps of old tasks is its ``level``:
+    ``lwf`` models only; ``pass`` also prototypes, under its own model, with PASS's losses in all four rotations (see
+    `FedPASS`) and the terms above over the rows of all rotations; ``icarl`` also exemplars, herded by its own model
+    ("20 for each class" of each client).
 
     Each round's record has the share of each plan's mass on its diagonal. A share of 1 throughout means that no neuron
     moved: ``fused`` is then a mean in which the base counts more. docs/tried-readings.md lists the
@@ -106,9 +107,9 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     w_local: float = option(3.0, "weight of the client's own old model (beta in the paper)", low=0.0)
     w_global: float = option(1.0, "weight of the old global model (gamma in the paper)", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
-    tsd: TSDReading | Literal["off"] = option("recombined_sigmoid", "reading of TSD")
+    tsd: TSDReading | Literal["off"] = option("glfc", "reading of TSD")
     sync: bool = option(True, "clients keep a classifier of their own; otherwise they take the global one every round")
-    pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
+    pit: Literal["fused", "aligned", "off"] = option("aligned", "result of the projection; off: the plain mean")
     pit_turn: Literal["cyclic", "random"] = option("cyclic", "whose neurons are the base: in order, or at random")
     exemplars_per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
     scale: float | None = option(None, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)

@@ -84,15 +84,14 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
 
 
 def generate_images(server: Server[Any], prototypes: Sequence[Tensor], count: int) -> Data:
-    """Return generated images of the last tasks' classes, by each task's generator; another call gives other images.
+    """Return generated images of the last tasks' classes; another call gives other images.
 
     ``prototypes``: Those of each of these tasks, up to the present one.
     """
-    seed, parts = server.rng("images").initial_seed(), []
+    seed, generator, parts = server.rng("images").initial_seed(), server.generator, []
     first_class = server.num_classes - sum(map(len, prototypes))
-    for task, rows in enumerate(prototypes, start=server.task - len(prototypes) + 1):
+    for rows in prototypes:
         labels = range(first_class, first_class + len(rows))
-        generator = server.generator_of(task)
         parts.append(cached_images(generator, rows, labels, count, generator.sampler, seed=seed))
         first_class = labels.stop
     return {name: torch.cat([part[name] for part in parts]).to(prototypes[0].device) for name in parts[0]}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.dataset import format_shape
-from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError, ValueRefused, require_optional
+from fedkeep.errors import ConfigError, DataError, MissingExtra, ValueRefused, require_optional
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import Options, option
@@ -227,15 +226,6 @@ class Generator(ABC):
                 f"these prototypes are of size {list(shape)} each, and this generator takes {accepted}. Use those that "
                 "were found with this generator."
             )
-
-
-@contextmanager
-def check_frozen(generator: Generator) -> Iterator[None]:
-    """Raise `RunError` if a generator's weights after the block differ from those that were loaded."""
-    before = generator.loaded_hash
-    yield
-    if generator.hash() != before:
-        raise RunError("the weights of the generator changed while prototypes were trained: it must stay frozen.")
 
 
 def hash_weights(weights: Weights) -> str:

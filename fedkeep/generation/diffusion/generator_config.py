@@ -1,9 +1,9 @@
-"""The generator of a run, or of each of its tasks: the recipe's section ``[generator]``."""
+"""The generator of a run: the recipe's section ``[generator]``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,13 +31,9 @@ from fedkeep.options import Options, option
 
 @dataclass(frozen=True)
 class GeneratorConfig(Options):
-    """The frozen generator that every party has before the run begins; or several, one for each task.
-
-    Most methods are about one generator. A configuration of several is split by `per_task` and `for_task`.
-    """
+    """The frozen generator that every party has before the run begins."""
 
     name: str = option("", "its folder, from here or in the data folder, or ldm for the text-to-image model; or none")
-    by_task: tuple[str, ...] = option((), "instead of name: one for each task, in their order")
     space: PrototypeSpace = option(
         "embedding", "what a prototype is: the network's embedding of a class, or a class code, a mixture of classes"
     )
@@ -50,48 +46,16 @@ class GeneratorConfig(Options):
     guidance_scale: float = option(2.0, "weight of classifier-free guidance; 1: none", low=0.0)
 
     def check(self) -> None:
-        """Raise `ConfigError` if a task's generator has no name, or a name can be no folder's."""
-        for name in (self.name, *self.by_task):
-            check_path(name, "generator.name")
-        if "" in self.by_task:
-            raise ConfigError("generator.by_task has an empty name. Give the folder of each task's generator.")
-
-    @property
-    def per_task(self) -> tuple[GeneratorConfig, ...]:
-        """The configuration of each task's generator; one if all tasks share it, none if there is no generator."""
-        names = self.by_task or filter(None, [self.name])
-        return tuple(replace(self, name=name, by_task=()) for name in names)
-
-    def for_task(self, task: int) -> GeneratorConfig:
-        """Return the configuration of a task's generator."""
-        return self.per_task[task - 1] if self.by_task else self
-
-    def at_site(self, folders: str) -> GeneratorConfig:
-        """Return the same configuration with a site's own folders.
-
-        ``folders``: One folder, or those of each task with commas between them.
-        """
-        if not self.by_task:
-            return replace(self, name=folders)
-        names = tuple(name.strip() for name in folders.split(","))
-        if len(names) != len(self.by_task):
-            raise ConfigError(
-                f"generator={folders!r} names {len(names)} folders, and this run has {len(self.by_task)} generators. "
-                "Name one for each task, in the order of the tasks, with commas between them."
-            )
-        return replace(self, by_task=names)
+        """Raise `ConfigError` if the name can be no folder's."""
+        check_path(self.name, "generator.name")
 
     def describe(self, data_dir: str | Path | None = None) -> str:
-        """Return what is printed with results: the name, or those of each task, and what each was trained on."""
-        names: dict[Regime, list[str]] = {}
-        for task, config in enumerate(self.per_task, start=1):
-            suffix = f" in task {task}" if self.by_task else ""
-            names.setdefault(config.regime(data_dir), []).append(config.name + suffix)
-        each = ", each for its task" if self.by_task else ""
-        seen = dict(REGIMES)
-        if self.checkpoint != CHECKPOINT:
-            seen["ldm"] = f"the text-to-image pipeline {self.checkpoint}: what it has seen is not known here"
-        return "; ".join(f"{', '.join(group)} ({regime}{each}): {seen[regime]}" for regime, group in names.items())
+        """Return what is printed with results: the name, and what the generator was trained on."""
+        regime = self.regime(data_dir)
+        seen = REGIMES[regime]
+        if regime == "ldm" and self.checkpoint != CHECKPOINT:
+            seen = f"the text-to-image pipeline {self.checkpoint}: what it has seen is not known here"
+        return f"{self.name} ({regime}): {seen}"
 
     def load(self, side: int, device: torch.device, data_dir: str | Path | None = None) -> Generator:
         """Return the generator.
@@ -153,20 +117,6 @@ class GeneratorConfig(Options):
                 f"the generator {self.name} is of the regime 'disjoint', and yet it learned classes of this run, from "
                 f"{card.data}: {', '.join(shared[:3])}{more}. Train one on other classes, or with the regime "
                 "same_classes or paper, so that results say what it has seen."
-            )
-
-    def check_task(self, task: int, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
-        """Raise `ConfigError` if a task's own generator should know the task's classes by its regime, and does not."""
-        if self.regime(data_dir) not in ("paper", "same_classes"):
-            return
-        known = shared_classes(label_names, read_card(self._folder(data_dir)).label_names)
-        missing = [repr(name) for name in label_names if name not in known]
-        if missing:
-            raise ConfigError(
-                f"generator.by_task gives {self.name} to task {task}, of whose classes it did not learn "
-                f"{', '.join(missing[:3])}, and yet it is of the regime {self.regime(data_dir)!r}. Name the generators "
-                "in the order of the tasks, and let classes arrive in the data set's order: "
-                "tasks.class_order=source."
             )
 
     def _folder(self, data_dir: str | Path | None) -> Path:

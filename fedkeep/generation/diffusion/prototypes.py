@@ -24,7 +24,7 @@ from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import DataError, RunError, ValueRefused
-from fedkeep.generation.diffusion.generator import Generator, Sampler, check_frozen
+from fedkeep.generation.diffusion.generator import Generator, Sampler
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import Options, as_table, option
 
@@ -71,7 +71,7 @@ def search_prototypes(
     The loss is the mean squared error of the noise, E || e - e(x_t, t, p_y) ||^2 / d (FedDCL, eq. 4). Batches mix all
     classes, and only the prototypes are trained.
 
-    ``generator``: Its weights must not change, which is checked.
+    ``generator``: Its weights do not change: they need no gradient.
     ``prototypes``: [classes, ...], where the search begins; not modified.
     ``images``: uint8 [n, channels, height, width] of the generator's shape; n may be 0.
     ``labels``: int64 [n], the row of each image's prototype.
@@ -87,13 +87,12 @@ def search_prototypes(
     losses: list[float] = []
     if len(images):
         optimizer = torch.optim.AdamW([trained], lr=0.02, weight_decay=0.0)
-        with check_frozen(generator):
-            for _ in range(settings.steps):
-                loss = _denoising_loss(generator, trained, images, labels, settings.batch_size, rng)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                losses.append(loss.item())
+        for _ in range(settings.steps):
+            loss = _denoising_loss(generator, trained, images, labels, settings.batch_size, rng)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
     return PrototypeSearchResult(trained.detach().to(prototypes.device), counts, tuple(losses))
 
 

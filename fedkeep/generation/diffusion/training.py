@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, mse_loss
 
 from fedkeep._utils import seeds
+from fedkeep._utils.files import atomic_write
 from fedkeep.data import Data, DataSet, load
 from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
@@ -27,8 +33,7 @@ from fedkeep.generation.diffusion.pixel import (
     to_signed,
     write_fingerprints,
 )
-from fedkeep.models.resumable_training import OnStep, check_finite, restore_training, save_training, train_resumably
-from fedkeep.models.weights import load_weights, state_dict_copy
+from fedkeep.models.weights import check_finite, diverged, load_weights, state_dict_copy
 from fedkeep.options import Options, as_table, option
 
 GREY = "mnist+emnist-letters-a-to-j+fashion-mnist"
@@ -36,6 +41,8 @@ HELD_OUT = 0.15
 """Share of each class's training images that only the generator sees, in the regime ``same_classes``."""
 
 DataDir = str | Path | None
+OnStep = Callable[[int, float], None]
+"""Called after every step with the number of steps that are done, and the loss of the step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +139,6 @@ def _to_grey(dataset: DataSet) -> DataSet:
 
 
 SIDE = 8  # images are compared at 8 x 8 pixels: where something is and its colour, no detail
-MAX_ITERATIONS = 100  # of Lloyd's algorithm
 
 
 def cluster_subclasses(images: Tensor, labels: Tensor, clusters_per_class: int, seed: int) -> Tensor:
@@ -145,6 +151,8 @@ def cluster_subclasses(images: Tensor, labels: Tensor, clusters_per_class: int, 
     ``labels``: int64 [n].
     Returns: int64 [n].
     """
+    from sklearn.cluster import KMeans  # its import takes as long as that of PyTorch
+
     subclasses = torch.zeros_like(labels)
     for c in torch.unique(labels).tolist():
         rows = (labels == c).nonzero().flatten()
@@ -153,39 +161,15 @@ def cluster_subclasses(images: Tensor, labels: Tensor, clusters_per_class: int, 
                 f"class {c} has {len(rows)} images, too few for {clusters_per_class} clusters. Ask for fewer clusters."
             )
         small = adaptive_avg_pool2d(images[rows].cpu().float(), SIDE).flatten(1)
-        # The purpose is part of the seed, and keeps the word that it had when generators were first trained.
-        clusters = k_means(small, clusters_per_class, seeds.rng(seed, f"codes of class {c}"))
-        if len(torch.unique(clusters)) < clusters_per_class:  # no image would teach what the other subclasses mean
+        if len(torch.unique(small, dim=0)) < clusters_per_class:  # no image would teach what some subclasses mean
             raise DataError(
                 f"the images of class {c} look too much alike for {clusters_per_class} clusters. Ask for fewer "
                 "clusters."
             )
-        subclasses[rows] = c * clusters_per_class + clusters.to(subclasses.device)
+        drawn = seeds.derive(seed, f"clusters of class {c}") % 2**32
+        found = KMeans(clusters_per_class, n_init=1, random_state=drawn).fit_predict(small.numpy())
+        subclasses[rows] = c * clusters_per_class + torch.from_numpy(found).to(subclasses)
     return subclasses
-
-
-def k_means(points: Tensor, num_clusters: int, rng: torch.Generator) -> Tensor:
-    """Return the cluster of each point: k-means++ (Arthur & Vassilvitskii, 2007), then Lloyd's algorithm.
-
-    ``points``: float [n, width], at least ``num_clusters`` of them.
-    ``rng``: Draws the first centres.
-    Returns: int64 [n], in 0..num_clusters - 1.
-    """
-    centres = points[torch.randint(len(points), (1,), generator=rng)]
-    while len(centres) < num_clusters:
-        # Clamped, so that equal points can be drawn too.
-        distances = torch.cdist(points, centres).min(1).values.square().clamp(min=1e-12)
-        centres = torch.cat((centres, points[torch.multinomial(distances, 1, generator=rng)]))
-    clusters = torch.full((len(points),), -1)
-    for _ in range(MAX_ITERATIONS):
-        distances, nearest = torch.cdist(points, centres).min(1)
-        if torch.equal(nearest, clusters):
-            break
-        clusters = nearest
-        for cluster in range(num_clusters):
-            members = points[clusters == cluster]
-            centres[cluster] = members.mean(0) if len(members) else points[distances.argmax()]
-    return clusters
 
 
 @dataclass(frozen=True)
@@ -237,7 +221,18 @@ def train_generator(
     if card.regime == "same_classes":
         card = replace(card, seen=write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
     run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
-    train_resumably(run, settings.steps, path, settings.checkpoint, on_step)
+    if path.is_file():
+        run.restore(path)
+    saved = time.monotonic()
+    while len(run.losses) < settings.steps:
+        loss = run.step()
+        if not math.isfinite(loss):
+            raise diverged(f"the loss of step {len(run.losses)} is {loss}")
+        if time.monotonic() - saved >= settings.checkpoint:
+            run.save(path)
+            saved = time.monotonic()
+        if on_step is not None:
+            on_step(len(run.losses), loss)
     check_finite(run.average)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
@@ -297,13 +292,41 @@ class _TrainingRun:
     def save(self, path: Path) -> None:
         """Write all that the next step depends on, as one file, atomically."""
         models = {"weights": self.network.state_dict(), "average": self.average}
-        save_training(path, self.identity, models, self.optimizer, self.losses)
+        tensors = {f"{kind}.{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}
+        tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        atomic_write(path, tensor_bytes(whole, metadata={"training": json.dumps(self.identity)}))
 
     def restore(self, path: Path) -> None:
-        """Return to where a checkpoint was taken; raise `RunError` as `restore_training` does."""
-        models, self.losses = restore_training(path, self.identity, self.optimizer)
-        load_weights(self.network, models["weights"])
-        self.average = {name: tensor.to(self.device) for name, tensor in models["average"].items()}
+        """Return to where a checkpoint was taken."""
+        try:
+            with safe_open(path, framework="pt") as opened:
+                saved = opened.metadata()["training"]
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError, KeyError, TypeError) as error:
+            raise RunError(f"cannot read the checkpoint {path}: {error}. Remove it to begin again.") from error
+        if saved != json.dumps(self.identity):
+            other = [name for name, value in self.identity.items() if value != json.loads(saved).get(name)]
+            raise RunError(
+                f"{path} belongs to another training: {', '.join(f'it has another {name!r}' for name in other)}. Use "
+                "the same options and data, or another folder."
+            )
+        self.losses = tensors.pop("losses").tolist()
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}}
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "optimizer":
+                index, moment = rest.split(".", 1)
+                moments.setdefault(int(index), {})[moment] = tensor
+            else:
+                parts[kind][rest] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        load_weights(self.network, parts["weights"])
+        self.average = {name: tensor.to(self.device) for name, tensor in parts["average"].items()}
 
 
 class _Batches:

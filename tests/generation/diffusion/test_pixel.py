@@ -12,7 +12,6 @@ import torch
 import toy
 
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError, ValueRefused
-from fedkeep.generation.diffusion.generator import check_frozen
 from fedkeep.generation.diffusion.pixel import UNet, load_generator
 
 
@@ -58,8 +57,8 @@ def test_a_generator_is_frozen_and_its_hash_tells() -> None:
     assert result.hash() == same.hash() != other.hash()
     assert not result.network.training
     assert not any(weight.requires_grad for weight in result.network.parameters())
-    with pytest.raises(RunError, match="must stay frozen"), check_frozen(result):
-        result.network.table.data[0, 0, 0] += 1
+    result.network.table.data[0, 0, 0] += 1
+    assert result.hash() != same.hash()
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

@@ -16,37 +16,8 @@ from fedkeep.generation.diffusion.training import (
     GeneratorTraining,
     _Batches,
     cluster_subclasses,
-    k_means,
     train_generator,
 )
-
-
-def blobs(each: int = 30, apart: float = 10.0) -> tuple[Tensor, Tensor]:
-    """Return points in four heaps, shuffled, and their heaps."""
-    rng = torch.Generator().manual_seed(1)
-    heap = torch.arange(4).repeat_interleave(each)[torch.randperm(4 * each, generator=rng)]
-    corners = apart * torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-    return corners[heap] + torch.randn(4 * each, 2, generator=rng), heap
-
-
-def test_k_means_finds_heaps_that_are_far_apart() -> None:
-    points, heap = blobs()
-    for seed in range(5):
-        groups = k_means(points, 4, torch.Generator().manual_seed(seed))
-        assert len({(g, h) for g, h in zip(groups.tolist(), heap.tolist(), strict=True)}) == 4
-
-
-def test_k_means_leaves_no_point_nearer_to_another_mean() -> None:
-    points, _ = blobs(apart=2.0)
-    groups = k_means(points, 4, torch.Generator().manual_seed(0))
-    means = torch.stack([points[groups == group].mean(0) for group in range(4)])
-    assert torch.equal(torch.cdist(points, means).argmin(1), groups)
-
-
-def test_k_means_with_as_many_groups_as_points_and_with_equal_points() -> None:
-    points, _ = blobs(each=2)
-    assert sorted(k_means(points, 8, torch.Generator().manual_seed(0)).tolist()) == list(range(8))
-    assert len(k_means(torch.ones(5, 3), 3, torch.Generator().manual_seed(0)).unique()) == 1
 
 
 def looks(side: int = 8) -> dict[str, Tensor]:

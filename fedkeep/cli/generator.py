@@ -1,4 +1,4 @@
-"""``fedkeep generator`` and ``fedkeep pretrain``: train a diffusion model, or an extractor, before a run uses it."""
+"""``fedkeep generator``: train a diffusion model before a run uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import cast, get_args
 from rich.console import Console
 
 from fedkeep.cli.text import say
-from fedkeep.data import Augmentation, load
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
@@ -23,7 +22,6 @@ from fedkeep.generation.diffusion.training import (
     load_training_data,
     train_generator,
 )
-from fedkeep.training.pretraining import FORMS, Form, Pretraining, pretrain
 
 
 def train_diffusion(options: Namespace, console: Console) -> int:
@@ -70,32 +68,4 @@ def train_diffusion(options: Namespace, console: Console) -> int:
         )
     say(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
     say(console, f"wrote {options.out}")
-    return 0
-
-
-def train_extractor(options: Namespace, console: Console) -> int:
-    """Train an extractor, or continue its training."""
-    if find_spec("transformers") is None:
-        raise MissingExtra("fedkeep pretrain", "diffusion")
-    if options.network not in FORMS:
-        raise ConfigError(f"there is no network {options.network!r} here.{did_you_mean(options.network, FORMS)}")
-    device = check_device(options.device)
-    sections = {"network": FORMS[options.network], "training": Pretraining, "augmentation": Augmentation}
-    given = read_settings(options.settings, sections, {"augmentation": {"crop_padding": 4, "horizontal_flip": True}})
-    settings = cast(Pretraining, given["training"])
-    dataset = load(options.data, data_dir=options.data_dir)
-    say(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
-    with Display(console, {}, unit="step", quiet=options.quiet) as display:
-        extractor = pretrain(
-            cast(Form, given["network"]),
-            dataset,
-            settings,
-            cast(Augmentation, given["augmentation"]),
-            Path(options.out),
-            seed=options.seed,
-            device=device,
-            on_step=lambda done, loss: display.count(done, settings.steps, f"loss {loss:.4f}"),
-        )
-    say(console, extractor.about)
-    say(console, f"wrote {options.out}; use it: --set model.name=pretrained --set model.source={options.out}")
     return 0
