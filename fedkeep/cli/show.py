@@ -57,7 +57,7 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     say(console, f"{_docstring(cls)}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]")
     for line in (*describe_replies(cls), f"test_own: {test_own.__doc__}"):
-        console.print(f"  {escape(line)}")
+        say(console, f"  {line}")
     method_options = options_of(cls)
     if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}

@@ -213,10 +213,10 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     table.add_column("method", overflow="fold")
     columns = everything = columns_for(trials_of(rows))
     lines = [line for row in rows for line in (row.label, *(f"  {note}" for note in _notes(row)))]
-    room = width - min(max(map(len, lines), default=0), 30)
-    if room < max(68, 8 * len(columns)):
+    room, each = width - min(max(map(len, lines), default=0), 30), 10 if any(len(row.seeds) > 1 for row in rows) else 8
+    if room < max(68, each * len(columns)):
         columns = tuple(metric for metric in columns if metric.unit == "%")
-    if room < 8 * len(columns):
+    if room < each * len(columns):
         columns = tuple(metric for metric in columns if metric.shown != "scored" or metric is columns[0])
     left_out = " What has no room here is in the report and in CSV files." if columns != everything else ""
     table.caption, table.caption_justify = escape(full_caption(rows) + left_out), "left"
