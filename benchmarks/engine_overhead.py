@@ -38,7 +38,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder
 from fedkeep.experiment.runtime import Machine
-from fedkeep.experiment.trial_runner import TrialDescription, cohort_workers
+from fedkeep.experiment.trial_runner import JOIN, CohortWorkers, TrialDescription, start_workers, worker_main
 from fedkeep.trials.simulation import Simulation
 
 RECIPES = Path(__file__).parent / "peers" / "recipes"
@@ -133,7 +133,8 @@ class Helped:
         trial = next(trial for trial in trials if trial.method.algorithm.name() == "sfedkd" and trial.seed == 0)
         description = experiment.describe(trial.method, trial.seed)
         TrialDescription(trial, description, 2).on_trial_begin(self.engine)  # which the workers read
-        self.workers = cohort_workers(trial, 2)
+        request = JOIN, [str(trial.run), trial.method.label, trial.seed]
+        self.workers = CohortWorkers(2, lambda: start_workers(2, worker_main, experiment.machine, 0), request)
         while self.engine.executor is self.engine.serial:
             self.round()
             if not self.workers.count:
