@@ -47,7 +47,7 @@ from fedkeep._utils.memory import keep_freed_memory
 if sys.argv[1:]:
     keep_freed_memory()
 weight = torch.ones((), requires_grad=True)
-for step in range(12):
+for step in range(46):
     if step == 6:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     values = torch.ones(64, 64, 32, 32)
