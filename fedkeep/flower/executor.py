@@ -166,7 +166,7 @@ class FlowerExecutor(Executor):
         """Do nothing: a site that runs a step finishes it, and its reply is never fetched."""
 
     def stop(self) -> None:
-        pass
+        """Do nothing: sites go on without this server."""
 
     def _send(self, site: str, kind: MessageKind, envelope: Envelope) -> str | Fault:
         if self.sites.node(site) is None:
