@@ -202,7 +202,8 @@ def run(
     machine = machine or Machine()
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
-    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
+    retry = _retry(folder, experiment.recipe, machine, callbacks=callbacks, steps=steps)
+    trials = experiment.trials(folder)
     with _shown(trials, on_progress) as report:
         run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
@@ -274,16 +275,18 @@ def resume(
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
-    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
+    retry = _retry(folder, experiment.recipe, machine, callbacks=callbacks, steps=steps)
+    trials = experiment.trials(folder)
     with _shown(trials, on_progress) as report:
         run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _read(folder, experiment.recipe)
 
 
-def _retry(folder: Path, recipe: Recipe, machine: Machine) -> str:
-    """Return what continues a run after a failure."""
-    in_python = f"fedkeep.resume({str(folder)!r}) in Python"
-    return in_python if own_classes(recipe) else resume_command(folder, machine)
+def _retry(folder: Path, recipe: Recipe, machine: Machine, **given: object) -> str:
+    """Return what continues a run after a failure; ``given`` are the arguments that no folder holds."""
+    arguments = "".join(f", {name}=..." for name, objects in given.items() if objects)
+    in_python = f"fedkeep.resume({str(folder)!r}{arguments}) in Python"
+    return in_python if arguments or own_classes(recipe) else resume_command(folder, machine)
 
 
 def _read(folder: Path, recipe: Recipe) -> RunResult:

@@ -92,7 +92,8 @@ class Display:
         self.bars.update(self.all, completed=self._done(), total=total, note=note if single else "")
         line = f"{report.trial}: {self.unit} {report.done}/{report.rounds}  {note}"
         if self.notebook is not None:
-            self.notebook.show(report.trial, f"{line}{self._left(now)}")
+            left = self._left(now) if report.done < report.rounds else ""  # a finished trial's line stays as it is
+            self.notebook.show(report.trial, line + left)
         elif not self.live and (report.done == report.rounds or now - self.printed > LINE_SECONDS):
             self.printed = now
             text = f"{line}  ({int(self._done())}/{total} {self.unit}s in all{self._left(now)})"
@@ -105,7 +106,7 @@ class Display:
         """Return the time that is left at the pace so far, after a comma; empty before anything was done."""
         done, total = self._done(), sum(self.trials.values())
         fresh = done - self.earlier
-        if self.began is None or fresh <= 0 or now - self.began < 1:
+        if self.began is None or fresh <= 0 or now - self.began < 1 or done >= total:
             return ""
         return f", about {duration((now - self.began) * (total - done) / fresh)} left"
 

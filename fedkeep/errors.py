@@ -111,7 +111,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     str
         Such as ``" Did you mean 'x'? Known: x, y, z."``; empty if no name is known.
     """
-    known = sorted(known)
+    known = sorted(set(known))
     return f"{nearest(name, known)} Known: {', '.join(known)}." if known else ""
 
 

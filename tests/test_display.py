@@ -41,12 +41,14 @@ def test_a_line_now_and_then_says_what_a_long_round_does_and_how_long_all_will_t
             (45.0, Progress("a", 0, 10, None, activity="train 1/10", share=0.1)),
             (60.0, Progress("a", 0, 10, None, activity=step, share=0.25)),
             (120.0, Progress("a", 1, 10, {"correct": [8, 7]}, 20)),
+            (300.0, Progress("a", 10, 10, None)),
         ],
     )
     assert shown == [
         "a: round 0/10  train 0/10  (0/10 rounds in all)",
         f"a: round 0/10  {step}  (0/10 rounds in all, about 13 min left)",
         "a: round 1/10  accuracy 0.750  (1/10 rounds in all, about 12 min left)",
+        "a: round 10/10    (10/10 rounds in all)",
     ]
 
 

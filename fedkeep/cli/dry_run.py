@@ -43,7 +43,9 @@ def dry_run(
             except NotEstimated as reason:
                 unknown.append(str(reason))
             except FedKeepError as error:  # such as a data set that is not available
-                unknown.append(f"{name}: {error}" if name else str(error))
+                if not name:
+                    raise
+                unknown.append(f"{name}: {error}")
                 missing = True
             else:
                 total += expected.seconds * len(seeds)

@@ -54,7 +54,7 @@ def run(options: Namespace, console: Console) -> int:
     recipe = recipe_of(options, allow_code=machine.allow_code)
     check_main(recipe.run.metric)
     if options.dry_run:
-        with suppress(FedKeepError):  # the estimate tells of it
+        with suppress(FedKeepError):  # the estimate raises it too
             say(console, _data_of(Experiment(recipe, machine)))
         return dry_run({"": recipe}, machine, console)
     experiment = Experiment(recipe, machine)

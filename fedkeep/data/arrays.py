@@ -150,17 +150,21 @@ def _to_input(values: Any, where: str) -> Tensor:
 
 def _to_column(values: Any, where: str, rows: int) -> list[Any]:
     """Return integers or names, one for each row."""
-    array = _to_array(values, where)
+    hint = "" if where.endswith(CLIENT) else f" {SINGLE_LABEL}"
+    try:
+        array = _to_array(values, where)
+    except DataError as error:
+        raise DataError(f"{error}{hint}") from error
     if array.ndim != 1 or len(array) != rows:
         raise DataError(
             f"{where} must be one integer or text for each of the {rows} examples, not {array.dtype} "
-            f"{list(array.shape)}. {SINGLE_LABEL}"
+            f"{list(array.shape)}.{hint}"
         )
     found = array.tolist()
     if array.dtype.kind == "f":
         if not np.isfinite(array).all() or not np.array_equal(array, np.round(array)):
             odd = next(value for value in found if not float(value).is_integer())
-            raise DataError(f"{where} must be one integer or text for each example, not {odd}. {SINGLE_LABEL}")
+            raise DataError(f"{where} must be one integer or text for each example, not {odd}.{hint}")
         return list(map(int, found))
     if array.dtype.kind in "biu":
         return list(map(int, found))

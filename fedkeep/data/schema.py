@@ -154,8 +154,8 @@ def _label_column(features: Mapping[str, Any], where: str) -> str:
         if name in features:
             return name
     raise DataError(
-        f"{where}: no column says which class an example has (columns: {', '.join(features)}). Name it: data.label, or "
-        "--set data.label=COLUMN."
+        f"{where}: no column says which class an example has (columns: {', '.join(features)}). Name it: "
+        'data.label, --set data.label=COLUMN, or label="COLUMN" in Python.'
     )
 
 
@@ -252,7 +252,8 @@ def check_classes(values: Sequence[Any], where: str) -> None:
         problem = f"holds {several!r}, and its parts alone too: several labels" if several else ""
     if problem:
         raise DataError(
-            f"{where} {problem}. {SINGLE_LABEL} Is data.label the right column? Names may begin with a letter."
+            f"{where} {problem}. {SINGLE_LABEL} Is this the right column (data.label)? If these are "
+            "names of classes, write them with a letter first."
         )
 
 

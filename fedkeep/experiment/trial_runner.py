@@ -100,17 +100,18 @@ def run_trials(
                     f"{trial.folder} is being run by another process. Wait for it, or end it, then: {retry}"
                 )
         return
-    failures: list[CallbackFailed] = []
+    again = f" Finished rounds are saved. Continue with: {retry}"
+    cause: BaseException | None = None
+    failures: dict[str, list[str]] = {}  # what a callback raised -> the trials that it ended
     for number, trial in enumerate(trials):
-        again = f" Finished rounds are saved. Continue with: {retry}"
         with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
                 simulation, trial_callbacks, identity = _prepare(trial, report, workers, steps)
                 own = instances_of(Callback, trial.experiment.machine.use) if callbacks is None else callbacks
                 run_trial(simulation, trial.folder, trial_callbacks, own=own, identity=identity)
             except CallbackFailed as failure:  # which ends this trial, and not the others
-                failure.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.{again}")
-                failures.append(failure)
+                cause = cause or failure.__cause__
+                failures.setdefault(str(failure), []).append(f"{trial.method.label} with seed {trial.seed}")
             except FedKeepError:
                 raise  # it says itself what to do
             except Exception as error:
@@ -119,7 +120,8 @@ def run_trials(
         if not any(other.experiment is trial.experiment and other.seed == trial.seed for other in trials[number + 1 :]):
             trial.experiment.release(trial.seed)
     if failures:
-        raise failures[0] if len(failures) == 1 else RunError(" ".join(map(str, failures)))
+        said = " ".join(f"{what}. It ended {', '.join(ended)}." for what, ended in failures.items())
+        raise RunError(f"{said}{again}") from cause
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
         raise RunError(f"{run.path} has no trial yet, so there is no model.")
     if method is None:
         if len(by_method) > 1:
-            raise RunError(f"{run.path} has several methods. Choose one with --method: {', '.join(by_method)}.")
+            raise RunError(f"{run.path} has several methods. Choose one, method (--method): {', '.join(by_method)}.")
         method = next(iter(by_method))
     for label, trials in by_method.items():
         if method.casefold() in (label.casefold(), trials[0].algorithm.casefold()):

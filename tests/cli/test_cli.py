@@ -392,3 +392,13 @@ def test_a_dry_run_says_what_a_run_would_take_and_writes_nothing(
     assert "GB" in fedavg
     assert "column" not in shown, "there is only one"
     assert cwc.split()[-1] == "MB" or float(cwc.split()[-2]) > float(fedavg.split()[-2]), "it sends importances too"
+
+
+def test_a_dry_run_of_data_that_cannot_be_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "scores.csv"
+    table.write_text("age,score\n" + "\n".join(f"{row},{row / 7:.3f}" for row in range(40)))
+    words = ["run", "demo", "--set", f"data.name={table}", "--set", "data.label=score", "--dry-run"]
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert "a number to be predicted" in " ".join(shown.err.split())
+    assert "method" not in shown.out, "no table of unknown costs"

@@ -137,6 +137,7 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         ({"x": np.ones((20, 3)), "y": np.eye(2)[[0, 1] * 10]}, "single-label classification only"),
         ({"x": np.ones((20, 3)), "y": np.zeros((20, 4, 4), int)}, "single-label classification only"),
         ({"x": np.ones((40, 3)), "y": np.arange(40)}, "single-label classification only"),
+        ({"x": np.ones((40, 3)), "y": [["a", "b"], ["a"]] * 20}, "single-label classification only"),
     ],
 )
 def test_arrays_that_would_become_something_else_are_refused(arrays: dict[str, Any], says: str) -> None:

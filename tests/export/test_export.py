@@ -280,7 +280,7 @@ def test_models_with_tasks_have_all_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "Choose one with --method: FedAvg, FedSeq"),
+        ({}, r"Choose one, method \(--method\): FedAvg, FedSeq"),
         ({"method": "fedagv"}, "Did you mean 'FedAvg'"),
         ({"method": "fedavg", "seed": 9}, "Its seeds: 3, 4"),
     ],

@@ -168,11 +168,16 @@ class Fails(fedkeep.Callback):
 
 
 def test_a_callback_that_fails_is_named_and_ends_its_trial_alone(tmp_path: Path) -> None:
-    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], rounds=2)
-    with pytest.raises(RunError, match="the callback Fails raised KeyError: 'gone'"):
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], seeds=[0, 1], rounds=2)
+    with pytest.raises(RunError) as raised:
         fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Fails()])
-    fedavg, fedseq = fedkeep.read_run(tmp_path / "run").trials
-    assert fedavg.rounds_done == 1, "its finished round is kept"
+    assert str(raised.value) == (
+        "the callback Fails raised KeyError: 'gone'. It ended FedAvg with seed 0, FedAvg with seed 1. Finished rounds "
+        f"are saved. Continue with: fedkeep.resume({str(tmp_path / 'run')!r}, callbacks=...) in Python"
+    )
+    assert isinstance(raised.value.__cause__, KeyError), "its traceback is shown"
+    ended, also_ended, fedseq, _ = fedkeep.read_run(tmp_path / "run").trials
+    assert ended.rounds_done == also_ended.rounds_done == 1, "finished rounds are kept"
     assert fedseq.finished
 
 
