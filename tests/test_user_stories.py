@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from pages import blocks, command_lines
+from pages import blocks, command_lines, inline
 from photos import take_photos
 
 from fedkeep.cli import main
@@ -85,6 +85,9 @@ def test_a_table_in_latex_and_a_figure_in_pdf_in_one_command_each(
     assert main(["report", str(run), "--format", "latex"]) == 0
     table = capsys.readouterr().out
     assert re.search(r"\\begin\{tabular\}\{l[rl]+\}.*\\toprule.*FedAvg &.*\\bottomrule", table, flags=re.S), table
+    (shown,) = (code for code in inline("README.md") if "--figure" in code)
+    assert main(shlex.split(shown.replace("runs/RUN", str(run)))[1:]) == 0
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(run), "--figure", "accuracy.pdf"]) == 0
     figure = (tmp_path / "accuracy.pdf").read_bytes()
     assert figure.startswith(b"%PDF")

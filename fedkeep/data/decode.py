@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.files import is_file
+from fedkeep.data.problems import Problems
 from fedkeep.errors import DataError, in_one_line, require_optional
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -22,6 +23,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 89_478_485
 """The most pixels of an image, which is also where Pillow begins to warn of decompression bombs."""
 
+_SHOWN = 3
+_PLURAL = {"has": "have", "is": "are", "names": "name", "differs": "differ"}
 _ANIMATED = ("GIF", "PNG", "WEBP")  # and not phones' JPEGs, beside whose photo are smaller ones of it
 _DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")  # Pillow's modes with more than 8 bits a channel
 # What Pillow reads 16 bits a channel from, to keep the upper 8 in modes such as RGB. BMP's "BGR;16" is 16 bits a pixel.
@@ -50,15 +53,21 @@ def decode(
     """
     pillow = require_optional("PIL.Image", "Decoding images", "data")
     pixels: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    refused: dict[str, list[str]] = {}  # what is wrong -> the images
     row = 0
     for batch in images:
         for encoded in batch:
-            source = _source(encoded, row, where)
-            image = _open(pillow, source, row, where)
+            place = f"row {row}{_path_of(encoded)}"
+            row += 1
+            try:
+                image = _open(pillow, _source(encoded))
+                upright = _upright(image)
+            except DataError as error:
+                refused.setdefault(str(error), []).append(place)
+                continue
             if seen is not None and image.format in _ANIMATED and getattr(image, "is_animated", False):
                 seen["animations, of which the first picture is read"] += 1
-            image = _upright(image, source, row, where)
-            image = _convert(image, channels)
+            image = _convert(upright, channels)
             if side is not None and image.size != (side, side):
                 image = _resize_middle(pillow, image, side)
             if size and image.size != (size[1], size[0]):
@@ -67,30 +76,43 @@ def decode(
             if pixels is None:
                 pixels = np.empty((rows, *values.shape), dtype=np.uint8)
             elif values.shape[:2] != pixels.shape[1:3]:
-                raise DataError(_size_message(source, values.shape, pixels.shape[1:], row, where))
+                shape = f"{values.shape[1]} x {values.shape[0]}"
+                refused.setdefault(_size_message(pixels.shape[1:]), []).append(f"{place} of {shape} pixels")
+                continue
             if values.ndim > pixels.ndim - 1:  # the first image in colour among greyscale ones
                 pixels = np.repeat(pixels[..., None], 3, axis=3)
-            pixels[row] = values[..., None] if values.ndim < pixels.ndim - 1 else values
-            row += 1
+            pixels[row - 1] = values[..., None] if values.ndim < pixels.ndim - 1 else values
+    _raise_refused(refused, where)
     if pixels is None or row != rows:
         raise DataError(f"{where}: {rows} images were announced but {row} found. Copy the data again.")
     channels_first = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
     return torch.from_numpy(channels_first)
 
 
-def _source(encoded: Any, row: int, where: str) -> Any:
+def _raise_refused(refused: Mapping[str, Sequence[str]], where: str) -> None:
+    """Raise one error with all that is wrong, and some of the images of each kind."""
+    problems = Problems()
+    for reason, places in refused.items():
+        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        verb, _, rest = reason.partition(" ")
+        verb = verb if len(places) == 1 else _PLURAL[verb]
+        problems.found.append(f"{where}: {', '.join(places[:_SHOWN])}{more} {verb} {rest}")
+    problems.check(where)
+
+
+def _source(encoded: Any) -> Any:
     """Return the bytes or the path of an image."""
     if isinstance(encoded, dict):
         encoded = encoded["bytes"] if encoded.get("bytes") is not None else encoded.get("path")
     if encoded is None:
-        raise DataError(f"{where}: row {row} has no image. Remove the row.")
+        raise DataError("has no image. Remove the row.")
     # A pipe or a device would be read for ever.
     if isinstance(encoded, str | Path) and not is_file(Path(encoded)):
-        raise DataError(f"{where}: row {row} names the image {str(encoded)[:200]!r}, which is no file.")
+        raise DataError(f"names the image {str(encoded)[:200]!r}, which is no file.")
     return encoded
 
 
-def _open(pillow: Any, source: Any, row: int, where: str) -> Any:
+def _open(pillow: Any, source: Any) -> Any:
     """Return the image with its pixels loaded."""
     try:
         image = pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
@@ -101,12 +123,10 @@ def _open(pillow: Any, source: Any, row: int, where: str) -> Any:
             image.load()
             refused = _transparency(image)
     except Exception as error:  # damaged files make Pillow's readers raise almost anything
-        raise DataError(
-            f"{where}: row {row}{_path_of(source)} is not an image that Pillow can read: "
-            f"{in_one_line(error, 200) or type(error).__name__}. {_advice(source)}"
-        ) from error
+        said = re.sub(r" (<.*>|'.*'|\".*\")$", "", in_one_line(error, 200)) or type(error).__name__  # whose file it is
+        raise DataError(f"is not an image that Pillow can read: {said}. {_advice(source)}") from error
     if refused:
-        raise DataError(f"{where}: row {row}{_path_of(source)} has {refused}")
+        raise DataError(f"has {refused}")
     return image
 
 
@@ -158,19 +178,19 @@ def _deep_pixels(image: Any) -> str:
     return ""
 
 
-def _upright(image: Any, source: Any, row: int, where: str) -> Any:
+def _upright(image: Any) -> Any:
     """Return a photo as it is to be seen: a camera that was turned says so beside the pixels."""
     operations = require_optional("PIL.ImageOps", "Decoding images", "data")
     try:
         return operations.exif_transpose(image)
     except Exception as error:  # damaged EXIF makes Pillow raise almost anything
-        raise DataError(
-            f"{where}: row {row}{_path_of(source)} has damaged EXIF data ({in_one_line(error, 200)}). Save it anew."
-        ) from error
+        raise DataError(f"has damaged EXIF data ({in_one_line(error, 200)}). Save it anew.") from error
 
 
-def _path_of(source: Any) -> str:
-    return f" ({source})" if isinstance(source, str | Path) else ""
+def _path_of(encoded: Any) -> str:
+    if isinstance(encoded, dict) and encoded.get("bytes") is None:
+        encoded = encoded.get("path")
+    return f" ({encoded})" if isinstance(encoded, str | Path) else ""
 
 
 def _convert(image: Any, channels: int | None) -> Any:
@@ -186,9 +206,9 @@ def _resize_middle(pillow: Any, image: Any, side: int) -> Any:
     return image.resize((side, side), pillow.Resampling.LANCZOS, box=(left, top, left + edge, top + edge))
 
 
-def _size_message(source: Any, shape: tuple[int, ...], first: tuple[int, ...], row: int, where: str) -> str:
+def _size_message(first: tuple[int, ...]) -> str:
     return (
-        f"{where}: images differ in size. Row {row}{_path_of(source)} is {shape[1]} x {shape[0]} pixels, the first is "
-        f"{first[1]} x {first[0]}. Let all be resized while they are read, to one height and width: data.size = "
-        f"[{first[0]}, {first[1]}] in the recipe, or --set data.size=[{first[0]},{first[1]}]. The files do not change."
+        f"differs in size from the first image, of {first[1]} x {first[0]} pixels. Let all be resized while they are "
+        f"read, to one height and width: data.size = [{first[0]}, {first[1]}] in the recipe, or --set "
+        f"data.size=[{first[0]},{first[1]}]. The files do not change."
     )

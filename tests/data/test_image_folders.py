@@ -93,7 +93,7 @@ def test_transparent_images_in_parquet_files_are_refused_too(tmp_path: Path) -> 
     clear_pixel("RGBA", 9).save(path)
     images = [{"bytes": path.read_bytes(), "path": None}, {"bytes": encoded(1, mode="RGB"), "path": None}] * 2
     write(tmp_path / "d" / "train.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
-    with pytest.raises(DataError, match="row 0 has transparent pixels"):
+    with pytest.raises(DataError, match="row 0, row 2 have transparent pixels"):
         load(str(tmp_path / "d"))
 
 

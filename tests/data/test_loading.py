@@ -148,7 +148,7 @@ def test_femnist_without_test_is_split_inside_each_writer(tmp_path: Path) -> Non
         ({"image": [image(1), image(2)], "label": [0, None]}, "row 1 has no 'label'"),
         (
             {"image": [image(1), image(2, (4, 5))], "label": [0, 1]},
-            "Row 1 is 4 x 5 pixels, the first is 4 x 4. Let all be resized",
+            "row 1 of 4 x 5 pixels differs in size from the first image, of 4 x 4 pixels. Let all be resized",
         ),
         ({"image": [image(1), {"bytes": b"no", "path": None}], "label": [0, 1]}, "row 1 is not an image"),
         ({"image": [image(1), {"bytes": None, "path": None}], "label": [0, 1]}, "row 1 has no image"),
@@ -230,7 +230,7 @@ def pixels(dataset: DataSet) -> list[int]:
 def test_folder_with_mixed_sizes_or_nothing(tmp_path: Path) -> None:
     write_folder(tmp_path / "mixed", {"a": 10})
     write_folder(tmp_path / "mixed", {"b": 10}, size=(6, 4))
-    with pytest.raises(DataError, match=r"(?s)000\.png.*6 x 4 pixels.*data\.size = \[4, 4\]"):
+    with pytest.raises(DataError, match=r"(?s)000\.png\) of 6 x 4 pixels.*data\.size = \[4, 4\]"):
         load(str(tmp_path / "mixed"))
     (tmp_path / "empty" / "train").mkdir(parents=True)
     with pytest.raises(DataError, match=r"train/CLASS/\*\.png"):

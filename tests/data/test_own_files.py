@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -509,6 +510,25 @@ def test_images_of_which_a_part_would_be_lost_are_refused_by_name(tmp_path: Path
         load(str(tmp_path / "d"), options=DataOptions(size=(4, 4)))
 
 
+def test_all_images_that_cannot_be_used_are_told_at_once(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for row in range(5):
+            pillow.new("L", (4, 4 + row // 4)).save(tmp_path / "d" / name / f"{row}.png")
+    (tmp_path / "d" / "a" / "1.png").write_bytes(deep_png(0, 1))
+    for row in range(4):
+        (tmp_path / "d" / "b" / f"{row}.png").write_bytes(b"no image")
+    with pytest.raises(DataError) as raised:
+        load(str(tmp_path / "d"))
+    message = str(raised.value)
+    assert "3 problems" in message
+    assert "a/1.png) has more than 8 bits" in message
+    assert re.search(
+        r"row 5 \(.*b/0\.png\), .*b/2\.png\) and 1 more are not an image .*: cannot identify image file\. ", message
+    )
+    assert re.search(r"row 4 \(.*\) of 4 x 5 pixels, row 9 \(.*\) of 4 x 5 pixels differ in .* of 4 x 4", message)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK"])
 def test_tiffs_with_one_page_of_8_bits_are_read(tmp_path: Path, mode: str) -> None:
     for name in "ab":
@@ -557,7 +577,7 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     images = [{"bytes": None, "path": str(tmp_path / "pipe")}] * 4
     write(tmp_path / "d" / "train.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
-    with pytest.raises(DataError, match=r"row 0 names the image .*pipe', which is no file"):
+    with pytest.raises(DataError, match=r"row 0 \(.*\), row 1 .* and 1 more name the image .*pipe', which is no file"):
         load(str(tmp_path / "d"))
 
 
