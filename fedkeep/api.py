@@ -137,7 +137,8 @@ def run(
     title : str, optional
         The title of tables and report.
     settings : Sequence[str]
-        Changes to a recipe given by name, written as ``"training.lr=0.05"``.
+        Changes to a recipe given by name, or to the defaults beside ``data``: ``"training.lr=0.05"``,
+        ``"data.validation=0.1"``.
     out : str or Path, optional
         The run folder, which must not exist or be empty; default: a new one under ``runs/``.
     log : str or Sequence[str], optional

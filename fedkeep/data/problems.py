@@ -46,8 +46,8 @@ class Problems:
             self.found.append(str(error))
 
     def check(self, where: Where | str) -> None:
-        """Raise all that was collected, if anything was."""
-        found = list(dict.fromkeys(self.found))
+        """Raise all that was collected, if anything was; what collects that error has each problem once."""
+        found, self.found = list(dict.fromkeys(self.found)), []
         if len(found) == 1:
             raise DataError(found[0])
         if found:

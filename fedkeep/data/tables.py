@@ -174,7 +174,7 @@ def _guess(
     if odd is not None:
         raise DataError(
             f"{wheres[0]}: the column {name!r} must hold numbers, dates or text, not {str(odd)[:80]!r}. "
-            "Name the columns that are the input: data.columns."
+            f"Lists are an input alone: data.columns=[{name!r}], or columns=[{name!r}] in Python."
         )
     texts = [text for value in values if (text := _text(value, separator)) is not None]
     if not texts:

@@ -15,27 +15,30 @@ from torch import Tensor
 from fedkeep.data import given
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.holdout import is_test_held_out
-from fedkeep.data.partition import IID, ByColumn, Scheme, get_scheme, schemes
+from fedkeep.data.partition import ByColumn, Scheme, get_scheme, schemes
 from fedkeep.data.python_data import dataset_of, has_columns
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.plugins import keep_loss, modules_of, why_not_importable
-from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, select_methods
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe import SECTIONS, Recipe, select_methods
+from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe, titled
 from fedkeep.experiment.runtime import Machine
-from fedkeep.interface import Training, get_algorithm
+from fedkeep.interface import Training
 from fedkeep.losses.classification import OWN_LOSSES
-from fedkeep.models import MLP, Architecture, architectures, get_architecture
+from fedkeep.models import Architecture, architectures, get_architecture
 from fedkeep.models.custom import Custom, custom
 from fedkeep.options import build
-from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.training.pooled import PooledTraining
 
 log = logging.getLogger(__name__)
 FROM_PYTHON = "python"
 """The name of a recipe that was made in Python alone."""
+DEFAULTS = '[data]\nname = ""\n[model]\nname = "mlp"\n[[methods]]\nalgorithm = "fedavg"\n'
+"""The recipe of a run whose data are given; they, the model, the partition and the methods are replaced."""
+SET_BESIDE = tuple(f"{section}." for section in SECTIONS if section not in ("model", "partition"))
+"""How settings begin that change such a recipe."""
 DEFAULT_METHODS = ("fedavg", "fedseq", "sfedkd")
 """The methods of a run whose data are given, and no methods."""
 COLUMNS = ("label", "client", "group", "split", "columns", "exclude", "text", "size")
@@ -86,7 +89,7 @@ def make_recipe(
     run = replace(base.run, **{name: value for name, value in of_run.items() if value is not None})
     if only_data:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
-        changes = {"title": f"{network} on {source}"} | changes
+        changes = {"title": titled(f"{network} on {source}", base.validation)} | changes
     if methods is not None:
         changes["methods"] = select_methods(base, _listed(methods))
     if only_data and cohort_size is None and changes["partition"].num_clients:
@@ -107,16 +110,20 @@ def fit_cohort(recipe: Recipe, data_dir: str | Path | None = None) -> Recipe:
 
 def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
     """Return a recipe of default values; its data, model and partition are replaced."""
-    if settings:
-        raise ConfigError("settings change a recipe given by name; give training=, rounds= and cohort_size= instead.")
+    settings = [settings] if isinstance(settings, str) else settings
+    others = [one for one in settings if not one.strip().startswith(SET_BESIDE) or one.strip().startswith("data.name")]
+    if others:
+        raise ConfigError(
+            f"settings {others} have arguments of their own beside data=: data=, model=, partition=, weights=, "
+            "pretraining=, methods=[fedkeep.SFedKD(tau=1)]."
+        )
     for name, value, examples in (
         ("model", model, f"a torch.nn.Module, its class, or one of {', '.join(architectures())}"),
         ("partition", partition, "a scheme such as Dirichlet(0.1, num_clients=20), {'a': [0, 4], ...}, or a column"),
     ):
         if value is None:
             raise ConfigError(f"data are given without a {name}. Give {name}= too: {examples}.")
-    methods = (Method("FedAvg", get_algorithm("fedavg")()),)
-    return Recipe(FROM_PYTHON, "", "", IID(), MLP(), Training(), RunSettings(), methods)
+    return parse_recipe(DEFAULTS, FROM_PYTHON, settings=settings)
 
 
 def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool) -> tuple[Recipe, Any]:

@@ -157,14 +157,23 @@ def load_recipe(
     return _build(name, table, where, allow_code, model, expanded)
 
 
-def parse_recipe(text: str, where: str, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
-    """Read a recipe that `Recipe.to_toml` wrote, and check all of it.
+def parse_recipe(
+    text: str,
+    where: str,
+    *,
+    settings: Sequence[str] = (),
+    allow_code: bool = False,
+    model: Architecture | None = None,
+) -> Recipe:
+    """Read a recipe from a text, such as `Recipe.to_toml` writes, and check all of it.
 
     ``where``: What error messages call it.
     ``allow_code``: Let the recipe name a model as ``package.module:function``, which is then imported.
     ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
     """
-    return _build(where, _parse(text, where), where, allow_code, model)
+    table = _parse(text, where)
+    apply_overrides(table, settings)
+    return _build(where, table, where, allow_code, model)
 
 
 def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_code: bool = False) -> Recipe:
@@ -183,7 +192,7 @@ def read_paper_section(name: str) -> Mapping[str, Any]:
 def read_title(name: str) -> str:
     """Read the title of a recipe, without building the rest."""
     table = _read(name, ())[0]
-    return _title(str(table.get("title", name)), table.get("data", {}).get("validation", 0.0))
+    return titled(str(table.get("title", name)), table.get("data", {}).get("validation", 0.0))
 
 
 def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
@@ -284,7 +293,7 @@ def _build(
         parts: dict[str, Any] = {name: build(cls, sections[name], f"[{name}]") for name, cls in OPTIONS.items()}
         return Recipe(
             name=name,
-            title=_title(str(table.get("title", name)), validation),
+            title=titled(str(table.get("title", name)), validation),
             data=name_of_data,
             validation=validation,
             data_options=build(DataOptions, data, "[data]", ("name", "validation")),
@@ -303,7 +312,7 @@ def _build(
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _title(title: str, validation: Any) -> str:
+def titled(title: str, validation: Any) -> str:
     """Return a recipe's title, with a note if models are not evaluated on the test images."""
     note = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
     return title if note in title else f"{title} ({note})"

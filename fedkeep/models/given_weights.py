@@ -67,10 +67,13 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
         elif tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             faults.append(f"{names[name]!r} has numbers that are not finite")
     if faults:
+        own = type(_own(network))
+        renamed = " Files of transformers may have other names than its modules: give MODEL.from_pretrained(FOLDER)."
+        hint = renamed if own.__module__.startswith("transformers.") else ""
         more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ConfigError(
-            f"{source} does not fit the network {type(_own(network)).__name__}: {'; '.join(faults[:3])}{more}. Give "
-            "the weights of a network of the same form, and the recipe's model the options that it had."
+            f"{source} does not fit the network {own.__name__}: {'; '.join(faults[:3])}{more}. Give the weights of a "
+            f"network of the same form, and the recipe's model the options that it had.{hint}"
         )
     fitted = {name: given[names[name]].to(initial[name]) if name in needed else initial[name] for name in initial}
     left = [name for name in given if name not in {names[name] for name in needed}]

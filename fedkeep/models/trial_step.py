@@ -234,7 +234,10 @@ def _cause(error: Exception, entered: list[Entered], inputs: Tensor) -> str:
         if given.is_floating_point():
             return f"{where} reads whole numbers such as token ids, and {has} {_type(given)}. Give integers."
         if given.numel() and int(given.max()) >= layer.num_embeddings:
-            return f"{where} has rows for the ids 0 to {layer.num_embeddings - 1}, and {has} {int(given.max())} too."
+            return (
+                f"{where} has rows for the ids 0 to {layer.num_embeddings - 1}, and {has} {int(given.max())} too. Give "
+                "the layer more rows; of a column of text, data.vocabulary is how many ids there are."
+            )
     elif weight is not None and not given.is_floating_point():
         return (
             f"{where} reads numbers with fractions, and {has} whole numbers ({_type(given)}), which are taken as token "

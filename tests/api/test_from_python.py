@@ -258,7 +258,8 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"rounds": 2.5}, ConfigError, "rounds must be an integer"),
         ({"training": {"lr": 0.1}}, ConfigError, "training must be such as"),
         ({"cohort_size": 9}, ConfigError, "a cohort of 9 cannot be drawn from 3 clients"),
-        ({"settings": ["run.rounds=3"]}, ConfigError, "settings change a recipe given by name"),
+        ({"settings": ["model.name=mlp"]}, ConfigError, r"settings \['model.name=mlp'\] have arguments of their own"),
+        ({"settings": ["data.lenght=3"]}, ConfigError, "Did you mean 'length'"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_is_written(
@@ -444,3 +445,9 @@ def test_a_column_of_texts_is_named_in_python(tmp_path: Path) -> None:
         make_recipe("demo", settings=["data.text=review", "model.name=embedding-bag"], **given),
     ):
         assert Experiment(recipe).federation(0).dataset.kind == "token ids"
+    settings = ["data.length=5", "data.vocabulary=50", "data.validation=0.25"]
+    short = make_recipe(None, text="review", model="embedding-bag", settings=settings, **given)
+    tested = Experiment(short).federation(0).dataset.test["input"]
+    assert tested.shape == (12, 5), "a quarter of each class of 48 training examples"
+    assert int(tested.max()) < 50
+    assert "25% of the training" in short.title
