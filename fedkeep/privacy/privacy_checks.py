@@ -11,7 +11,7 @@ from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps, unwrap_step
 from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
 from fedkeep.interface.steps import send_label_counts
-from fedkeep.metrics.accountant import require_accountant
+from fedkeep.metrics import require_accountant
 from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.state import SimulationState
 
