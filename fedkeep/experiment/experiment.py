@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.identity import Identity
+from fedkeep._utils.digests import Identity
 from fedkeep.data import Federation
 from fedkeep.experiment.belonging import check_recipe, check_trial, identity_of
 from fedkeep.experiment.build import (

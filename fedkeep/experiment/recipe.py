@@ -29,9 +29,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture, Pretrained, get_architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import Options, as_table, build
-from fedkeep.rounds.attack_options import ON_EXAMPLES, Attack
-from fedkeep.rounds.defense import MIN_FOR_MEDIAN, Defense
-from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
 from fedkeep.trust.robust import KRUM

@@ -16,13 +16,11 @@ from typing import Any
 import torch
 
 from fedkeep._utils import progress
-from fedkeep._utils.digests import read_json, write_json
-from fedkeep._utils.identity import Identity
+from fedkeep._utils.digests import Identity, read_json, write_json
 from fedkeep._utils.signals import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.executors import ipc
 from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
 from fedkeep.executors.workers import (
     DONE,
@@ -32,6 +30,7 @@ from fedkeep.executors.workers import (
     Worker,
     kill_workers,
     run_worker,
+    send_message,
     start_workers,
     stop_workers,
     wait_for_any,
@@ -377,7 +376,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
         return Trial(experiments[run], Path(run), experiments[run].recipe.method(label), seed, label)
 
     def report(progress: Progress) -> None:
-        ipc.send(connection, [PROGRESS, asdict(progress)], {})
+        send_message(connection, [PROGRESS, asdict(progress)], {})
 
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)

@@ -24,7 +24,7 @@ from fedkeep.export.trained_model import TrainedModel, trained_model
 from fedkeep.models.predictor import exported
 from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, method_of, read_run
-from fedkeep.rounds.evaluation_models import EvaluationModel
+from fedkeep.rounds.run_settings import EvaluationModel
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedkeep._utils.identity import Identity
+from fedkeep._utils.digests import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.client_test import hold_out_client_test

@@ -12,7 +12,7 @@ from fedkeep.interface.algorithm import client_steps, unwrap_step
 from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
 from fedkeep.interface.steps import send_label_counts
 from fedkeep.metrics import require_accountant
-from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.rounds.state import SimulationState
 
 

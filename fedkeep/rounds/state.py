@@ -19,11 +19,8 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.interface.steps import BUILTIN_STEPS
 from fedkeep.models import Weights
 from fedkeep.models.weights import WeightsFile
-from fedkeep.rounds.attack_options import Attack
-from fedkeep.rounds.defense import Defense
-from fedkeep.rounds.evaluation_models import EvaluationModel, distinct_models
 from fedkeep.rounds.executor import Executor, SerialExecutor
-from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.run_settings import Attack, Defense, EvaluationModel, RunSettings, distinct_models
 from fedkeep.training.client_test import client_test
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import FaultKind
 from fedkeep.rounds.reply_step import ReplyStep, Round, begins_task
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.rounds.state import SimulationState
 
 FORGIVEN = 0.25

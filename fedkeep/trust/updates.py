@@ -17,9 +17,9 @@ import torch
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
 from fedkeep.models.weights import distance, joint_norm
-from fedkeep.rounds.defense import HISTORY_LENGTH, MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.messages import Fault, FaultKind, refused
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round, begins_task
+from fedkeep.rounds.run_settings import HISTORY_LENGTH, MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.state import SimulationState
 
 BUFFER_FACTOR = 1000

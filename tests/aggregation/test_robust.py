@@ -18,7 +18,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit, get_algorithm
-from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.trust import robust
 from fedkeep.trust.robust import reason_less_robust, robust_replies
 

@@ -22,10 +22,10 @@ from fedkeep.data.partition import ByColumn
 from fedkeep.data.schema import CLIENT, GROUP
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.interface import algorithms
-from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import markdown, trials_csv
 from fedkeep.rounds.state import RoundResult
 from fedkeep.training.client_test import ClientTestResult, pooled
 from fedkeep.training.evaluation import count_correct

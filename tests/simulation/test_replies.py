@@ -35,10 +35,10 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.interface.steps import invalid_counts
 from fedkeep.models import Weights
 from fedkeep.models.networks import MLP
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import Fault, FaultKind, StepRequest
 from fedkeep.rounds.reply_step import set_aside
 from fedkeep.rounds.round import RoundState
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.testing.runs import wrap_steps
 from fedkeep.training.model_check import ModelCheck
 from fedkeep.trials.checkpoint import Checkpoint
