@@ -39,10 +39,10 @@ from fedkeep.data.dataset import Data, DataSet
 from fedkeep.errors import ConfigError, RunError, in_one_line, require_optional
 from fedkeep.executors.process_executor import STEPS, RequestGroup, WorkerExecutor, step_handlers
 from fedkeep.executors.workers import DONE, FAILED, Handler, Message, carry_out, pack, unpack
-from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import build_simulation, clients_and_server_data, split_clients
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import code_digests
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface.codec import from_structure, own_storage, to_structure

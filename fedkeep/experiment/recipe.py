@@ -32,7 +32,7 @@ from fedkeep.options import Options, as_table, build
 from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
-from fedkeep.trust.robust import KRUM
+from fedkeep.trust.robust_aggregation import KRUM
 
 Row = TypeVar("Row")
 

@@ -18,7 +18,6 @@ from fedkeep.data import DataSet
 from fedkeep.data.client_test import hold_out_client_test
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import (
     build_simulation,
     check_token_ids,
@@ -28,6 +27,7 @@ from fedkeep.experiment.build import (
     without_generator_images,
 )
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import code_digests
 from fedkeep.experiment.recipe import Recipe, select_client
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig

@@ -30,7 +30,6 @@ from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.schema import number_names
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.build import (
     build_simulation,
     check_device,
@@ -44,6 +43,7 @@ from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
 from fedkeep.experiment.plugins import import_user_code, instances_of
+from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe

@@ -45,7 +45,7 @@ class Standing(ReplyStep):
     def __init__(self) -> None:
         self.kept = Refusals()
 
-    def bears_sums(self, state: SimulationState) -> bool:
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
         return True
 
     def set_aside(self, state: SimulationState) -> dict[str, str]:

@@ -20,7 +20,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit, get_algorithm
 from fedkeep.rounds.run_settings import Defense
 from fedkeep.trust import robust
-from fedkeep.trust.robust import reason_less_robust, robust_replies
+from fedkeep.trust.robust_aggregation import reason_less_robust, robust_replies
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate")
 privacy = pytest.importorskip("flwr.supercore.differential_privacy")

@@ -17,10 +17,10 @@ from fedkeep.rounds.state import SimulationState
 from fedkeep.training.model_runner import ModelRunner
 
 
-class Plausible(ReplyStep):
+class PlausibilityCheck(ReplyStep):
     """Refuses replies that cannot be used, or cannot be true; the method may refuse more."""
 
-    def bears_sums(self, state: SimulationState) -> bool:
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
         return True
 
     def check(self, state: SimulationState, reply: Reply) -> None:

@@ -37,7 +37,7 @@ KRUM = ("krum", "multi_krum")
 """The rules that are defined for less than half of the clients, see `max_byzantine`."""
 
 
-class Robust(ReplyStep):
+class RobustAggregation(ReplyStep):
     """Applies the recipe's robust aggregation to models that were asked for together."""
 
     def __init__(self) -> None:
