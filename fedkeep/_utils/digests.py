@@ -2,7 +2,8 @@
 
 A disk, a copy or an editor may change a file without anybody noticing. What a run reads again has a digest, its length
 and its SHA-256: in a manifest that lists files, or, for a JSON file or a recipe, in its own last line. A digest finds
-damage; it does not stop somebody who can write the file and its digest.
+damage; it does not stop somebody who can write the file and its digest. A whole file of another run is still wrong: an
+identity says to what a file belongs.
 """
 
 from __future__ import annotations

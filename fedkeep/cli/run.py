@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedkeep._utils.signals import Terminated
+from fedkeep._utils.process import Terminated
 from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.text import plain_table, say
 from fedkeep.display import Display

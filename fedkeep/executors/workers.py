@@ -5,6 +5,9 @@ receives messages until one says that the request is done or has failed. A worke
 connection or dies. If that happens during a request, a `KeyboardInterrupt` is raised in the worker, so that a trial can
 save its last round. Ctrl-C is sent to all processes of a terminal, and SIGTERM to all of a job or service; workers
 ignore them, and their parent decides what to do.
+
+A message is a structure as JSON, then each tensor as its bytes. The codec for sites and disks
+(`fedkeep.interface.codec`) makes one blob in a known format, which would only cost time here.
 """
 
 from __future__ import annotations
@@ -28,8 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep._utils.memory import MemoryTrimmer, keep_freed_memory
-from fedkeep._utils.signals import signals_blocked_in_children
+from fedkeep._utils.process import MemoryTrimmer, keep_freed_memory, signals_blocked_in_children
 from fedkeep.errors import FedKeepError, RunError
 
 PIECE = 2**20

@@ -17,7 +17,7 @@ import torch
 
 from fedkeep._utils import progress
 from fedkeep._utils.digests import Identity, read_json, write_json
-from fedkeep._utils.signals import raising_terminated
+from fedkeep._utils.process import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import FedKeepError, RunError

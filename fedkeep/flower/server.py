@@ -1,6 +1,6 @@
 """What the server does: it runs a recipe whose clients are sites behind a transport.
 
-A server without data learns from its sites what they have: `pool` makes one description of theirs.
+A server without data learns from its sites the form of theirs: classes and shape, and statistics over all sites.
 """
 
 from __future__ import annotations

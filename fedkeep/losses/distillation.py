@@ -1,4 +1,9 @@
-"""Distillation from frozen teachers, whose outputs are computed in every batch or cached once, and their weights."""
+"""Distillation from frozen teachers, whose outputs are computed in every batch or cached once.
+
+A weight rule says how much of each teacher's target and non-target part a student learns. The full divergence
+KL(p^T || p^S) is the special case a = w, b = w q_y^T of the parts TC and NT (see `fedkeep.losses.decoupled`). The rules
+whose names begin with ``FullKL`` weigh it example by example.
+"""
 
 from __future__ import annotations
 

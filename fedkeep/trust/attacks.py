@@ -17,8 +17,7 @@ from fedkeep._utils import seeds
 from fedkeep.data import Data, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
-from fedkeep.interface.algorithm import unwrap_step
-from fedkeep.interface.steps import send_label_counts
+from fedkeep.interface.algorithm import send_label_counts, unwrap_step
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS
 from fedkeep.rounds.messages import no_reply

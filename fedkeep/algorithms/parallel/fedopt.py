@@ -1,4 +1,9 @@
-"""FedAvgM and FedAdam: FedAvg's clients, and an optimiser on the server."""
+"""FedAvgM and FedAdam: FedAvg's clients, and an optimiser on the server.
+
+The server steps from the model towards the clients' mean by an optimiser with a state: Reddi et al., 2021, "Adaptive
+federated optimization", algorithm 2, and Hsu et al., 2019, "Measuring the effects of non-identical data distribution",
+for momentum. The step is mean - model over the parameters; buffers follow the mean.
+"""
 
 from __future__ import annotations
 
