@@ -46,6 +46,18 @@ def test_the_lines_of_python_run(
     assert Path(printed[-1]).is_file()
 
 
+@pytest.mark.slow
+def test_a_module_of_hugging_face_trains_in_twelve_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("docs/how-to/initial-model.md", "python")
+    assert len([line for line in code.splitlines() if line]) <= 12
+    exec(compile(code, "initial-model.md", "exec"), {})  # noqa: S102 - the repository's own text
+    assert "{'0': 1.0, '1': 1.0}" in capsys.readouterr().out, "it has learned"
+
+
 def test_the_examples_of_the_page_on_extending_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
