@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkeep import metrics
-
-Floats = NDArray[np.float64]
+from fedkeep.metrics import Floats
 
 
 @dataclass(frozen=True)
