@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data import cache, given
+from fedkeep.data import array_store, cache
 from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
 from fedkeep.data.columns import TableColumn, columns_to_json
@@ -219,8 +219,8 @@ def load(
         raise DataError(f"The columns and sizes of {name!r} are known. Leave all but its name out of [data].")
     if name == "digits":
         return _load_digits()
-    if name.startswith(given.PREFIX):
-        return given.find(name)
+    if name.startswith(array_store.PREFIX):
+        return array_store.find(name)
     if name in _FEMNIST_SUBSETS:
         return _FEMNIST_SUBSETS[name](load("femnist", data_dir=data_dir))
     by_hub_id = {entry.hub: entry for entry in reversed([*CATALOG.values()]) if entry.hub}  # the first of several
@@ -307,7 +307,7 @@ def local_path(name: str, data_dir: str | Path | None) -> Path | None:
 
     Returns: None for a data set that is known by name, given in Python, on the Hub, or not there.
     """
-    if name in CATALOG or name.startswith(given.PREFIX):
+    if name in CATALOG or name.startswith(array_store.PREFIX):
         return None
     found = _find_path(name, data_folder(data_dir))
     return None if found is None else found[0].resolve()
