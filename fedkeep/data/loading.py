@@ -26,8 +26,16 @@ from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups, note_on_copies
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column
-from fedkeep.data.problems import Problems, Where
-from fedkeep.data.readers import RawSplits, hub_commit, is_offline, read_batches, read_hub, read_parquet
+from fedkeep.data.readers import (
+    Problems,
+    RawSplits,
+    Where,
+    hub_commit,
+    is_offline,
+    read_batches,
+    read_hub,
+    read_parquet,
+)
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, did_you_mean

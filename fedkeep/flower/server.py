@@ -41,9 +41,8 @@ from fedkeep.experiment.build import (
 from fedkeep.experiment.description import describe_trial, initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
-from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
 from fedkeep.experiment.plugins import import_user_code, instances_of
-from fedkeep.experiment.provenance import check_code
+from fedkeep.experiment.provenance import check_code, find_checkpoint_damage, trial_name
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe

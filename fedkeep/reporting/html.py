@@ -24,7 +24,7 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIALS
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
