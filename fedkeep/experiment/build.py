@@ -16,9 +16,9 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import Data, DataSet, Federation, array_store, load
 from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
-from fedkeep.data.client_test import with_client_test
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.dataset import describe_input
+from fedkeep.data.federation import with_client_test
 from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.data.schema import DataOptions

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedkeep._utils.digests import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
-from fedkeep.data.client_test import hold_out_client_test
 from fedkeep.data.columns import TableColumn, columns_from_json
+from fedkeep.data.federation import hold_out_client_test
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.build import (
     build_simulation,

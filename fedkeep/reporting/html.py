@@ -29,8 +29,8 @@ from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
 from fedkeep.reporting.findings import findings
-from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
+from fedkeep.reporting.record import warnings
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
     class_names,
