@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from fedkeep.privacy.central_noise import CentralNoise
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.privacy.secure_sum import SecureSum
-from fedkeep.rounds.local_models import LocalModels
-from fedkeep.rounds.own_tests import OwnTests
+from fedkeep.rounds.evaluation_steps import ClientTest, LocalModels
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.trust.attacks import Attacker
 from fedkeep.trust.loss_check import LossCheck
-from fedkeep.trust.plausible import Plausible
-from fedkeep.trust.robust import Robust
+from fedkeep.trust.plausibility_check import PlausibilityCheck
+from fedkeep.trust.robust_aggregation import RobustAggregation
 from fedkeep.trust.standing import Standing
 from fedkeep.trust.updates import Updates
 
@@ -28,13 +27,13 @@ def reply_steps(own: Sequence[ReplyStep] = ()) -> list[ReplyStep]:
         Attacker(),
         account,
         SecureSum(),
-        Plausible(),
+        PlausibilityCheck(),
         Updates(),
         LossCheck(),
         *own,
         standing,
-        Robust(),
+        RobustAggregation(),
         CentralNoise(account),
         LocalModels(),
-        OwnTests(),
+        ClientTest(),
     ]
