@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.files import is_file
-from fedkeep.data.problems import Problems
+from fedkeep.data.readers import Problems
 from fedkeep.errors import DataError, in_one_line, require_optional
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
