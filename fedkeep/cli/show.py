@@ -30,7 +30,7 @@ from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import TextTable, print_table
-from fedkeep.training.own_test import test_own
+from fedkeep.training.client_test import client_test
 
 
 def methods(options: Namespace, console: Console) -> int:
@@ -56,7 +56,7 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     say(console, f"{cls.paper}\n")
     say(console, f"{_docstring(cls)}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]")
-    for line in (*describe_replies(cls), f"test_own: {test_own.__doc__}"):
+    for line in (*describe_replies(cls), f"client_test: {client_test.__doc__}"):
         say(console, f"  {line}")
     method_options = options_of(cls)
     if method_options:

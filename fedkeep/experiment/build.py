@@ -16,12 +16,12 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import Data, DataSet, Federation, given, load
 from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
+from fedkeep.data.client_test import with_client_test
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
-from fedkeep.data.own_tests import with_own_tests
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
@@ -172,7 +172,7 @@ def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> 
     else:
         federation = Federation(dataset, recipe.partition.split(dataset.train, dataset.num_classes, seed), server)
     how = recipe.run.client_test
-    return with_own_tests(federation, how) if how else federation
+    return with_client_test(federation, how) if how else federation
 
 
 def build_simulation(

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedkeep._utils.identity import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
+from fedkeep.data.client_test import hold_out_client_test
 from fedkeep.data.columns import TableColumn, columns_from_json
-from fedkeep.data.own_tests import of_one_client
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import (
@@ -156,7 +156,9 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
     """Load the site's data; the share that it holds back for the test is their test split."""
     name, data_dir, share = config.data or recipe.data, config.data_dir or None, recipe.run.client_test
     dataset = load_data(name, data_dir, recipe.validation, recipe.data_options, columns)
-    return of_one_client(dataset, share) if isinstance(share, float) and share and config.partition_id < 0 else dataset
+    if isinstance(share, float) and share and config.partition_id < 0:
+        return hold_out_client_test(dataset, share)
+    return dataset
 
 
 @lru_cache(maxsize=8)  # in Flower's simulations one process stands for many sites

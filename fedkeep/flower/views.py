@@ -26,11 +26,11 @@ class ServerView(Federation):
     """The server's view: every site's name and number of examples in each task, and the server's own test set.
 
     ``sizes``: By site, its number of examples in each task.
-    ``sites_test``: Whether sites test models, each on its own test examples.
+    ``client_test``: Whether sites test models, each on its own test examples.
     """
 
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    sites_test: bool = False
+    client_test: bool = False
 
     @property
     def clients(self) -> Sequence[str]:
@@ -42,7 +42,7 @@ class ServerView(Federation):
 
     @property
     def holds_test_data(self) -> bool:
-        return not self.sites_test
+        return not self.client_test
 
     def num_examples(self, client: str) -> int:
         return self.sizes[client][self.task - 1]
@@ -67,9 +67,8 @@ def server_view(
     stream = split_classes(recipe, seed, dataset)
     first = dataset if stream is None else Federation.from_stream(stream, 1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
-    sites_test = bool(recipe.run.client_test)
-    of_sites = {name: sizes[name] for name in ordered}
-    return ServerView(first, Partition.empty(), server, stream, sizes=of_sites, sites_test=sites_test)
+    of_sites, client_test = {name: sizes[name] for name in ordered}, bool(recipe.run.client_test)
+    return ServerView(first, Partition.empty(), server, stream, sizes=of_sites, client_test=client_test)
 
 
 def split_classes(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:

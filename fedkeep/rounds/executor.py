@@ -19,9 +19,9 @@ from fedkeep.interface.pytree import copy_containers, keystr, tree_leaves_with_p
 from fedkeep.models import Weights
 from fedkeep.rounds.messages import UPDATE, Fault, StepRequest, StepResult, UpdateSum
 from fedkeep.rounds.step_checks import check_arguments, check_reply
+from fedkeep.training.client_test import client_test
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
-from fedkeep.training.own_test import test_own
 from fedkeep.training.party import LocalClient
 from fedkeep.training.vmap_training import VmapTrainer
 
@@ -170,7 +170,7 @@ class SerialExecutor(Executor):
             yield number, trainer(requests)
 
     def _client(self, request: StepRequest, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
-        own_context, is_test = self.own_contexts.get(request.client), unwrap_step(request.step) is test_own
+        own_context, is_test = self.own_contexts.get(request.client), unwrap_step(request.step) is client_test
         client = LocalClient(
             own_context or self.context,
             request.client,

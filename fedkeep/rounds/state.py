@@ -24,11 +24,11 @@ from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.evaluation_models import EvaluationModel, distinct_models
 from fedkeep.rounds.executor import Executor, SerialExecutor
 from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.training.client_test import client_test
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
 from fedkeep.training.model_check import ModelCheck
 from fedkeep.training.model_runner import Factory, ModelRunner, check_batch_size
-from fedkeep.training.own_test import test_own
 from fedkeep.training.party import LocalServer
 
 FaultInjector = Callable[[int, str, str], str | None]
@@ -266,7 +266,7 @@ class SimulationState:
     def builtin_steps(self) -> dict[str, Callable[..., Any]]:
         """The steps by name that clients are asked for every method, as the recipe says."""
         checks = BUILTIN_STEPS if self.settings.defense.loss_check != "off" else {}
-        return {**checks, **({"test_own": test_own} if self.settings.run.client_test else {})}
+        return {**checks, **({"client_test": client_test} if self.settings.run.client_test else {})}
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.

@@ -1,4 +1,4 @@
-"""Clients' own test examples: those that the data name as theirs, or a share of their examples that is held back."""
+"""The examples of a client test: those that the data name as a client's, or a share of its examples, held back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADVICE = (
 )
 
 
-def with_own_tests(federation: Federation, how: float | Literal["own"]) -> Federation:
+def with_client_test(federation: Federation, how: float | Literal["own"]) -> Federation:
     """Return a federation of which every test example is a client's own, and no client trains on one.
 
     ``how``: The share of each client's examples that is held back, or ``own`` for the test examples that the data name
@@ -32,7 +32,7 @@ def with_own_tests(federation: Federation, how: float | Literal["own"]) -> Feder
     return _named_tests(federation) if how == "own" else _held_back(federation, how)
 
 
-def of_one_client(dataset: DataSet, share: float) -> DataSet:
+def hold_out_client_test(dataset: DataSet, share: float) -> DataSet:
     """Return a data set of which a share of the training examples is held back as its test split."""
     rows = len(dataset.train["label"])
     everything = Partition("all", {}, 0, 1, torch.arange(rows), torch.tensor([0, rows]))

@@ -15,9 +15,9 @@ import torch
 
 import fedkeep
 from fedkeep.data import Federation
+from fedkeep.data.client_test import hold_out_client_test, with_client_test
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
-from fedkeep.data.own_tests import of_one_client, with_own_tests
 from fedkeep.data.partition import ByColumn
 from fedkeep.data.schema import CLIENT, GROUP
 from fedkeep.errors import ConfigError, DataError
@@ -27,14 +27,14 @@ from fedkeep.reporting.html import render
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 from fedkeep.rounds.state import RoundResult
+from fedkeep.training.client_test import ClientTestResult, pooled
 from fedkeep.training.evaluation import count_correct
-from fedkeep.training.own_test import OwnTest, pooled
 
 SHARE = 0.25
 
 
 def held_back(share: float = SHARE) -> Federation:
-    return with_own_tests(tiny.federation(), share)
+    return with_client_test(tiny.federation(), share)
 
 
 def rows_of(federation: Federation, client: str) -> set[bytes]:
@@ -60,7 +60,7 @@ def test_a_share_is_held_back_from_each_client_and_class() -> None:
 
 def test_with_tasks_tests_are_of_the_classes_that_have_arrived() -> None:
     stream = tiny.stream()
-    first = with_own_tests(Federation.from_stream(stream, 1), 0.5)
+    first = with_client_test(Federation.from_stream(stream, 1), 0.5)
     for task in range(1, first.num_tasks + 1):
         now = first.for_task(task)
         tests = [now.test_data(client)["label"] for client in now.clients]
@@ -85,24 +85,24 @@ def table(train: list[int], test: list[int], **columns: list[int]) -> DataSet:
 def test_test_rows_belong_to_the_client_that_the_data_name() -> None:
     dataset = table([3, 3, 5, 5, 5, 9], [9, 5, 3, 7, 3, -1])
     federation = Federation(dataset, ByColumn(num_clients=0).split(dataset.train, 2, 0))
-    own = with_own_tests(federation, "own")
+    own = with_client_test(federation, "own")
     assert [own.test_data(client)["input"].flatten().tolist() for client in own.clients] == [[2, 4], [1], [0]]
     assert "2 of 6 test examples are of no client that trains" in own.dataset.note
     assert [own.num_examples(client) for client in own.clients] == [2, 3, 1]
     together = Federation(dataset, ByColumn(num_clients=2).split(dataset.train, 2, 0))
-    grouped = with_own_tests(together, "own")
+    grouped = with_client_test(together, "own")
     for client in grouped.clients:
         assert set(grouped.test_data(client)[CLIENT].tolist()) == set(grouped.data(client)[CLIENT].tolist())
     nobodys = replace(dataset, test={**dataset.test, CLIENT: torch.full((6,), -1)})
     with pytest.raises(DataError, match=r"none of 6 test examples is named as a client's own. Mark rows"):
-        with_own_tests(replace(federation, dataset=nobodys), "own")
+        with_client_test(replace(federation, dataset=nobodys), "own")
     with pytest.raises(DataError, match=r"with the partition 'by hand' clients have no names"):
-        with_own_tests(tiny.federation(), "own")
+        with_client_test(tiny.federation(), "own")
 
 
 def test_what_belongs_together_is_held_back_together() -> None:
     groups = [0, 0, 0, 1, 2, 3, 3, 4, 5, 5]
-    part = of_one_client(table([0] * 10, [0] * 2, **{GROUP: groups}), 0.5)
+    part = hold_out_client_test(table([0] * 10, [0] * 2, **{GROUP: groups}), 0.5)
     taken, kept = (set(half[GROUP].tolist()) for half in (part.test, part.train))
     assert len(taken) == 3
     assert not taken & kept
@@ -138,13 +138,15 @@ def test_records_hold_what_all_clients_told() -> None:
 
 def test_what_is_lost_in_a_test_is_named_and_not_counted_as_lost() -> None:
     def fail(round: int, client: str, step: str) -> str | None:
-        return "hangs" if step == "test_own" and client == "1" else None
+        return "hangs" if step == "client_test" and client == "1" else None
 
     (record,) = tiny.run_rounds(simulate(rounds=1, fault_injector=fail))
     assert record["untested"] == {"1": "hangs"}
     assert "1" not in record["clients"]
     assert record["lost"] == {}
-    everybody = simulate(rounds=1, fault_injector=lambda round, client, step: "hangs" if step == "test_own" else None)
+    everybody = simulate(
+        rounds=1, fault_injector=lambda round, client, step: "hangs" if step == "client_test" else None
+    )
     (record,) = tiny.run_rounds(everybody)
     assert "correct" not in record
 
@@ -162,15 +164,17 @@ def test_what_is_lost_in_a_test_is_named_and_not_counted_as_lost() -> None:
 def test_results_that_cannot_be_true_are_refused(change: dict[str, Any]) -> None:
     simulation = simulate(rounds=1)
     lie = lambda client, reply: {which: replace(one, **change) for which, one in reply.items()}  # noqa: E731
-    tiny.change_replies(simulation, "test_own", lambda client, reply: lie(client, reply) if client.id == "1" else reply)
+    tiny.change_replies(
+        simulation, "client_test", lambda client, reply: lie(client, reply) if client.id == "1" else reply
+    )
     (record,) = tiny.run_rounds(simulation)
     assert record["untested"] == {"1": "answered with test results that cannot be true"}
     assert "refused" not in record
 
 
 def test_means_weigh_examples_and_leave_out_what_is_not_known() -> None:
-    def one(right: int, of: int, loss: float | None, auroc: float | None) -> OwnTest:
-        return OwnTest([right, 0], [of, 0], loss, {"auroc": [auroc], "specificity": [None, auroc]})
+    def one(right: int, of: int, loss: float | None, auroc: float | None) -> ClientTestResult:
+        return ClientTestResult([right, 0], [of, 0], loss, {"auroc": [auroc], "specificity": [None, auroc]})
 
     found = pooled(
         {"a": one(1, 2, 1.0, 0.5), "b": one(6, 6, 2.0, 1.0), "c": one(1, 8, 3.0, None), "d": one(0, 0, None, None)}
@@ -283,5 +287,5 @@ def test_every_other_method_is_tested(name: str) -> None:
     stream = Federation.from_stream(tiny.stream(), 1, tiny.dataset(6, seed=3).train)
     with_tasks = method.handles_tasks and name != "fedgems"  # whose server has images of all classes
     make, whole = (tiny.simulation_with_tasks, stream) if with_tasks else (tiny.simulation, tiny.federation())
-    simulation = make(method, federation=with_own_tests(whole, 0.4), client_test=0.4, rounds=1)
+    simulation = make(method, federation=with_client_test(whole, 0.4), client_test=0.4, rounds=1)
     assert all(record.get("clients") and "untested" not in record for record in tiny.run_rounds(simulation))

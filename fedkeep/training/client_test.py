@@ -1,4 +1,4 @@
-"""What a model is worth on a client's own test examples, which never leave the client: counts by class."""
+"""The client test: a client evaluates models on test examples of its own, which never leave it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_EXAMPLES = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class OwnTest:
+class ClientTestResult:
     """All that a client tells of its test: correct and all examples by class, the mean loss, and scores as lists.
 
     ``loss``: None where it is not finite.
@@ -42,17 +42,17 @@ class OwnTest:
 
 
 @on_client
-def test_own(
+def client_test(
     self: Algorithm[Any, Any], client: Client[Any], models: dict[str, Weights], scored: bool
-) -> dict[str, OwnTest]:
+) -> dict[str, ClientTestResult]:
     """With run.client_test: correct and all test examples by class, and the loss (with run.metric also its scores)."""
     assert isinstance(client, LocalClient)  # whose data are its test examples in this step
     nothing = [0] * client.num_classes
     if not len(client.data["label"]):
-        return {which: OwnTest(nothing, nothing, None, {}) for which in models}
+        return {which: ClientTestResult(nothing, nothing, None, {}) for which in models}
     found = {which: count_correct(client.context, model, client.data, scored) for which, model in models.items()}
     return {
-        which: OwnTest(
+        which: ClientTestResult(
             counts.correct,
             counts.total,
             counts.loss if math.isfinite(counts.loss) else None,
@@ -62,10 +62,7 @@ def test_own(
     }
 
 
-test_own.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
-
-
-def pooled(tests: Mapping[str, OwnTest]) -> dict[str, Any]:
+def pooled(tests: Mapping[str, ClientTestResult]) -> dict[str, Any]:
     """Return what a record says of all clients that have test examples: sums by class, means that examples weigh.
 
     ``clients`` has the correct and all examples of each, and ``client_scores`` its scores.

@@ -92,7 +92,7 @@ def test_nothing_but_counts_and_scores_leaves_a_site(
     seen: list[Any] = []
 
     def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
-        if kind == "perform" and asked.head["request"]["step"] == "test_own":
+        if kind == "perform" and asked.head["request"]["step"] == "client_test":
             seen.append(reply)
         return reply
 
