@@ -93,7 +93,7 @@ class CudaRecorder:
     """Records CUDA graphs, all in one pool of memory; only one of them may be replayed at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: torch.cuda.CUDAGraph | None = None  # keeps the pool
 
     def __call__(self, function: Callable[[], None]) -> Replay:
