@@ -28,7 +28,7 @@ from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Method
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
-from fedkeep.interface.steps import send_label_counts
+from fedkeep.interface.algorithm import send_label_counts
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.weights import mean

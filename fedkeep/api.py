@@ -17,10 +17,10 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.partition import Scheme
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.plugins import keep_loss
+from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.run import open_run, prepare_run, resume_command

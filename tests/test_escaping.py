@@ -22,10 +22,10 @@ from fedkeep._utils.escaping import csv_text, markdown, printable
 from fedkeep.cli import main
 from fedkeep.cli import text as cli_text
 from fedkeep.cli.text import Terminal, TerminalHandler, say, say_error
-from fedkeep.reporting.formats import latex, trials_csv
-from fedkeep.reporting.formats import markdown as as_markdown
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import latex, trials_csv
+from fedkeep.reporting.table import markdown as as_markdown
 
 CONTROLS = [
     "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "\x9b2J", "a\rb", "a\x08b",

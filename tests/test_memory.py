@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeep._utils import memory
+from fedkeep._utils import process
 
 
 def test_memory_is_given_back_each_time_that_enough_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(memory, "_library_function", lambda name: calls.append)
-    trimmer = memory.MemoryTrimmer()
-    for size in (0, memory.ENOUGH - 1, 1, 1, 3 * memory.ENOUGH):
+    monkeypatch.setattr(process, "_library_function", lambda name: calls.append)
+    trimmer = process.MemoryTrimmer()
+    for size in (0, process.ENOUGH - 1, 1, 1, 3 * process.ENOUGH):
         trimmer.dropped(size)
     assert calls == [0, 0]
 
@@ -30,7 +30,7 @@ def test_freed_pages_between_tensors_are_given_back() -> None:
     before = resident()
     kept = tensors[::50]
     del tensors
-    memory.MemoryTrimmer().dropped(memory.ENOUGH)
+    process.MemoryTrimmer().dropped(process.ENOUGH)
     assert len(kept) == 40
     assert before - resident() > 50 * 2**20
 
@@ -42,7 +42,7 @@ def test_a_process_that_keeps_freed_memory_asks_for_it_once() -> None:
 import resource
 import sys
 import torch
-from fedkeep._utils.memory import keep_freed_memory
+from fedkeep._utils.process import keep_freed_memory
 
 if sys.argv[1:]:
     keep_freed_memory()

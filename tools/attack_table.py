@@ -26,7 +26,7 @@ from fedkeep.cli import commands as given
 from fedkeep.errors import ConfigError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.rounds.attack_options import Attack, AttackKind
+from fedkeep.rounds.run_settings import Attack, AttackKind
 
 DEFENSES: Mapping[str, Sequence[str]] = {
     "none": ["defense.check_replies=false"],

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from damage import DAMAGES, apply_damage, files_of
 
 import fedkeep
-from fedkeep._utils.signals import Terminated
+from fedkeep._utils.process import Terminated
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run

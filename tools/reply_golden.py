@@ -25,8 +25,7 @@ import torch
 
 from fedkeep.interface import algorithms
 from fedkeep.interface.privacy import Privacy
-from fedkeep.rounds.attack_options import Attack
-from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.run_settings import Attack, Defense
 from fedkeep.testing.federation import simulation, simulation_with_tasks
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation

@@ -43,7 +43,7 @@ def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
     return mean(trained or [reply.model for reply in replies.values()])
 
 
-class GroupMean:
+class PartialMean:
     """The mean of `aggregate`, of models or of groups' means, which come one after another; none of them is kept.
 
     ``weight``: The sum of the weights so far.

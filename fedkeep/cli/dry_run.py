@@ -2,18 +2,156 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.cli.text import plain_table, say
+from fedkeep.data import Data, Federation, Tasks
+from fedkeep.data.partition import Partition
 from fedkeep.display import duration
 from fedkeep.errors import FedKeepError
-from fedkeep.experiment.estimate import NotEstimated, estimate
-from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.build import build_federation, build_simulation
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.interface.pytree import num_bytes
 from fedkeep.reporting.table import human_bytes
+from fedkeep.rounds.run_settings import distinct_models
+from fedkeep.training.per_example import gradient_bytes
+from fedkeep.trials.simulation import Simulation
+
+PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The expected time, memory and messages of one trial.
+
+    ``seconds``: Time on this machine, in seconds.
+    ``memory``: Memory of the process, in bytes.
+    ``sent``: What the server and all clients send each other, in bytes.
+    """
+
+    seconds: float
+    memory: float
+    sent: float
+
+
+class NotEstimated(FedKeepError):
+    """Raised for a method whose time small rounds do not predict."""
+
+
+def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
+    """Run two rounds with few clients and one batch each, and scale the time of the second one.
+
+    A public set is reduced in proportion to the clients' data. With tasks, the rounds are those of the first task. The
+    estimate is too low for a method that works once a task, or whose teachers join in later rounds or with more
+    clients. It is valid for this machine, as busy as it is now.
+
+    ``machine``: The device, threads and data folder.
+    """
+    if "generator" in method.algorithm.needs:
+        raise NotEstimated(
+            f"{method.label} is not estimated: most of its time goes into prototypes and images, which it generates "
+            "when a task begins."
+        )
+    with plain_torch(machine.threads):
+        return _estimate(recipe, method, machine)
+
+
+def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
+    federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
+    tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
+    per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
+    per_round = recipe.run.cohort_size * per_client  # examples of a cohort
+    training = recipe.training_of(method)
+    small = _subset_federation(federation, training.batch_size, min(recipe.run.cohort_size, 5))
+    measured = sum(map(small.num_examples, small.clients)) or 1
+    scale = per_round * training.epochs / measured  # examples of a whole round per example of a small one
+    if recipe.public.name and scale:
+        share = recipe.run.cohort_size / (len(small.clients) * scale)
+        small = replace(small, server_data=_subset(small.server_data, share))
+    run_settings = replace(
+        recipe.run,
+        rounds=3,
+        cohort_size=len(small.clients),
+        min_clients=1,
+        evaluate_every=3,
+        evaluate_local_models=False,
+        client_test=0.0,
+        evaluation_models=("last",),
+    )
+    one_epoch = replace(method, training={**method.training, "epochs": 1})
+    # Methods with a generator are not estimated.
+    short = replace(recipe, methods=(one_epoch,), run=run_settings, tasks=Tasks(), generator=GeneratorConfig())
+    simulation = build_simulation(short, one_epoch, recipe.seeds[0], small, machine.device, machine.data_dir)
+    simulation.run_round()
+    result = simulation.run_round()
+    training_time = result.timings["train"] * scale
+    teachers = result.timings["teachers"] / measured * per_round
+    images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
+    models = distinct_models(recipe.run.evaluation_models, method.algorithm)
+    evaluations = len(models) / recipe.run.evaluate_every
+    if recipe.run.evaluate_local_models:
+        evaluations += recipe.run.cohort_size / recipe.run.evaluate_every
+    evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations
+    sent = (result.record["down"] + result.record["up"]) * recipe.run.cohort_size / len(small.clients)
+    pooled = recipe.pretraining.passes * int(federation.partition.sizes.sum()) * result.timings["train"] / measured
+    return Estimate(
+        pooled + recipe.rounds * (training_time + teachers + evaluation),
+        _memory(simulation, federation, recipe),
+        recipe.rounds * sent,
+    )
+
+
+def _evaluation_time(simulation: Simulation, images: int) -> float:
+    """Return the seconds that the evaluation of one image takes."""
+    test = simulation.federation.dataset.test["input"][:images]
+    began = time.perf_counter()
+    simulation.context.runner.logits(simulation.server.model, simulation.context.normalise(test))
+    return (time.perf_counter() - began) / images
+
+
+def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> float:
+    """Return the bytes of data, networks, a round's replies, states of server and clients, and gradients by example."""
+    data = sum(
+        column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()
+    )
+    model = sum(tensor.nbytes for tensor in simulation.server.model.values())
+    client_state = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
+    clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort_size)
+    trained = {name: simulation.server.model[name] for name in simulation.context.runner.parameters}
+    by_example = simulation.context.timer.by_example or recipe.privacy.noise_multiplier > 0
+    return (
+        PROCESS_MEMORY
+        + gradient_bytes(trained) * by_example
+        + data
+        + model * (6 + recipe.run.cohort_size)
+        + num_bytes(simulation.server.state)
+        + client_state * clients
+    )
+
+
+def _subset(data: Data, share: float) -> Data:
+    """Return a share of the rows, from the first on; at least two, which batch norm needs."""
+    count = max(2, round(share * len(data["label"])))
+    return {name: column[:count] for name, column in data.items()}
+
+
+def _subset_federation(federation: Federation, rows: int, clients: int) -> Federation:
+    """Return a federation of the largest clients, with at most ``rows`` examples each."""
+    partition = federation.partition
+    largest = torch.argsort(partition.sizes, descending=True, stable=True)[:clients]
+    parts = [partition[int(i)][:rows] for i in largest]
+    offsets = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
+    few = Partition(partition.scheme, {}, partition.seed, 1, torch.cat(parts), offsets)
+    return Federation(federation.dataset, few, federation.server_data)
 
 
 def dry_run(

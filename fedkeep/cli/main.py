@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from fedkeep._utils.memory import keep_freed_memory
+from fedkeep._utils.process import keep_freed_memory
 from fedkeep.cli.commands import COMMANDS, add_commands
 from fedkeep.cli.text import Parser, Terminal, TerminalHandler, forget_odd_width, say_error
 from fedkeep.errors import FedKeepError

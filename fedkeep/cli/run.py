@@ -13,15 +13,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedkeep._utils.signals import Terminated
+from fedkeep._utils.process import Terminated
 from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.text import plain_table, say
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import describe_data
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import fit_cohort
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.problems import Problems, Where, at
 from fedkeep.data.readers import MISSING_TEXTS, read_column, to_nfc
-from fedkeep.data.schema import Schema
+from fedkeep.data.schema import DataOptions, Schema
 from fedkeep.errors import DataError, require_optional
 
 _WORD = re.compile(r"\w+|[^\w\s]")

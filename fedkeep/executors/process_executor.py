@@ -22,8 +22,14 @@ from fedkeep.executors.workers import DONE, REFUSED, Handler, Message, Worker, k
 from fedkeep.interface.codec import from_structure, to_structure
 from fedkeep.interface.pytree import tree_tensors
 from fedkeep.rounds.executor import Executor, Future
-from fedkeep.rounds.group_sum import GroupSum, GroupTrainer, decode_sum, encode_sum, sum_type
 from fedkeep.rounds.messages import StepRequest, StepResult, decode_request, encode_request, results_type
+from fedkeep.rounds.partial_aggregation import (
+    PartialAggregate,
+    PartialAggregator,
+    aggregate_type,
+    decode_aggregate,
+    encode_aggregate,
+)
 from fedkeep.rounds.state import SimulationState
 
 STEPS = "steps"
@@ -32,11 +38,11 @@ STEPS = "steps"
 
 @dataclass(eq=False)
 class RequestGroup:
-    """Requests that one worker carries out together, and their results, or their sum with a ``trainer``."""
+    """Requests that one worker carries out together, and their results, or their aggregate with an ``aggregator``."""
 
     requests: Sequence[StepRequest]
-    trainer: GroupTrainer | None = None
-    sum: GroupSum | None = None
+    aggregator: PartialAggregator | None = None
+    aggregate: PartialAggregate | None = None
     results: list[StepResult] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -98,24 +104,26 @@ class WorkerExecutor(Executor, Generic[W]):
         del futures  # they hold the results, which need not stay in memory
         self._put_first(positions)
         while positions:
-            finished = [group for group in positions if group.results or group.sum or group.error is not None]
+            finished = [group for group in positions if group.results or group.aggregate or group.error is not None]
             while finished:
                 yield from positions.pop(finished.pop(0))
             if positions:
                 self._dispatch()
                 self._receive()
 
-    def sum_up(self, groups: Sequence[Sequence[StepRequest]], trainer: GroupTrainer) -> Iterator[tuple[int, GroupSum]]:
+    def aggregate_groups(
+        self, groups: Sequence[Sequence[StepRequest]], aggregator: PartialAggregator
+    ) -> Iterator[tuple[int, PartialAggregate]]:
         futures: list[Future] = []
         for requests in groups:
-            (future, *_) = self._submit(RequestGroup(requests, trainer))
+            (future, *_) = self._submit(RequestGroup(requests, aggregator))
             futures.append(future)
         for position in self.as_completed(futures):
             group: RequestGroup = futures[position][0]
             if group.error is not None:
                 raise group.error
-            assert group.sum is not None
-            found, group.sum = group.sum, None
+            assert group.aggregate is not None
+            found, group.aggregate = group.aggregate, None
             yield position, found
             del found
 
@@ -172,7 +180,7 @@ class WorkerExecutor(Executor, Generic[W]):
                 known = self.known[worker].intersection(self._names.values())
                 self.known[worker] = known | (fresh.keys() - states)
                 try:
-                    summed = [group.trainer.how, group.trainer.stacked] if group.trainer else None
+                    summed = [group.aggregator.how, group.aggregator.stacked] if group.aggregator else None
                     worker.send(STEPS, [encoded, sorted(self.known[worker]), summed], fresh)
                 except RunError as death:
                     raise RunError(f"{death} {group}") from None
@@ -189,11 +197,11 @@ class WorkerExecutor(Executor, Generic[W]):
         if kind != DONE:
             group.error = RunError(content if kind == REFUSED else f"{group} The worker's error:\n{content}")
             return
-        state_type, trainer = self.state.client_states.type, group.trainer
-        if trainer is None:
+        state_type, aggregator = self.state.client_states.type, group.aggregator
+        if aggregator is None:
             hint = results_type([request.step for request in group.requests], state_type)
         else:
-            hint = tuple.__class_getitem__((sum_type(trainer.steps, state_type), float, float))
+            hint = tuple.__class_getitem__((aggregate_type(aggregator.steps, state_type), float, float))
         moved = {name: tensor.to(self.state.settings.device) for name, tensor in tensors.items()}
         try:
             results, train, teachers = from_structure(content, moved, hint)
@@ -201,10 +209,10 @@ class WorkerExecutor(Executor, Generic[W]):
             group.error = RunError(f"a worker's reply is not what its step says that it returns: {error} {group}")
             return
         self.state.context.timer.add(train, teachers)
-        if trainer is None:
+        if aggregator is None:
             group.results = [StepResult(*result) for result in results]
         else:
-            group.sum = decode_sum(results, group.requests, trainer.steps)
+            group.aggregate = decode_aggregate(results, group.requests, aggregator.steps)
 
     def _encode(self, requests: Sequence[StepRequest], known: set[str]) -> tuple[list[Any], dict[str, Tensor]]:
         """Return encoded requests, and those of their tensors that a worker does not have yet."""
@@ -226,7 +234,7 @@ class WorkerExecutor(Executor, Generic[W]):
 class ProcessExecutor(WorkerExecutor[Worker]):
     """Carries out steps in worker processes of this machine."""
 
-    sums = True
+    partial_aggregation = True
 
     def _kill_workers(self) -> None:
         kill_workers(self.workers)
@@ -265,7 +273,7 @@ class StepHandler:
         timer = state.context.timer
         timer.reset()
         if summed is not None:
-            found = encode_sum(GroupTrainer(state, self.steps, *summed)(requests), self.steps)
+            found = encode_aggregate(PartialAggregator(state, self.steps, *summed)(requests), self.steps)
             return to_structure((found, timer.train, timer.teachers))
         results = [state.serial.wait(future) for future in state.serial.submit(*requests)]
         contents = tuple((result.reply, result.state, result.uses) for result in results)

@@ -5,11 +5,15 @@ receives messages until one says that the request is done or has failed. A worke
 connection or dies. If that happens during a request, a `KeyboardInterrupt` is raised in the worker, so that a trial can
 save its last round. Ctrl-C is sent to all processes of a terminal, and SIGTERM to all of a job or service; workers
 ignore them, and their parent decides what to do.
+
+A message is a structure as JSON, then each tensor as its bytes. The codec for sites and disks
+(`fedkeep.interface.codec`) makes one blob in a known format, which would only cost time here.
 """
 
 from __future__ import annotations
 
 import _thread
+import json
 import multiprocessing
 import queue
 import signal
@@ -23,12 +27,79 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from fedkeep._utils.memory import MemoryTrimmer, keep_freed_memory
-from fedkeep._utils.signals import signals_blocked_in_children
+from fedkeep._utils.process import MemoryTrimmer, keep_freed_memory, signals_blocked_in_children
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.executors import ipc
+
+PIECE = 2**20
+"""Bytes that are sent at a time: `multiprocessing` holds another copy of what it receives at once."""
+
+
+def send_message(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Send a structure and its tensors.
+
+    ``structure``: A structure as from `fedkeep.interface.codec.to_structure`.
+    ``tensors``: Its tensors by name.
+    """
+    # Everything is prepared before anything is sent: an error in between would leave half a message on the connection.
+    head, *parts = pack(structure, tensors)
+    connection.send_bytes(head)
+    for part in parts:
+        for start in range(0, len(part), PIECE):
+            connection.send_bytes(part[start : start + PIECE])
+
+
+def receive_message(connection: Connection) -> tuple[Any, dict[str, Tensor]]:
+    """Receive what `send_message` has sent.
+
+    Returns: Its tensors by name, on the CPU.
+    """
+    structure, tensors = _empty(connection.recv_bytes())
+    for tensor in tensors.values():
+        content = _bytes_of(tensor)
+        for start in range(0, len(content), PIECE):
+            connection.recv_bytes_into(content[start : start + PIECE])
+    return structure, tensors
+
+
+def pack(structure: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Return a structure and its tensors as bytes.
+
+    ``structure``: A structure as from `fedkeep.interface.codec.to_structure`.
+    ``tensors``: Its tensors by name.
+    Returns: The structure and the tensors' forms as JSON, then the memory of each tensor that is not empty, uint8
+        [bytes].
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    described = [[name, str(tensor.dtype).removeprefix("torch."), tensor.shape] for name, tensor in plain.items()]
+    head = json.dumps([structure, described], separators=(",", ":")).encode()
+    return [head, *(_bytes_of(tensor) for tensor in plain.values() if tensor.numel())]
+
+
+def unpack(parts: Sequence[Any]) -> tuple[Any, dict[str, Tensor]]:
+    """Return what `pack` has packed.
+
+    ``parts``: What it returned; the arrays may be read-only.
+    Returns: Its tensors by name, on the CPU, in memory of their own.
+    """
+    structure, tensors = _empty(parts[0])
+    for tensor, content in zip((t for t in tensors.values() if t.numel()), parts[1:], strict=True):
+        _bytes_of(tensor)[:] = content
+    return structure, tensors
+
+
+def _empty(head: bytes) -> tuple[Any, dict[str, Tensor]]:
+    structure, described = json.loads(head)
+    return structure, {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in described}
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the memory of a contiguous tensor."""
+    return tensor.flatten().view(torch.uint8).numpy()
+
 
 DONE, REFUSED, FAILED, PROGRESS = "done", "refused", "failed", "progress"
 """The status of a worker's message: a result, an error that FedKeep raised on purpose, another error, or progress."""
@@ -59,7 +130,7 @@ class Worker:
         ``tensors``: Tensors by name.
         """
         try:
-            ipc.send(self.connection, [kind, content], tensors or {})
+            send_message(self.connection, [kind, content], tensors or {})
         except OSError:
             raise self.death() from None
 
@@ -70,7 +141,7 @@ class Worker:
         Returns: Tensors by name.
         """
         try:
-            (kind, content), tensors = ipc.receive(self.connection)
+            (kind, content), tensors = receive_message(self.connection)
         except (EOFError, OSError):
             raise self.death() from None
         self.heard = True
@@ -161,7 +232,7 @@ def serve(
     trimmer = MemoryTrimmer()
     while True:
         try:
-            message = ipc.receive(connection) if receive is None else receive()
+            message = receive_message(connection) if receive is None else receive()
         except (EOFError, OSError):
             return
         if message is None:
@@ -171,9 +242,9 @@ def serve(
             status, content, result = carry_out(handlers[kind], content, tensors)
         try:
             try:
-                ipc.send(connection, [status, content], result)
+                send_message(connection, [status, content], result)
             except (RuntimeError, TypeError, ValueError):  # a tensor that cannot be sent
-                ipc.send(connection, [FAILED, traceback.format_exc()], {})
+                send_message(connection, [FAILED, traceback.format_exc()], {})
         except OSError:  # the parent is gone
             return
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.values())
@@ -233,7 +304,7 @@ class _Inbox:
     def _read(self) -> None:
         try:
             while True:
-                self._messages.put(ipc.receive(self._connection))
+                self._messages.put(receive_message(self._connection))
         except (EOFError, OSError):
             self._is_over = True
             self._messages.put(None)

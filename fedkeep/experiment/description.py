@@ -16,7 +16,7 @@ from fedkeep.experiment.initial_model import InitialModel
 from fedkeep.experiment.recipe import Method, Recipe, describe_extractor, pretrained_models
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
-from fedkeep.rounds.evaluation_models import distinct_models
+from fedkeep.rounds.run_settings import distinct_models
 from fedkeep.rounds.state import SimulationState
 
 MAX_LISTED_CLIENTS = 100_000

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.identity import Identity
+from fedkeep._utils.digests import Identity
 from fedkeep.data import Federation
-from fedkeep.experiment.belonging import check_recipe, check_trial, identity_of
 from fedkeep.experiment.build import (
     build_federation,
     build_simulation,
@@ -22,6 +21,7 @@ from fedkeep.experiment.build import (
 from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.initial_model import InitialModel, initial_model
 from fedkeep.experiment.paths import find_damage, is_finished, trial_folder, trial_name
+from fedkeep.experiment.provenance import check_recipe, check_trial, identity_of
 from fedkeep.experiment.recipe import Method, Recipe, check_robust_aggregation, client_architectures
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network

@@ -37,13 +37,12 @@ from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.dataset import Data, DataSet
 from fedkeep.errors import ConfigError, RunError, in_one_line, require_optional
-from fedkeep.executors.ipc import pack, unpack
 from fedkeep.executors.process_executor import STEPS, RequestGroup, WorkerExecutor, step_handlers
-from fedkeep.executors.workers import DONE, FAILED, Handler, Message, carry_out
-from fedkeep.experiment.belonging import code_digests
+from fedkeep.executors.workers import DONE, FAILED, Handler, Message, carry_out, pack, unpack
 from fedkeep.experiment.build import build_simulation, clients_and_server_data, split_clients
 from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import code_digests
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface.codec import from_structure, own_storage, to_structure
@@ -151,8 +150,8 @@ def carry_out_on_node(description: str, data: Sequence[Any], *parts: list[Any]) 
 
     ``description``: Of the trial (see `_describe`), as JSON.
     ``data``: A reference to the clients' data, which are read only if the node does not have them yet.
-    ``*parts``: The request's content and tensors (see `fedkeep.executors.ipc.pack`); then tensors that Ray copies to a
-        node once.
+    ``*parts``: The request's content and tensors (see `fedkeep.executors.workers.pack`); then tensors that Ray copies
+        to a node once.
     Returns: The status and the content of the result, and its tensors.
     """
 

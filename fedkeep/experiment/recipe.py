@@ -17,8 +17,8 @@ from fedkeep.aggregation.robust import max_byzantine
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import Scheme
+from fedkeep.data.schema import DataOptions
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
@@ -29,12 +29,10 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture, Pretrained, get_architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import Options, as_table, build
-from fedkeep.rounds.attack_options import ON_EXAMPLES, Attack
-from fedkeep.rounds.defense import MIN_FOR_MEDIAN, Defense
-from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
-from fedkeep.trust.robust import KRUM
+from fedkeep.trust.robust_aggregation import KRUM
 
 Row = TypeVar("Row")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import is_file
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import get_scheme
+from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
 from fedkeep.experiment.overrides import INITIAL_MODEL, add_grids, apply_overrides, expand, merge_tables
 from fedkeep.experiment.recipe import (

@@ -18,14 +18,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedkeep._utils.digests import DamagedFile, read_json, read_toml, write_json, write_toml
+from fedkeep._utils.digests import DamagedFile, Identity, read_json, read_toml, write_json, write_toml
 from fedkeep._utils.files import make_folder
-from fedkeep._utils.identity import Identity
 from fedkeep.data.loading import local_path
 from fedkeep.errors import RunError
-from fedkeep.experiment.belonging import CODE, keep_code, settings_of, used
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
+from fedkeep.experiment.provenance import CODE, keep_code, settings_of, used
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine, revision, versions

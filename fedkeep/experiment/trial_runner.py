@@ -16,13 +16,11 @@ from typing import Any
 import torch
 
 from fedkeep._utils import progress
-from fedkeep._utils.digests import read_json, write_json
-from fedkeep._utils.identity import Identity
-from fedkeep._utils.signals import raising_terminated
+from fedkeep._utils.digests import Identity, read_json, write_json
+from fedkeep._utils.process import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.executors import ipc
 from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
 from fedkeep.executors.workers import (
     DONE,
@@ -32,15 +30,16 @@ from fedkeep.executors.workers import (
     Worker,
     kill_workers,
     run_worker,
+    send_message,
     start_workers,
     stop_workers,
     wait_for_any,
 )
-from fedkeep.experiment.belonging import check_code
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import import_user_code, instances_of
+from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress, describe_version, usable_cores
@@ -377,7 +376,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
         return Trial(experiments[run], Path(run), experiments[run].recipe.method(label), seed, label)
 
     def report(progress: Progress) -> None:
-        ipc.send(connection, [PROGRESS, asdict(progress)], {})
+        send_message(connection, [PROGRESS, asdict(progress)], {})
 
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)

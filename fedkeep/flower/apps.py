@@ -1,20 +1,183 @@
-"""The Flower apps: they pass messages on to `fedkeep.flower.server` and `fedkeep.flower.client_handler`."""
+"""The Flower apps: they pass messages on to `fedkeep.flower.server` and `fedkeep.flower.client_handler`.
+
+A message is Flower's records: tensors in an ArrayRecord, the header as JSON in a ConfigRecord. Never pickle.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import time
+from collections.abc import Collection
+from threading import Lock
+from typing import Any
 
-from flwr.app import Context, Message
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.superlink.grid.http_grid import HttpGrid
+from torch import Tensor
 
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.flower.client_handler import handle_message
 from fedkeep.flower.config import read_node_config, read_run_config
-from fedkeep.flower.records import FlowerTransport, pack, unpack
 from fedkeep.flower.server import serve
 from fedkeep.flower.transport import Envelope, MessageKind
+from fedkeep.rounds.messages import Fault, no_reply
+
+MESSAGE_TYPES: dict[MessageKind, str] = {
+    "introduce": "query.introduce",
+    "perform": "train.perform",
+    "aggregate": "train.aggregate",
+}
+"""Flower's message type for each kind of message."""
+_HEAD, _TENSORS = "head", "tensors"
+MAX_HEAD_SIZE = 4e6  # characters of a reply's header, which takes far more memory once it is parsed
+
+UPLOAD_SECONDS = 60.0  # seconds for which the server waits while a site uploads the rest of a message
+MIN_OBJECT_SIZE = 4096  # bytes at which an object is counted, since reading a small one takes time too
+
+
+def pack(envelope: Envelope) -> RecordDict:
+    """Return an envelope as Flower's records."""
+    text = json.dumps(envelope.head, separators=(",", ":"))
+    arrays = {name: _array(tensor) for name, tensor in envelope.tensors.items()}
+    return RecordDict({_HEAD: ConfigRecord({"text": text}), _TENSORS: ArrayRecord(arrays)})
+
+
+def unpack(records: RecordDict, max_size: float, max_head_size: float = MAX_HEAD_SIZE) -> Envelope:
+    """Return the envelope from which `pack` made records.
+
+    ``records``: The records, perhaps from an untrusted sender.
+    ``max_size``: The largest allowed size of header and tensors together, in bytes.
+    ``max_head_size``: The largest allowed length of the header and the names of the tensors, in characters.
+    """
+    try:
+        text = records.config_records[_HEAD]["text"]
+        arrays = records.array_records[_TENSORS]
+        if not isinstance(text, str):
+            raise TypeError("its head is not text")
+        written = len(text) + sum(map(len, arrays))
+        size = written + sum(len(array.data) for array in arrays.values())
+        if size > max_size:
+            raise ValueRefused(f"{size / 1e6:.1f} MB, where at most {max_size / 1e6:.1f} MB are taken")
+        if written > max_head_size:
+            raise ValueRefused(
+                f"a head of {written / 1e6:.1f} MB, where at most {max_head_size / 1e6:.1f} MB are taken"
+            )
+        head = json.loads(text)
+        if not isinstance(head, dict):
+            raise ValueError("its head is not a JSON object")
+        return Envelope(head, {name: _tensor(array) for name, array in arrays.items()})
+    except ValueRefused:
+        raise
+    except Exception as error:  # untrusted bytes may raise anything, MemoryError included
+        raise ValueRefused(f"a message that FedKeep did not write: {type(error).__name__}: {error}") from error
+
+
+def _array(tensor: Tensor) -> Array:
+    try:
+        return Array(np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tuple(tensor.shape)))
+    except TypeError as error:
+        raise ValueRefused(f"{error}. Send tensors of a type that NumPy has.") from error
+
+
+def _tensor(array: Array) -> Tensor:
+    return torch.from_numpy(np.array(array.numpy()))
+
+
+class FlowerTransport:
+    """A transport on Flower's Grid.
+
+    It pushes and pulls messages itself, since Flower's ``send_and_receive`` polls every three seconds only.
+
+    ``grid``: Flower's access to the connected nodes.
+    ``max_reply_size``: The largest allowed size of a reply, in bytes.
+    """
+
+    def __init__(self, grid: Grid, max_reply_size: float) -> None:
+        self.grid = grid
+        self.max_reply_size = max_reply_size
+        if isinstance(grid, HttpGrid):
+            grid._client = _LimitedClient(grid._runtime_client, max_reply_size)  # type: ignore[assignment]
+
+    def nodes(self) -> dict[int, str]:
+        """Return the registered names of the connected nodes; see `fedkeep.flower.transport.Transport`."""
+        return {int(node.node_id): str(node.name) for node in self.grid.get_nodes()}
+
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | Fault:
+        """Send an envelope; see `fedkeep.flower.transport.Transport`."""
+        message = Message(
+            pack(envelope), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=seconds, group_id=str(round)
+        )
+        message_id = next(iter(self.grid.push_messages([message])), None)
+        return message_id or no_reply("Flower's SuperLink did not accept the message; its log says why")
+
+    def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | Fault]:
+        """Return the replies that have arrived; see `fedkeep.flower.transport.Transport`."""
+        replies: Any = self.grid.pull_messages(list(message_ids)) if message_ids else []
+        return {reply.metadata.reply_to_message_id: self._read(reply) for reply in replies}
+
+    def _read(self, reply: Message) -> Envelope | Fault:
+        if reply.has_error():
+            return no_reply(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
+        try:
+            return unpack(reply.content, self.max_reply_size)
+        except ValueRefused as error:
+            return Fault(f"answered with {error}")
+
+
+class _LimitedClient:
+    """A connection to the SuperLink that stops to read a message which is too large, before all of it is in memory.
+
+    A message is a tree of objects, none of which tells its size before it is read. Flower reads them one by one and
+    answers `ObjectPullError` with a message that says why there is no other. It would read a message of any size, and
+    wait for two hours while a site uploads one.
+
+    ``max_size``: The largest allowed size of a message, in bytes.
+    """
+
+    def __init__(self, client: Any, max_size: float) -> None:
+        self._client = client
+        self._max_size = max_size
+        self._message_of: dict[str, str] = {}  # the message to which an object belongs
+        self._sizes: dict[str, int] = {}
+        self._began: dict[str, float] = {}  # when the server began to read a message (monotonic seconds)
+        self._lock = Lock()  # objects are read in several threads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, request: Any) -> Any:
+        response = self._client.PullMessages(request)
+        self._sizes, self._message_of = {}, {}  # all objects of the earlier messages have been read
+        self._began = {}
+        for tree in response.message_object_trees:
+            self._message_of |= {part.object_id: tree.object_id for part in iterate_object_tree(tree)}
+        return response
+
+    def PullObject(self, request: Any) -> Any:
+        message = self._message_of.get(request.object_id, "")
+        self._check(request.object_id, message)
+        began = self._began.setdefault(message, time.monotonic())
+        response = self._client.PullObject(request)
+        if not response.object_available and time.monotonic() - began > UPLOAD_SECONDS:
+            raise ObjectPullError(request.object_id, f"its message was not whole after {UPLOAD_SECONDS:.0f} s")
+        with self._lock:
+            size = max(len(response.object_content), MIN_OBJECT_SIZE)
+            self._sizes[message] = self._sizes.get(message, 0) + size
+        self._check(request.object_id, message)
+        return response
+
+    def _check(self, part: str, message: str) -> None:
+        if self._sizes.get(message, 0) > self._max_size + MAX_HEAD_SIZE:
+            raise ObjectPullError(part, f"its message has more than {self._max_size / 1e6:.1f} MB, which are taken")
+
 
 client, server = ClientApp(), ServerApp()
 

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedkeep._utils.identity import Identity
+from fedkeep._utils.digests import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.client_test import hold_out_client_test
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.belonging import code_digests
 from fedkeep.experiment.build import (
     build_simulation,
     check_token_ids,
@@ -28,6 +27,7 @@ from fedkeep.experiment.build import (
     without_generator_images,
 )
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import code_digests
 from fedkeep.experiment.recipe import Recipe, select_client
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig

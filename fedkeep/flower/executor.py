@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkeep.aggregation.fixed_point import vector_length
 from fedkeep.errors import ValueRefused
 from fedkeep.flower.site_registry import POLL_SECONDS, SiteRegistry
 from fedkeep.flower.state_store import StateRef, state_ref
@@ -25,6 +24,7 @@ from fedkeep.flower.transport import Envelope, MessageKind, Transport, content_n
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import from_structure
 from fedkeep.models import Weights
+from fedkeep.privacy.secure_sum import vector_length
 from fedkeep.rounds.executor import Executor, Future
 from fedkeep.rounds.messages import (
     Fault,

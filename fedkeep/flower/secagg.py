@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep._utils.identity import Identity
+from fedkeep._utils.digests import Identity
 from fedkeep.errors import ConfigError, MissingExtra, RunError, ValueRefused
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore

@@ -1,4 +1,7 @@
-"""What the server does: it runs a recipe whose clients are sites behind a transport."""
+"""What the server does: it runs a recipe whose clients are sites behind a transport.
+
+A server without data learns from its sites the form of theirs: classes and shape, and statistics over all sites.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
-from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.belonging import check_code
+from fedkeep.data.columns import TableColumn, columns_from_json
+from fedkeep.data.dataset import describe_input
+from fedkeep.data.schema import number_names
+from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.build import (
     build_simulation,
     check_device,
@@ -36,6 +43,7 @@ from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
 from fedkeep.experiment.plugins import import_user_code, instances_of
+from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
@@ -44,7 +52,6 @@ from fedkeep.experiment.trial_runner import begun_description, described_identit
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.site_registry import SiteRegistry
-from fedkeep.flower.sites_data import NO_DATA, data_of_form, pool
 from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
@@ -58,6 +65,90 @@ from fedkeep.tracking import check_log, check_packages
 from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.checkpoint import load_manifest, manifests
 from fedkeep.trials.trial import TrialBusy, run_trial
+
+NO_DATA = "none"
+"""What the run configuration's ``data`` is for a server without data of its own."""
+MOST_NUMBERS = 10**8
+"""The most numbers in one input that a site is believed to have."""
+_TYPES = {"images": torch.uint8, "token ids": torch.int64, "numbers": torch.float32}
+
+
+def data_of_form(about: Mapping[str, Any], name: str = "the sites' data") -> DataSet:
+    """Return a data set of the form that `fedkeep.flower.views.describe_dataset` tells, with one example of zeros."""
+    try:
+        shape = tuple(map(int, about["shape"]))
+        if not 0 < math.prod(shape) <= MOST_NUMBERS:
+            raise ValueError(f"inputs of the shape {list(shape)[:8]}")
+        row = {"input": torch.zeros(1, *shape, dtype=_TYPES[about["kind"]]), "label": torch.zeros(1, dtype=torch.int64)}
+        columns = columns_from_json({"columns": about["columns"]})
+        names, mean, std = (tuple(about[key]) for key in ("label_names", "mean", "std"))
+        return DataSet(name, row, row, tuple(map(str, names)), mean, std, columns=columns)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DataError(f"{name}: this is no description of data ({type(error).__name__}: {error}).") from None
+
+
+def pool(described: Mapping[str, Any], examples: Mapping[str, int]) -> DataSet:
+    """Return a data set of the form of all sites together, from what each describes, weighted by its examples."""
+    sites = {site: data_of_form(described[site], f"site {site}") for site in sorted(described)}
+    first, *others = sites.values()
+    for other in others:  # the features of a table follow from its columns, of which sites may know other values
+        is_table = bool(first.columns and other.columns)
+        if other.kind != first.kind or (other.shape != first.shape and not is_table):
+            raise DataError(
+                f"{first.name} has {describe_input(first.train['input'])}, and {other.name} "
+                f"{describe_input(other.train['input'])}. Bring them to one form."
+            )
+    weights = np.asarray([examples[site] for site in sites], dtype=np.float64)
+    weights = weights / weights.sum() if weights.sum() else np.full(len(sites), 1 / len(sites))
+    every = [dataset.label_names for dataset in sites.values()]
+    _, names = number_names([name for of_site in every for name in of_site], as_text=True)
+    means, deviations = (zip(*(getattr(one, name) for one in sites.values()), strict=True) for name in ("mean", "std"))
+    channels = [_pooled(*of, weights) for of in zip(means, deviations, strict=True)]
+    columns = _columns(list(sites.values()), weights)
+    return replace(
+        first,
+        name="the sites' data",
+        label_names=every[0] if all(one == every[0] for one in every) else tuple(names),
+        mean=tuple(mean for mean, _ in channels),
+        std=tuple(std for _, std in channels),
+        columns=columns,
+        **_zeros(first, sum(len(column.features) for column in columns)),
+    )
+
+
+def _zeros(dataset: DataSet, features: int) -> dict[str, Any]:
+    """Return both splits with so many features, where these are a table's."""
+    row = {**dataset.train, "input": torch.zeros(1, features)} if features else dataset.train
+    return {"train": row, "test": row}
+
+
+def _pooled(means: Sequence[float], deviations: Sequence[float], weights: Any) -> tuple[float, float]:
+    """Return the mean and the standard deviation of all examples, from those of each site."""
+    of_sites, spread = np.asarray(means), np.asarray(deviations)
+    mean = float(weights @ of_sites)
+    return mean, math.sqrt(float(weights @ (spread**2 + (of_sites - mean) ** 2))) or 1.0
+
+
+def _columns(sites: Sequence[DataSet], weights: Any) -> tuple[TableColumn, ...]:
+    """Return a table's columns over all sites; raise `DataError` if sites read a column in different ways."""
+    plain = [[replace(c, fill=0.0, mean=0.0, scale=1.0, values=(), other=False) for c in d.columns] for d in sites]
+    for site, of_site in zip(sites, plain, strict=True):
+        if of_site != plain[0]:
+            pairs = zip(of_site, plain[0], strict=False)
+            odd = next((f"{a.name!r} ({a.kind})" for a, b in pairs if a != b), f"{len(of_site)} columns")
+            raise DataError(
+                f"{site.name} reads {odd} otherwise than {sites[0].name}, which has "
+                f"{', '.join(f'{c.name!r} ({c.kind})' for c in plain[0])}. Give all sites the same columns of one kind."
+            )
+    found = []
+    for of_sites in zip(*(site.columns for site in sites), strict=True):
+        mean, scale = _pooled([c.mean for c in of_sites], [c.scale for c in of_sites], weights)
+        fill = float(weights @ np.asarray([c.fill for c in of_sites]))
+        values = tuple(sorted({value for c in of_sites for value in c.values}))
+        other = any(c.other for c in of_sites)
+        found.append(replace(of_sites[0], fill=fill, mean=mean, scale=scale, values=values, other=other))
+    return tuple(found)
+
 
 log = logging.getLogger(__name__)
 MAX_ROLLED_BACK = 3  # rounds in a row that were rolled back, after which a run stops

@@ -15,9 +15,18 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from fedkeep._utils.digests import DamagedFile, read_json, read_sealed, write_json, write_sealed
+from fedkeep._utils.digests import (
+    DamagedFile,
+    ForeignFile,
+    Identity,
+    read_json,
+    read_sealed,
+    seal,
+    unseal,
+    write_json,
+    write_sealed,
+)
 from fedkeep._utils.files import quoted_name
-from fedkeep._utils.identity import ForeignFile, Identity, seal, unseal
 from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState

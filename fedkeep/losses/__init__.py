@@ -7,25 +7,23 @@ from fedkeep.losses.decoupled import upcast
 from fedkeep.losses.distillation import (
     CachedDistillation,
     Distillation,
-    Head,
-    LogitMatching,
-    Scale,
-    SubsetDistillation,
-    soft_label_loss,
-)
-from fedkeep.losses.features import BoundingLoss, FeatureDistance, FeatureMSE, ModelContrastive, SupCon
-from fedkeep.losses.penalties import L1Penalty, LinearTerm, QuadraticPenalty
-from fedkeep.losses.prototypes import PrototypeCrossEntropy, Prototypes
-from fedkeep.losses.weight_rules import (
     EntropyAndLabelWeighting,
     ExampleWeighting,
     FullKL,
     FullKLByClass,
     FullKLByConfidence,
     FullKLByEntropy,
+    Head,
+    LogitMatching,
     PerTeacher,
+    Scale,
+    SubsetDistillation,
     WeightRule,
+    soft_label_loss,
 )
+from fedkeep.losses.features import BoundingLoss, FeatureDistance, FeatureMSE, ModelContrastive, SupCon
+from fedkeep.losses.penalties import L1Penalty, LinearTerm, QuadraticPenalty
+from fedkeep.losses.prototypes import PrototypeCrossEntropy, Prototypes
 from fedkeep.losses.wrappers import ClassSubset, Rotated
 
 __all__ = [

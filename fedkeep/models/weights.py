@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fedkeep._utils.memory import MemoryTrimmer
+from fedkeep._utils.process import MemoryTrimmer
 from fedkeep.errors import ConfigError, RunError, ValueRefused
 
 ADVICE = "Set TMPDIR to a folder with more room, or take smaller cohorts (run.cohort_size)."

@@ -33,7 +33,7 @@ class PrivacyAccount(ReplyStep):
     def reason_against(self, state: SimulationState) -> str:
         return reason_against_privacy(state.algorithm, state.settings.privacy, state.settings.defense)
 
-    def bears_sums(self, state: SimulationState) -> bool:
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
         return not _spends(state)
 
     def begin_round(self, state: SimulationState, number: int) -> None:

@@ -8,11 +8,10 @@ from typing import Any, get_args, get_type_hints
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.interface import Algorithm, Fit
-from fedkeep.interface.algorithm import client_steps, unwrap_step
+from fedkeep.interface.algorithm import client_steps, send_label_counts, unwrap_step
 from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
-from fedkeep.interface.steps import send_label_counts
-from fedkeep.metrics.accountant import require_accountant
-from fedkeep.rounds.defense import Defense
+from fedkeep.metrics import require_accountant
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.rounds.state import SimulationState
 
 

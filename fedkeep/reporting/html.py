@@ -29,7 +29,6 @@ from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
 from fedkeep.reporting.findings import findings
-from fedkeep.reporting.formats import markdown, result_table, trials_csv
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
 from fedkeep.reporting.report_charts import (
@@ -52,7 +51,16 @@ from fedkeep.reporting.summary import (
     summary,
     trials_of,
 )
-from fedkeep.reporting.table import NOTHING, TextTable, human_bytes, initial_models, show
+from fedkeep.reporting.table import (
+    NOTHING,
+    TextTable,
+    human_bytes,
+    initial_models,
+    markdown,
+    result_table,
+    show,
+    trials_csv,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment

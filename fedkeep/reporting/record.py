@@ -212,11 +212,11 @@ class Record:
 
 @dataclass(frozen=True)
 class TaskMetrics(Record):
-    """Measures of class-incremental learning (see `fedkeep.metrics.tasks`); NaN without tasks."""
+    """Measures of class-incremental learning; NaN without tasks."""
 
     @cached_property
     def task_matrix(self) -> Floats:
-        """Return accuracies by task after each task that is finished, float64 [T, T] (see `fedkeep.metrics.tasks`)."""
+        """Return accuracies by task after each task that is finished, float64 [T, T]."""
         ends = [row for row in self.evaluations if self.task_sizes and row["round"] % self.task_rounds == 0]
         sizes = self.task_sizes[: len(ends)]
         if not sizes:

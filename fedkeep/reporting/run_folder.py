@@ -16,17 +16,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkeep._utils.digests import read_all, read_json, read_toml
-from fedkeep._utils.identity import ForeignFile
+from fedkeep._utils.digests import ForeignFile, read_all, read_json, read_toml
 from fedkeep.errors import RunError
-from fedkeep.experiment.belonging import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, find_checkpoint_damage, find_damage
+from fedkeep.experiment.provenance import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
 from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.record import Window
 from fedkeep.reporting.trial import TrialResult
-from fedkeep.rounds.evaluation_models import EvaluationModel
-from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.run_settings import EvaluationModel, RunSettings
 from fedkeep.trials.checkpoint import manifests
 from fedkeep.trials.trial import LEDGER, MANIFEST
 

@@ -14,8 +14,8 @@ from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step
 from fedkeep.interface.cohort import Aggregation, Each, Replies
 from fedkeep.models import Weights
-from fedkeep.rounds.group_sum import groups_of, mean_of_groups
 from fedkeep.rounds.messages import StepRequest
+from fedkeep.rounds.partial_aggregation import groups_of, mean_of_groups
 from fedkeep.rounds.round import RoundState, Step
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class RoundReplies(Replies[Any]):
     def mean(self, how: Aggregation) -> Weights:
         if self.values_by_client is None:
             self._round.queue.not_looked_at = None
-            found = self._round.sum_up(self._clients, self._groups, how)
+            found = self._round.aggregate_groups(self._clients, self._groups, how)
             if found is not None:
                 self._means[how], fits, self._jobs = found
                 self.values_by_client = {client: replace(fit, model=_AddedUp(self, client)) for client, fit in fits}

@@ -79,7 +79,7 @@ class ClientTest(ReplyStep):
             why = "clients with networks of their own ([[client_models]]) cannot run it"
         return f"run.client_test: clients test the server's model, and {why}. Set run.client_test=0." if why else ""
 
-    def bears_sums(self, state: SimulationState) -> bool:
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
         return True
 
     def check(self, state: SimulationState, reply: Reply) -> None:
@@ -94,7 +94,7 @@ class ClientTest(ReplyStep):
             return {}  # a round that is lost at sites may be repeated, and so must leave nothing there
         began, models = time.perf_counter(), state.evaluation_models
         there = [client for client in state.federation.clients if (f := round.lost.get(client)) is None or f.refused]
-        with round.aside() as lost:
+        with round.uncounted() as lost:
             sent = {which: state.evaluation_model(which) for which in models}
             told = round.ask_builtin(client_test, there, sent, bool(run.metric))
         round.costs.evaluation_seconds += time.perf_counter() - began

@@ -33,11 +33,11 @@ class Executor(ABC):
     """Takes requests for client steps and returns their results.
 
     ``prefetch``: Number of requests that the executor can work on before anyone waits for them.
-    ``sums``: Whether it can add models up where they are trained.
+    ``partial_aggregation``: Whether it can add models up where they are trained.
     """
 
     prefetch: int = 0
-    sums: bool = False
+    partial_aggregation: bool = False
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
         """Prepare for a round, before any client is asked.
@@ -90,11 +90,11 @@ class Executor(ABC):
     def cancel_all(self) -> None:
         """Discard all requests, and return when none is running any more."""
 
-    def sum_up(self, groups: Sequence[Sequence[StepRequest]], trainer: Any) -> Iterator[tuple[int, Any]]:
-        """Add up the models of groups of clients where they are trained; asked only of executors with `sums`.
+    def aggregate_groups(self, groups: Sequence[Sequence[StepRequest]], aggregator: Any) -> Iterator[tuple[int, Any]]:
+        """Add up the models of groups of clients where they are trained; asked only with `partial_aggregation`.
 
-        ``trainer``: A `fedkeep.rounds.group_sum.GroupTrainer`, which does so in this process.
-        Yields: The position of a group and its `GroupSum`, in any order.
+        ``aggregator``: A `fedkeep.rounds.partial_aggregation.PartialAggregator`, which does so in this process.
+        Yields: The position of a group and its `PartialAggregate`, in any order.
         """
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class SerialExecutor(Executor):
     ``own_contexts``: Contexts of the clients whose architecture differs from the server's, by client id.
     """
 
-    sums = True
+    partial_aggregation = True
 
     def __init__(
         self,
@@ -165,9 +165,9 @@ class SerialExecutor(Executor):
         result: StepResult = group.results[future[1]]
         return result
 
-    def sum_up(self, groups: Sequence[Sequence[StepRequest]], trainer: Any) -> Iterator[tuple[int, Any]]:
+    def aggregate_groups(self, groups: Sequence[Sequence[StepRequest]], aggregator: Any) -> Iterator[tuple[int, Any]]:
         for number, requests in enumerate(groups):
-            yield number, trainer(requests)
+            yield number, aggregator(requests)
 
     def _client(self, request: StepRequest, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
         own_context, is_test = self.own_contexts.get(request.client), unwrap_step(request.step) is client_test

@@ -102,7 +102,7 @@ class StepResult:
 class UpdateSum:
     """The sum of several clients' updates, of which the server sees no single one.
 
-    ``total``: The sum modulo 2^64, int64 [numbers] (see `fedkeep.aggregation.fixed_point`); empty if all clients are
+    ``total``: The sum modulo 2^64, int64 [numbers] (see `fedkeep.privacy.secure_sum`); empty if all clients are
         lost.
     ``lost``: The clients whose update is not in it, and the reasons.
     """

@@ -135,7 +135,7 @@ class Round(Protocol):
     def refuse(self, reply: Reply, fault: Fault) -> None:
         """Refuse a reply that had arrived: the client's state is as it was before the step."""
 
-    def aside(self) -> AbstractContextManager[Mapping[str, Fault]]:
+    def uncounted(self) -> AbstractContextManager[Mapping[str, Fault]]:
         """Ask clients within this block for what the round does not count; yield who is lost in it."""
 
     def ask_builtin(self, step: Callable[..., Any], clients: Sequence[str], *args: Any) -> dict[str, Any]:
@@ -186,8 +186,8 @@ class ReplyStep:
     def begin_round(self, state: SimulationState, number: int) -> None:
         """Prepare for a round, before its cohort is drawn."""
 
-    def bears_sums(self, state: SimulationState) -> bool:
-        """Tell whether the step looks at models in `check` alone, so that they may be added up in worker processes."""
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
+        """Tell whether the step looks at models in `check` alone, so that workers may aggregate them partially."""
         return False
 
     def check(self, state: SimulationState, reply: Reply) -> None:

@@ -8,8 +8,8 @@ from itertools import chain
 
 from fedkeep._utils import progress
 from fedkeep.rounds.executor import Future
-from fedkeep.rounds.group_sum import GroupSum, GroupTrainer, groups_of, in_stack_order
 from fedkeep.rounds.messages import Fault, StepRequest, StepResult
+from fedkeep.rounds.partial_aggregation import PartialAggregate, PartialAggregator, groups_of, in_stack_order
 from fedkeep.rounds.state import SimulationState
 
 
@@ -104,12 +104,12 @@ class RequestQueue:
             self._began = time.perf_counter()
             yield self.under_way.pop(next(arriving))
 
-    def summing(
-        self, jobs: Sequence[Sequence[StepRequest]], trainer: GroupTrainer, expected: int
-    ) -> Iterator[tuple[int, GroupSum]]:
+    def aggregating(
+        self, jobs: Sequence[Sequence[StepRequest]], aggregator: PartialAggregator, expected: int
+    ) -> Iterator[tuple[int, PartialAggregate]]:
         """Yield the sum of each group of requests when it arrives; progress is reported as in `arriving`."""
         done, began = 0, time.perf_counter()
-        for number, found in self.state.executor.sum_up(jobs, trainer):
+        for number, found in self.state.executor.aggregate_groups(jobs, aggregator):
             step = jobs[number][0].step.__name__
             done += len(jobs[number])
             progress.report(step, done, expected if done <= expected else None)

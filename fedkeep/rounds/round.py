@@ -18,7 +18,7 @@ import torch
 
 from fedkeep._utils import seeds
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.aggregation.mean import GroupMean
+from fedkeep.aggregation.mean import PartialMean
 from fedkeep.errors import in_one_line
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import server_arguments, unwrap_step
@@ -27,8 +27,8 @@ from fedkeep.interface.cohort import Aggregation
 from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.models import Weights
 from fedkeep.models.weights import RunningMean
-from fedkeep.rounds.group_sum import GroupSum, GroupTrainer, in_stack_order
 from fedkeep.rounds.messages import Fault, StepRequest, StepResult, no_reply
+from fedkeep.rounds.partial_aggregation import PartialAggregate, PartialAggregator, in_stack_order
 from fedkeep.rounds.reply_step import Costs, Reply, ReplyStep, set_aside
 from fedkeep.rounds.reply_store import ReplyStore, fit_into_memory
 from fedkeep.rounds.request_queue import RequestQueue
@@ -208,7 +208,7 @@ class RoundState:
         attendance.lost, attendance.asks_all = lost, False
 
     @contextmanager
-    def aside(self) -> Iterator[Mapping[str, Fault]]:
+    def uncounted(self) -> Iterator[Mapping[str, Fault]]:
         """Ask clients within this block for what the round does not count; yield who is lost in it."""
         before = self.attendance, replace(self.costs), dict(self.client_states), dict(self.uses)
         self.attendance = Attendance(asks_all=True)
@@ -338,17 +338,17 @@ class RoundState:
         """Tell whether models are added up where they are trained: in workers, or here if memory cannot hold all."""
         state, method = self.state, self.state.algorithm
         return (
-            state.executor.sums
+            state.executor.partial_aggregation
             and bool(state.executor.prefetch or not fit_into_memory(len(clients), state.server.model))
             and len(clients) > 1
             and method.only_averages
             and annotations_of(unwrap_step(step)).get("return") is Fit
             and type(method).validate_reply is Algorithm.validate_reply  # which may need the server
             and not (state.averages_local_models or state.own_contexts or state.settings.through_codec)
-            and all(each.bears_sums(state) for each in self.steps)
+            and all(each.allows_partial_aggregation(state) for each in self.steps)
         )
 
-    def sum_up(
+    def aggregate_groups(
         self, clients: Sequence[str], groups: Sequence[Sequence[str]], how: Aggregation
     ) -> tuple[Weights, list[tuple[str, Fit]], list[list[StepRequest]]] | None:
         """Carry out the waiting requests of clients, and add their models up where they are trained.
@@ -356,7 +356,7 @@ class RoundState:
         Returns: The mean, each client's `Fit` without its model, and what was carried out; None if the replies
             themselves are needed, as where a step that compares them refuses one: then all requests wait again.
         """
-        state, found, arrived = self.state, dict[str, Reply](), dict[int, GroupSum]()
+        state, found, arrived = self.state, dict[str, Reply](), dict[int, PartialAggregate]()
         requests = self.queue.take_next([client for group in groups for client in group])
         if requests is None:
             return None
@@ -366,12 +366,12 @@ class RoundState:
                 found[client] = Reply(requests[client], fault=one)
         jobs = [job for group in ready if (job := [one for one in group if not isinstance(one, Fault)])]
         again = [[replace(one, uses=dict(one.uses)) for one in job] for job in jobs]  # a step counts its uses in it
-        mean, merged = GroupMean(how), 0
-        trainer = GroupTrainer(state, self.steps, how, stacked=state.settings.stack > 1)
+        mean, merged = PartialMean(how), 0
+        aggregator = PartialAggregator(state, self.steps, how, stacked=state.settings.stack > 1)
         with self.timed():
-            for number, group_sum in self.queue.summing(jobs, trainer, len(self.cohort)):
-                arrived[number] = group_sum
-                del group_sum
+            for number, aggregate in self.queue.aggregating(jobs, aggregator, len(self.cohort)):
+                arrived[number] = aggregate
+                del aggregate
                 while merged in arrived:
                     done = arrived.pop(merged)
                     merged += 1
@@ -391,7 +391,7 @@ class RoundState:
         return mean.value(), [(reply.client, reply.value) for reply in models], again
 
     def train_again(self, jobs: Sequence[Sequence[StepRequest]]) -> dict[str, Weights]:
-        """Return the models of trainings that `sum_up` carried out; nothing of the round changes."""
+        """Return the models of trainings that `aggregate_groups` carried out; nothing of the round changes."""
         state, store, futures = self.state, ReplyStore(self.state.weights_file), list[tuple[str, Any]]()
         with self.timed():
             groups = jobs if state.settings.stack > 1 else [[request] for job in jobs for request in job]

@@ -14,20 +14,15 @@ from fedkeep._utils import seeds
 from fedkeep.data import Augmentation, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Training
-from fedkeep.interface.algorithm import state_types
+from fedkeep.interface.algorithm import BUILTIN_STEPS, state_types
 from fedkeep.interface.privacy import Privacy
-from fedkeep.interface.steps import BUILTIN_STEPS
 from fedkeep.models import Weights
 from fedkeep.models.weights import WeightsFile
-from fedkeep.rounds.attack_options import Attack
-from fedkeep.rounds.defense import Defense
-from fedkeep.rounds.evaluation_models import EvaluationModel, distinct_models
 from fedkeep.rounds.executor import Executor, SerialExecutor
-from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.rounds.run_settings import Attack, Defense, EvaluationModel, RunSettings, distinct_models
 from fedkeep.training.client_test import client_test
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
-from fedkeep.training.evaluation import Counts, count_correct
-from fedkeep.training.model_check import ModelCheck
+from fedkeep.training.evaluation import Counts, ModelCheck, count_correct
 from fedkeep.training.model_runner import Factory, ModelRunner, check_batch_size
 from fedkeep.training.party import LocalServer
 

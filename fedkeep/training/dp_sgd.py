@@ -1,7 +1,7 @@
 """DP-SGD (Abadi et al., 2016): each example's gradient is clipped, and noise is added to their sum.
 
 Gradients by example come from `torch.func`, since Opacus' own need a network that is called with a batch, and FedKeep's
-losses see the network through a model view. Epsilon comes from Opacus (`fedkeep.metrics.accountant`). Batches
+losses see the network through a model view. Epsilon comes from Opacus (`fedkeep.metrics.dp_sgd_epsilon`). Batches
 are drawn as that accountant assumes: each example is in a batch with the same probability, independently of the others.
 """
 

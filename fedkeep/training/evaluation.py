@@ -1,14 +1,21 @@
-"""Evaluation: correct predictions by class, from which all metrics are computed."""
+"""Evaluation: correct predictions by class, from which all metrics are computed.
+
+The check of losses rests on how models answer the examples that the server holds. A model is measured once, on a few
+examples of each class. In a sequence the model before a hop is the one that was accepted after the last, so that a hop
+costs one forward pass.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from fedkeep.interface import Data
 from fedkeep.metrics import scores
@@ -70,3 +77,92 @@ def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: 
         loss=cross_entropy(logits.float(), labels).item(),
         scores=scores(labels.cpu(), logits.float().cpu()) if scored else {},
     )
+
+
+KEPT = 64
+"""Number of models whose measurements are kept: those of the last rounds, which may teach in the next."""
+WORST = 1e9
+"""The loss of an example on which a model's logits are not finite."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassScores:
+    """How a model answers the examples of each class.
+
+    ``logits``: Of each example, float32 [n, classes].
+    ``labels``: Of each example, int64 [n].
+    ``mean_of_class``: A row of weights for each class, whose product with a number for each example is the mean over
+        the class, [classes, n].
+    """
+
+    logits: Tensor
+    labels: Tensor
+    mean_of_class: Tensor
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """Mean cross-entropy of each class, float32 [classes]; not a number for classes without examples."""
+        losses = cross_entropy(self.logits, self.labels, reduction="none")
+        # An example whose loss is not finite was measured all the same.
+        return self.mean_of_class @ losses.nan_to_num_(WORST, WORST)
+
+    @cached_property
+    def correct(self) -> Tensor:
+        """Share of correct answers of each class, alike."""
+        return self.mean_of_class @ (self.logits.argmax(1) == self.labels).float()
+
+
+class ModelCheck:
+    """Measures models on the server's examples, each model once.
+
+    ``per_class``: Most examples of each class that are used: the first ones.
+    """
+
+    def __init__(self, context: ClientContext, data: Data, per_class: int) -> None:
+        self.context = context
+        labels = data["label"]
+        order = torch.sort(labels, stable=True).indices
+        sizes = torch.bincount(labels, minlength=context.num_classes)
+        place = torch.arange(len(labels), device=labels.device) - (sizes.cumsum(0) - sizes)[labels[order]]
+        chosen = order[place < per_class]
+        self._labels = labels[chosen]
+        self._images = context.normalise(data["input"][chosen])
+        member = one_hot(self._labels, context.num_classes).T.float()
+        self._mean_of_class = member / member.sum(1, keepdim=True)
+        self._known: dict[tuple[int, ...], tuple[list[weakref.ref[Tensor]], list[int], ClassScores]] = {}
+
+    def scores(self, model: Weights) -> ClassScores:
+        """Measure a model, unless its very tensors have been measured before."""
+        key = tuple(map(id, model.values()))
+        if found := self._known.get(key):
+            references, versions, scores = found
+            # An id may have gone to another tensor since, and a tensor may have been changed in place.
+            unchanged = all(one() is tensor for one, tensor in zip(references, model.values(), strict=True))
+            if unchanged and versions == [tensor._version for tensor in model.values()]:
+                return scores
+        scores = self._measure(model)
+        self._known.pop(key, None)
+        versions = [tensor._version for tensor in model.values()]
+        self._known[key] = [weakref.ref(tensor) for tensor in model.values()], versions, scores
+        if len(self._known) > KEPT:
+            self._known.pop(next(iter(self._known)))
+        return scores
+
+    def _measure(self, model: Weights) -> ClassScores:
+        with self.context.inference_time():
+            runner = self.context.runner
+            logits = runner.logits(model, self._images)[:, :: runner.rows_per_class]
+            return ClassScores(logits, self._labels, self._mean_of_class)
+
+
+def mean_of_labels(values: Tensor, counts: Tensor) -> float | None:
+    """Return the mean of a value of each class, as it is on a client's examples.
+
+    ``values``: A number for each class, [classes]; not a number for classes that were not measured.
+    ``counts``: The client's label counts, [classes].
+    Returns: The mean; None if none of the client's classes was measured.
+    """
+    told = zip(values.tolist(), counts.tolist(), strict=True)
+    pairs = [(value, count) for value, count in told if count > 0 and value == value]
+    total = sum(count for _, count in pairs)
+    return sum(value * count for value, count in pairs) / total if pairs else None

@@ -17,9 +17,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.digests import DamagedFile, Digest, digest_of, read_checked, read_manifest, write_manifest
+from fedkeep._utils.digests import DamagedFile, Digest, Identity, digest_of, read_checked, read_manifest, write_manifest
 from fedkeep._utils.files import atomic_write, quoted_name, sync_folder
-from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode

@@ -14,8 +14,8 @@ from fedkeep.rounds.evaluation_steps import ClientTest, LocalModels
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.trust.attacks import Attacker
 from fedkeep.trust.loss_check import LossCheck
-from fedkeep.trust.plausible import Plausible
-from fedkeep.trust.robust import Robust
+from fedkeep.trust.plausibility_check import PlausibilityCheck
+from fedkeep.trust.robust_aggregation import RobustAggregation
 from fedkeep.trust.standing import Standing
 from fedkeep.trust.updates import Updates
 
@@ -27,12 +27,12 @@ def reply_steps(own: Sequence[ReplyStep] = ()) -> list[ReplyStep]:
         Attacker(),
         account,
         SecureSum(),
-        Plausible(),
+        PlausibilityCheck(),
         Updates(),
         LossCheck(),
         *own,
         standing,
-        Robust(),
+        RobustAggregation(),
         CentralNoise(account),
         LocalModels(),
         ClientTest(),

@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
-from fedkeep._utils.digests import Digest, check_file, digest_of, is_sealed, read_json, write_manifest
+from fedkeep._utils.digests import Digest, Identity, check_file, digest_of, is_sealed, read_json, write_manifest
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
-from fedkeep._utils.identity import Identity
 from fedkeep.errors import RunError
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback, Outcome

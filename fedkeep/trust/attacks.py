@@ -17,13 +17,12 @@ from fedkeep._utils import seeds
 from fedkeep.data import Data, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
-from fedkeep.interface.algorithm import unwrap_step
-from fedkeep.interface.steps import send_label_counts
+from fedkeep.interface.algorithm import send_label_counts, unwrap_step
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS
-from fedkeep.rounds.attack_options import NEED_EXAMPLES, ON_EXAMPLES, Attack, AttackKind
 from fedkeep.rounds.messages import no_reply
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
+from fedkeep.rounds.run_settings import NEED_EXAMPLES, ON_EXAMPLES, Attack, AttackKind
 from fedkeep.rounds.state import SimulationState
 
 FACTORS = {"scaled_update": 100.0, "sign_flip": -1.0, "reversed_update": -10.0}

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.interface.steps import send_label_counts
+from fedkeep.interface.algorithm import send_label_counts
 from fedkeep.rounds.messages import Fault, FaultKind, refused
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round, begins_task
 from fedkeep.rounds.reply_store import load
 from fedkeep.rounds.state import SimulationState
-from fedkeep.training.model_check import mean_of_labels
+from fedkeep.training.evaluation import mean_of_labels
 from fedkeep.trust.updates import summary_of
 
 

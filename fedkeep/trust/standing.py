@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import FaultKind
 from fedkeep.rounds.reply_step import ReplyStep, Round, begins_task
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.rounds.state import SimulationState
 
 FORGIVEN = 0.25
@@ -45,7 +45,7 @@ class Standing(ReplyStep):
     def __init__(self) -> None:
         self.kept = Refusals()
 
-    def bears_sums(self, state: SimulationState) -> bool:
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
         return True
 
     def set_aside(self, state: SimulationState) -> dict[str, str]:

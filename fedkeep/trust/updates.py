@@ -17,9 +17,9 @@ import torch
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
 from fedkeep.models.weights import distance, joint_norm
-from fedkeep.rounds.defense import HISTORY_LENGTH, MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.messages import Fault, FaultKind, refused
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round, begins_task
+from fedkeep.rounds.run_settings import HISTORY_LENGTH, MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.state import SimulationState
 
 BUFFER_FACTOR = 1000
@@ -88,12 +88,12 @@ class Updates(ReplyStep):
     def __init__(self) -> None:
         self.kept = UsualUpdates()
         self.accepted_updates: dict[str, list[UpdateSummary]] = {}
-        self._last_sent: SentModel | None = None
+        self._last_sent: ModelSummary | None = None
 
     def applies(self, state: SimulationState) -> bool:
         return state.settings.defense.check_replies or state.settings.defense.loss_check != "off"
 
-    def bears_sums(self, state: SimulationState) -> bool:
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
         return True
 
     def begin_round(self, state: SimulationState, number: int) -> None:
@@ -103,7 +103,7 @@ class Updates(ReplyStep):
         if reply.sent is not None:
             parameters = state.context_of(reply.client).runner.parameters
             if self._last_sent is None or not self._last_sent.describes(reply.sent, parameters):
-                self._last_sent = SentModel(reply.sent, parameters)
+                self._last_sent = ModelSummary(reply.sent, parameters)
             reply.notes[UPDATE_NOTE] = measure_update(self._last_sent, reply.sent, reply.value)
 
     def screen(self, round: Round, replies: Sequence[Reply]) -> Iterable[tuple[Reply, Fault]]:
@@ -161,7 +161,7 @@ def summary_of(reply: Reply) -> UpdateSummary | None:
     return found
 
 
-class SentModel:
+class ModelSummary:
     """What is measured of a model that was sent; a cohort is often sent the same one."""
 
     def __init__(self, sent: Weights, parameters: Sequence[str]) -> None:
@@ -181,7 +181,7 @@ class SentModel:
         return same and all(seen() is tensor for seen, tensor in zip(self._seen, sent.values(), strict=True))
 
 
-def measure_update(measured: SentModel, sent: Weights, reply: Fit) -> UpdateSummary:
+def measure_update(measured: ModelSummary, sent: Weights, reply: Fit) -> UpdateSummary:
     """Measure how far a client's training moved the model that it was sent."""
     moved, moved_buffers = (distance(reply.model, sent, names) for names in (measured.trained, measured.buffers))
     similarity = _least_similarity(measured, sent, reply.model)
@@ -197,7 +197,7 @@ def measure_update(measured: SentModel, sent: Weights, reply: Fit) -> UpdateSumm
 
 
 @torch.no_grad()
-def _least_similarity(measured: SentModel, sent: Weights, returned: Weights) -> float:
+def _least_similarity(measured: ModelSummary, sent: Weights, returned: Weights) -> float:
     """Return the least cosine similarity of two tensors of weights of the same name; 1 without such tensors."""
     least, names = 1.0, measured.large
     for name, before, after in zip(names, measured.large_norms, _norms(returned, names), strict=True):

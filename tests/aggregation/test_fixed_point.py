@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeep.aggregation.fixed_point import (
+from fedkeep.errors import ValueRefused
+from fedkeep.privacy.secure_sum import (
     FRACTION_BITS,
     largest_weight,
     mean_of_sum,
     quantise,
     vector_length,
 )
-from fedkeep.errors import ValueRefused
 
 
 def model(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:

@@ -18,9 +18,9 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit, get_algorithm
-from fedkeep.rounds.defense import Defense
-from fedkeep.trust import robust
-from fedkeep.trust.robust import reason_less_robust, robust_replies
+from fedkeep.rounds.run_settings import Defense
+from fedkeep.trust import robust_aggregation
+from fedkeep.trust.robust_aggregation import reason_less_robust, robust_replies
 
 flower = pytest.importorskip("flwr.server.strategy.aggregate")
 privacy = pytest.importorskip("flwr.supercore.differential_privacy")
@@ -228,7 +228,9 @@ def test_clients_that_took_no_step_decide_nothing(rule: Any) -> None:
 
 def test_a_run_tells_the_rules_what_a_models_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    monkeypatch.setattr(robust, "robust_replies", lambda replies, *args: (told.append(args[-1]), replies)[1])
+    monkeypatch.setattr(
+        robust_aggregation, "robust_replies", lambda replies, *args: (told.append(args[-1]), replies)[1]
+    )
     defense = Defense(robust_aggregation="median")
     simulation = tiny.simulation(FedAvg(), cohort_size=5, rounds=1, training=tiny.SHORT, defense=defense)
     tiny.run_rounds(simulation)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedkeep._utils import seeds
 from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
 from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply, mean_logits
-from fedkeep.algorithms.incremental.prototype_generation import PrototypeReply
+from fedkeep.algorithms.incremental.generated_replay import PrototypeReply
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe

@@ -10,7 +10,7 @@ import torch
 
 from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
 from fedkeep.algorithms.incremental.dddr import DDDR
-from fedkeep.algorithms.incremental.prototype_generation import PrototypeReply
+from fedkeep.algorithms.incremental.generated_replay import PrototypeReply
 
 
 @pytest.mark.parametrize("cls", [FedDCL, DDDR])

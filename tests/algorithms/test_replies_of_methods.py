@@ -11,7 +11,7 @@ from torch import nn
 
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.models.networks import MLP
-from fedkeep.rounds.defense import Defense
+from fedkeep.rounds.run_settings import Defense
 
 WITHOUT_TOY_TASKS = ("fedgems",)  # its public images are of all classes from the start
 QUICK = (*tiny.FAMILIES, "seqkeep", "scaffold")

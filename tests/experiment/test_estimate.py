@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import tiny
 
+from fedkeep.cli.dry_run import NotEstimated, estimate
 from fedkeep.experiment.build import build_federation, build_simulation
-from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine

@@ -20,9 +20,8 @@ import fedkeep
 from fedkeep._utils.digests import digest_of
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
-from fedkeep.executors.ipc import pack, unpack
 from fedkeep.executors.process_executor import STEPS
-from fedkeep.executors.workers import FAILED, REFUSED
+from fedkeep.executors.workers import FAILED, REFUSED, pack, unpack
 from fedkeep.experiment import ray_cluster
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.ray_cluster import (

@@ -18,9 +18,9 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine
 from fedkeep.experiment.runtime import Progress
-from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.reproduction import read_reproduction
 from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import markdown, trials_csv
 
 RECIPE = tiny.RECIPE.replace(
     'scheme = "exdir"\nnum_clients = 8\nclasses_per_client = 2\nalpha = 0.5', 'scheme = "iid"\nnum_clients = 4'

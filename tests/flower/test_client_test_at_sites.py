@@ -12,12 +12,11 @@ from local_transport import LocalTransport, node_configs
 from trial import Killed, config, embedded, killing, model, records
 
 from fedkeep.data import load
-from fedkeep.data.data_options import DataOptions
+from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.export.files import export_model
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.server import serve
-from fedkeep.flower.sites_data import data_of_form, pool
+from fedkeep.flower.server import data_of_form, pool, serve
 from fedkeep.flower.views import describe_dataset
 from fedkeep.reporting.run_folder import read_run
 

@@ -9,10 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from fedkeep.cli import main
+from fedkeep.cli import flower, main
+from fedkeep.cli.flower import AHEAD, BEHIND, describe_clock
 from fedkeep.errors import FedKeepError
-from fedkeep.flower import clock
-from fedkeep.flower.clock import AHEAD, BEHIND, describe_clock
 
 
 class Server(HTTPServer):
@@ -61,7 +60,7 @@ def test_the_clock_is_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clock.time, "time", lambda: 1_800_000_000.5)
+    monkeypatch.setattr(flower.time, "time", lambda: 1_800_000_000.5)
     server.date = formatdate(1_800_000_000 + server_ahead, usegmt=True)
     assert main(["flower", "clock", f"127.0.0.1:{server.server_port}"]) == int(not is_borne)
     output = " ".join(capsys.readouterr().out.split())

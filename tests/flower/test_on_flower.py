@@ -37,11 +37,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedkeep.flower import records as records_module
+from fedkeep.flower import apps as records_module
+from fedkeep.flower.apps import FlowerTransport, pack, unpack
 from fedkeep.flower.apps import client as client_app
 from fedkeep.flower.apps import server as server_app
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.records import FlowerTransport, pack, unpack
 from fedkeep.rounds.messages import Fault
 
 QUICK = ["fedavg", "sfedkd"]

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-from fedkeep._utils.identity import Identity
+from fedkeep._utils.digests import Identity
 from fedkeep.errors import RunError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe

@@ -24,6 +24,7 @@ from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, mo
 from fedkeep import tracking
 from fedkeep._utils.digests import (
     DamagedFile,
+    Identity,
     read_json,
     read_manifest,
     read_toml,
@@ -32,7 +33,6 @@ from fedkeep._utils.digests import (
     write_toml,
 )
 from fedkeep._utils.files import quoted_name
-from fedkeep._utils.identity import Identity
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import check_device, load_data

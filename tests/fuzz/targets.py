@@ -42,9 +42,9 @@ from fedkeep.interface import Fit, algorithms
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import architectures
 from fedkeep.options import Options, options_of
-from fedkeep.reporting.formats import latex, markdown, trials_csv
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import latex, markdown, trials_csv
 
 CPU_SECONDS, SECONDS = 5.0, 60.0  # a busy machine may take longer by the clock, without a hang
 

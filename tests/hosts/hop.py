@@ -27,7 +27,7 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.flower import apps, records
+from fedkeep.flower import apps
 from fedkeep.flower.apps import server
 
 __all__ = ["client", "server"]
@@ -51,15 +51,15 @@ def process_start():
 
 @client.train("perform")
 def perform(message, context):
-    call = records.unpack(message.content, float("inf")).head["call"]
+    call = apps.unpack(message.content, float("inf")).head["call"]
     note("entered", call, started=process_start())
     reply = apps.perform(message, context)
-    answer = records.unpack(reply.content, float("inf")).head["answer"]["tuple"]
+    answer = apps.unpack(reply.content, float("inf")).head["answer"]["tuple"]
     note("left", call, train=answer[1] + answer[2])
     return reply
 
 
-send, receive = records.FlowerTransport.send, records.FlowerTransport.receive
+send, receive = apps.FlowerTransport.send, apps.FlowerTransport.receive
 
 
 def timed_send(self, node, kind, envelope, round, seconds):
@@ -80,7 +80,7 @@ def timed_receive(self, sent):
     return found
 
 
-records.FlowerTransport.send, records.FlowerTransport.receive = timed_send, timed_receive
+apps.FlowerTransport.send, apps.FlowerTransport.receive = timed_send, timed_receive
 '''
 
 

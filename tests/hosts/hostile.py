@@ -41,7 +41,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedkeep.flower import apps
-from fedkeep.flower.records import pack, unpack
+from fedkeep.flower.apps import pack, unpack
 from fedkeep.flower.apps import server
 from fedkeep.flower.transport import Envelope
 

@@ -38,7 +38,7 @@ from flwr.clientapp import ClientApp
 from fedkeep.flower import apps
 from fedkeep.flower.transport import Envelope
 from fedkeep.flower.apps import server
-from fedkeep.flower.records import pack, unpack
+from fedkeep.flower.apps import pack, unpack
 
 __all__ = ["client", "server"]
 client = ClientApp()

@@ -18,10 +18,10 @@ from fedkeep.metrics import (
     average_incremental_accuracy,
     backward_transfer,
     class_forgetting,
+    feddcl_literal,
     forgetting_tasks,
     task_accuracies,
 )
-from fedkeep.metrics.tasks import feddcl_literal
 
 NAN = float("nan")
 few = settings(max_examples=60, deadline=None)

@@ -16,9 +16,9 @@ from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.reporting import archive
 from fedkeep.reporting.archive import write_archive
-from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.run_folder import runs_in
 from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import markdown, trials_csv
 
 LARGEST = 1 << 20
 

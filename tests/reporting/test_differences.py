@@ -11,12 +11,11 @@ import pytest
 from synthetic_run import RECIPE, read_run, write_json, write_run, write_trial
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.formats import markdown
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import difference, differences, leaders, show_difference, summary
-from fedkeep.reporting.table import caption
+from fedkeep.reporting.table import caption, markdown
 
 T1 = 12.706204736432095  # Student's t for 95 % with one degree of freedom
 

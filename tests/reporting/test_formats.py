@@ -13,9 +13,8 @@ from synthetic_run import read_run, write_run, write_trial
 from fedkeep.cli import main
 from fedkeep.errors import RunError
 from fedkeep.reporting.figures import curves, save_figure
-from fedkeep.reporting.formats import latex, markdown
 from fedkeep.reporting.summary import Row, difference, show_difference, show_interval, summary
-from fedkeep.reporting.table import print_table
+from fedkeep.reporting.table import latex, markdown, print_table
 
 
 @pytest.fixture(scope="module")

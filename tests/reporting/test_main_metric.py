@@ -14,12 +14,11 @@ from synthetic_run import read_run, write_run, write_trial
 import fedkeep
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.reporting.figures import history
-from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, check_main, columns_for, headline
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import print_table
+from fedkeep.reporting.table import markdown, print_table, trials_csv
 from fedkeep.rounds.run_settings import RunSettings
 
 RANKED = {"FedAvg": [0.6, 0.7, 0.7, 0.7], "FedSeq": [0.5, 0.8, 0.9, 0.9]}

@@ -15,11 +15,11 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, Metric, columns_for, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import difference, summary
+from fedkeep.reporting.table import markdown, trials_csv
 from fedkeep.reporting.trial import TrialResult
 
 

@@ -13,10 +13,9 @@ from synthetic_run import RECIPE, read_run, write_run, write_trial
 
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.options import as_table
-from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Spread, summary
-from fedkeep.reporting.table import human_bytes, print_table, show
+from fedkeep.reporting.table import human_bytes, markdown, print_table, show, trials_csv
 
 
 @pytest.fixture

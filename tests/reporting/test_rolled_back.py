@@ -8,12 +8,11 @@ import pytest
 import tiny
 
 import fedkeep
-from fedkeep.reporting.formats import markdown
 from fedkeep.reporting.html import _costs, _lost
 from fedkeep.reporting.reproduction import ColumnResult, column_table
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import deduplicate, summary
-from fedkeep.reporting.table import caption
+from fedkeep.reporting.table import caption, markdown
 
 
 @pytest.fixture

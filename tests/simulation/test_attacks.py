@@ -23,16 +23,14 @@ from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
-from fedkeep.interface.algorithm import unwrap_step
+from fedkeep.interface.algorithm import BUILTIN_STEPS, send_label_counts, unwrap_step
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.steps import BUILTIN_STEPS, send_label_counts
 from fedkeep.models import Weights
-from fedkeep.rounds.attack_options import Attack
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import StepRequest, decode_request, encode_request
 from fedkeep.rounds.reply_step import Reply
 from fedkeep.rounds.round import RoundState
-from fedkeep.training.model_check import mean_of_labels
+from fedkeep.rounds.run_settings import Attack, Defense
+from fedkeep.training.evaluation import mean_of_labels
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting

@@ -16,16 +16,15 @@ import torch
 import fedkeep
 from fedkeep.data import Federation
 from fedkeep.data.client_test import hold_out_client_test, with_client_test
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.partition import ByColumn
-from fedkeep.data.schema import CLIENT, GROUP
+from fedkeep.data.schema import CLIENT, GROUP, DataOptions
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.interface import algorithms
-from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import render
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import markdown, trials_csv
 from fedkeep.rounds.state import RoundResult
 from fedkeep.training.client_test import ClientTestResult, pooled
 from fedkeep.training.evaluation import count_correct

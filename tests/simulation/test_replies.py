@@ -31,20 +31,20 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import RunError
 from fedkeep.interface import Fit
+from fedkeep.interface.algorithm import invalid_counts
 from fedkeep.interface.privacy import Privacy
-from fedkeep.interface.steps import invalid_counts
 from fedkeep.models import Weights
 from fedkeep.models.networks import MLP
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import Fault, FaultKind, StepRequest
 from fedkeep.rounds.reply_step import set_aside
 from fedkeep.rounds.round import RoundState
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.testing.runs import wrap_steps
-from fedkeep.training.model_check import ModelCheck
+from fedkeep.training.evaluation import ModelCheck
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trials.trial import JsonlWriter, run_trial
-from fedkeep.trust import plausible
+from fedkeep.trust import plausibility_check
 from fedkeep.trust.standing import Standing
 from fedkeep.trust.updates import Updates
 
@@ -179,14 +179,14 @@ def test_a_test_loss_that_is_not_finite_is_null_in_the_record(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["find_nonfinite", "find_out_of_range"])
 def test_a_check_that_fails_refuses_the_reply_and_not_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = getattr(plausible, name)
+    check = getattr(plausibility_check, name)
 
     def fail_for_one(reply: Fit) -> Any:
         if reply.num_examples == tiny.SIZES[3]:
             raise OverflowError("too large")
         return check(reply)
 
-    monkeypatch.setattr(plausible, name, fail_for_one)
+    monkeypatch.setattr(plausibility_check, name, fail_for_one)
     (record,) = tiny.run_rounds(tiny.simulation(FedAvg(), cohort_size=6, rounds=1))
     assert record["lost"] == {"3": "answered with what cannot be checked (OverflowError: too large)"}
 

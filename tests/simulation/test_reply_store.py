@@ -27,8 +27,8 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import get_architecture
 from fedkeep.models.weights import StoredWeights, WeightsFile, find_mismatch, mean, part_of
 from fedkeep.rounds import reply_store
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.reply_store import ReplyStore
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.trials.simulation import Simulation
 
 METHODS = [

@@ -15,8 +15,8 @@ from fedkeep.interface import Cohort, Server, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.privacy.secure_sum import ALONE
 from fedkeep.rounds import reply_store
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import StepRequest, UpdateSum, sent_model
+from fedkeep.rounds.run_settings import Defense
 
 SECURE = Privacy(secure_aggregation=True)
 

@@ -37,8 +37,8 @@ from fedkeep.losses import (
 from fedkeep.metrics import dp_sgd_epsilon
 from fedkeep.privacy.central_noise import noised_mean
 from fedkeep.reporting.metric import METRICS, columns_for
-from fedkeep.rounds.defense import Defense
 from fedkeep.rounds.messages import StepRequest
+from fedkeep.rounds.run_settings import Defense
 from fedkeep.testing.runs import wrap_steps
 from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob

@@ -8,13 +8,12 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.experiment.estimate import estimate
+from fedkeep.cli.dry_run import estimate
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models import get_architecture
 from fedkeep.training import per_example
-from fedkeep.training.fisher import fisher
-from fedkeep.training.per_example import examples_at_once, gradient_bytes
+from fedkeep.training.per_example import examples_at_once, fisher, gradient_bytes
 
 
 def parameters(count: int) -> dict[str, torch.Tensor]:

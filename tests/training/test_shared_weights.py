@@ -14,7 +14,7 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fedcurv import FedCurv
 from fedkeep.algorithms.sequential.cwc import CWC
 from fedkeep.interface.privacy import Privacy
-from fedkeep.training.fisher import fisher
+from fedkeep.training.per_example import fisher
 
 
 class Shared(nn.Module):

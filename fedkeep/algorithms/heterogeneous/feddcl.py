@@ -12,12 +12,14 @@ from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply, clip_log
 from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, label_loss, mark_generated
 from fedkeep.algorithms.incremental.generated_replay import (
     ImagePool,
+    PrototypeOptions,
+    PrototypeReply,
     extend_pool,
     missing_images,
     replay_data,
     select_images,
+    validate_prototypes,
 )
-from fedkeep.algorithms.incremental.prototype_generation import PrototypeOptions, PrototypeReply, validate_prototypes
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, each, on_client
 from fedkeep.interface.party import Party
 from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Head, Loss, Scale

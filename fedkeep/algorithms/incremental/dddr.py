@@ -9,12 +9,14 @@ from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, label_loss
 from fedkeep.algorithms.incremental.generated_replay import (
     ImagePool,
+    PrototypeOptions,
+    PrototypeReply,
     extend_pool,
     missing_images,
     replay_data,
     select_images,
+    validate_prototypes,
 )
-from fedkeep.algorithms.incremental.prototype_generation import PrototypeOptions, PrototypeReply, validate_prototypes
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
 from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Loss, Scaled, SupCon
 from fedkeep.models import Weights

@@ -1,8 +1,8 @@
-"""What DDDR and FedDCL share: a pool of generated images, which each client receives once and trains on."""
+"""What DDDR and FedDCL share: images made of prototypes that clients find, which each client receives once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,113 @@ import torch
 from torch import Tensor
 
 from fedkeep.algorithms.incremental.class_incremental import concat, mark_generated
-from fedkeep.algorithms.incremental.prototype_generation import PrototypeOptions, find_prototypes, generate_images
-from fedkeep.interface import Client, Cohort, Data, Server
+from fedkeep.errors import RunError
+from fedkeep.generation.diffusion.prototypes import (
+    AverageRule,
+    PrototypeSearch,
+    average_prototypes,
+    cached_images,
+    cached_search,
+    check_held,
+)
+from fedkeep.interface import Client, Cohort, Data, Server, on_client
+from fedkeep.options import Options, option
+
+MAX_ABS = 1e4
+"""Prototypes with larger numbers are refused: one client's must not dominate the mean. They stay near 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrototypeReply:
+    """What a client found.
+
+    ``prototypes``: Of the task's classes, [new classes, ...].
+    ``counts``: The client's examples of each of these classes, int64.
+    ``generator``: The hash of the generator that they are for.
+    """
+
+    prototypes: Tensor
+    counts: Tensor
+    generator: str
+
+
+@dataclass(frozen=True)
+class PrototypeOptions(Options):
+    """Options of the prototype search, and the client step that searches."""
+
+    prototype_rounds: int = option(5, "rounds of prototype search at a task's beginning", low=0)
+    prototype_steps: int = option(50, "optimizer steps of a client in each", low=1)
+    prototype_batch_size: int = option(128, "images a step", low=1)
+    prototype_aggregation: AverageRule = option(
+        "uniform", "who counts in the mean: all, those with examples of the class, or by how many"
+    )
+
+    @on_client
+    def search(self, client: Client[Any], prototypes: Tensor) -> PrototypeReply:
+        """Search for the prototypes of the task's classes with the client's own examples (eq. 4)."""
+        settings = PrototypeSearch(self.prototype_steps, self.prototype_batch_size)
+        labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
+        images = client.data["input"]
+        result = cached_search(client.generator, prototypes, images, labels, settings, rng)
+        counts = result.counts.to(prototypes.device)
+        found = client.noised_change(prototypes, result.prototypes)
+        return PrototypeReply(found, counts, client.generator.loaded_hash)
+
+
+def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Cohort) -> Tensor:
+    """Return the prototypes of the task's classes, [new classes, ...], which the clients find together (eqs. 4, 5).
+
+    ``method``: The method, whose step `search` is asked ``prototype_rounds`` times.
+    """
+    prototypes = server.generator.initial_prototypes(server.num_classes - server.num_old_classes)
+    for _ in range(method.prototype_rounds):
+        replies = list(clients.ask(method.search, prototypes).values())
+        if not replies:
+            raise RunError(
+                "no client found a prototype, so that nothing can be drawn. The record says why each was lost."
+            )
+        if len(replies) == len(clients):  # a class whose holders are absent keeps the prototype that it had
+            check_held(
+                torch.stack([reply.counts for reply in replies]).sum(0), server.label_names[server.num_old_classes :]
+            )
+        found, counts = [reply.prototypes for reply in replies], [reply.counts for reply in replies]
+        prototypes = average_prototypes(prototypes, found, counts, method.prototype_aggregation)
+    return prototypes
+
+
+def generate_images(server: Server[Any], prototypes: Sequence[Tensor], count: int) -> Data:
+    """Return generated images of the last tasks' classes; another call gives other images.
+
+    ``prototypes``: Those of each of these tasks, up to the present one.
+    """
+    seed, generator, parts = server.rng("images").initial_seed(), server.generator, []
+    first_class = server.num_classes - sum(map(len, prototypes))
+    for rows in prototypes:
+        labels = range(first_class, first_class + len(rows))
+        parts.append(cached_images(generator, rows, labels, count, generator.sampler, seed=seed))
+        first_class = labels.stop
+    return {name: torch.cat([part[name] for part in parts]).to(prototypes[0].device) for name in parts[0]}
+
+
+def validate_prototypes(server: Server[Any], reply: PrototypeReply, examples: int) -> str | None:
+    """Return what is wrong with a client's prototypes, or None.
+
+    ``examples``: How many examples the client has in this task.
+    """
+    num_new = server.num_classes - server.num_old_classes
+    expected = (num_new, *server.generator.initial_prototypes(1).shape[1:])
+    shape = tuple(reply.prototypes.shape)
+    if shape != expected or reply.prototypes.dtype != torch.float32:
+        return f"prototypes of shape {list(shape)} in {reply.prototypes.dtype}, not {list(expected)} in float32"
+    if reply.prototypes.abs().max() > MAX_ABS:
+        return f"prototypes with numbers beyond {MAX_ABS:g}, which would swallow all others' in the mean"
+    counts = reply.counts.tolist()
+    valid = reply.counts.shape == (num_new,) and reply.counts.dtype == torch.int64
+    if not valid or min(counts) < 0 or sum(counts) != examples:
+        return f"counts of its examples that cannot be: {counts}, and it has {examples}"
+    if reply.generator != server.generator.loaded_hash:
+        return "prototypes for another generator than the server's; give all parties the same folder"
+    return None
 
 
 @dataclass

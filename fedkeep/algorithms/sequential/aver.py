@@ -17,7 +17,7 @@ from fedkeep.algorithms.sequential.teachers import (
     take_distillation,
 )
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
-from fedkeep.interface.steps import send_label_counts
+from fedkeep.interface.algorithm import send_label_counts
 from fedkeep.losses import CrossEntropy, FullKL, FullKLByConfidence, FullKLByEntropy, Scale, WeightRule
 from fedkeep.models import Weights
 from fedkeep.options import option

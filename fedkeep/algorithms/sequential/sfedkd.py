@@ -18,7 +18,7 @@ from fedkeep.algorithms.sequential.teachers import (
     take_distillation,
 )
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
-from fedkeep.interface.steps import send_label_counts
+from fedkeep.interface.algorithm import send_label_counts
 from fedkeep.losses import CrossEntropy, PerTeacher, Scale
 from fedkeep.losses.discrepancy import Discrepancy, discrepancies, teacher_weights
 from fedkeep.models import Weights

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from fedkeep.aggregation.mean import GroupMean
+from fedkeep.aggregation.mean import PartialMean
 from fedkeep.data import Federation
 from fedkeep.interface import Fit
 from fedkeep.interface.cohort import Aggregation
@@ -49,10 +49,10 @@ def _split(clients: Sequence[str], count: int) -> list[list[str]]:
 
 
 def mean_of_groups(groups: Sequence[Sequence[str]], replies: Mapping[str, Fit], how: Aggregation) -> Weights:
-    """Return the mean of replies that are here, with the bits that `GroupTrainer` and the server make of them."""
-    total = GroupMean(how)
+    """Return the mean of replies that are here, with the bits that `PartialAggregator` and the server make of them."""
+    total = PartialMean(how)
     for group in groups:
-        of_group = GroupMean(how)
+        of_group = PartialMean(how)
         for client in group:
             if client in replies:
                 (total if len(group) == 1 else of_group).add(replies[client])
@@ -62,11 +62,11 @@ def mean_of_groups(groups: Sequence[Sequence[str]], replies: Mapping[str, Fit], 
 
 
 @dataclass(frozen=True, eq=False)
-class GroupSum:
+class PartialAggregate:
     """What came of a group of clients.
 
     ``mean``: The mean of their models; empty if all are lost.
-    ``weight``, ``count``: As of `GroupMean`.
+    ``weight``, ``count``: As of `PartialMean`.
     ``replies``: The clients' replies, without models, in order.
     """
 
@@ -77,7 +77,7 @@ class GroupSum:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupTrainer:
+class PartialAggregator:
     """Carries out the requests of a group in this process, checks the models and adds them up.
 
     ``steps``: Reply steps, of which `ReplyStep.check` looks at each model.
@@ -89,8 +89,8 @@ class GroupTrainer:
     how: Aggregation
     stacked: bool
 
-    def __call__(self, requests: Sequence[StepRequest]) -> GroupSum:
-        mean, replies, results = GroupMean(self.how), [], self._results(requests)
+    def __call__(self, requests: Sequence[StepRequest]) -> PartialAggregate:
+        mean, replies, results = PartialMean(self.how), [], self._results(requests)
         for request in requests:
             reply = self._checked(request, results.pop(request.client) if results else self._result(request))
             replies.append(reply)
@@ -99,10 +99,10 @@ class GroupTrainer:
             fit: Fit = reply.value
             reply.value = Fit({}, fit.num_examples, fit.num_steps, fit.loss)
             if len(requests) == 1:  # without a copy
-                return GroupSum(fit.model, mean.weight_of(fit), 1, replies)
+                return PartialAggregate(fit.model, mean.weight_of(fit), 1, replies)
             mean.add(fit)
             del fit
-        return GroupSum(mean.value() if mean.count else {}, mean.weight, mean.count, replies)
+        return PartialAggregate(mean.value() if mean.count else {}, mean.weight, mean.count, replies)
 
     def _result(self, request: StepRequest) -> StepResult:
         serial = self.state.serial
@@ -131,8 +131,8 @@ class GroupTrainer:
 # As a worker sends it
 
 
-def encode_sum(found: GroupSum, steps: Sequence[ReplyStep]) -> Any:
-    """Return a group's sum as a value of `sum_type`."""
+def encode_aggregate(found: PartialAggregate, steps: Sequence[ReplyStep]) -> Any:
+    """Return a group's sum as a value of `aggregate_type`."""
     noting = [step.name for step in steps if step.note_type is not None]
     replies = [
         (
@@ -148,8 +148,8 @@ def encode_sum(found: GroupSum, steps: Sequence[ReplyStep]) -> Any:
     return found.mean, found.weight, found.count, replies
 
 
-def decode_sum(value: Any, requests: Sequence[StepRequest], steps: Sequence[ReplyStep]) -> GroupSum:
-    """Return the group's sum that `encode_sum` has encoded."""
+def decode_aggregate(value: Any, requests: Sequence[StepRequest], steps: Sequence[ReplyStep]) -> PartialAggregate:
+    """Return the group's sum that `encode_aggregate` has encoded."""
     noting = [step.name for step in steps if step.note_type is not None]
     mean, weight, count, found = value
     replies = [
@@ -164,11 +164,11 @@ def decode_sum(value: Any, requests: Sequence[StepRequest], steps: Sequence[Repl
         )
         for request, (fit, state, uses, size, notes, fault) in zip(requests, found, strict=True)
     ]
-    return GroupSum(mean, weight, count, replies)
+    return PartialAggregate(mean, weight, count, replies)
 
 
-def sum_type(steps: Sequence[ReplyStep], client_state_type: type[Any]) -> Any:
-    """Return the type of `encode_sum`, against which a worker's answer is checked."""
+def aggregate_type(steps: Sequence[ReplyStep], client_state_type: type[Any]) -> Any:
+    """Return the type of `encode_aggregate`, against which a worker's answer is checked."""
     notes = tuple.__class_getitem__(tuple(step.note_type | None for step in steps if step.note_type is not None))
     fault = tuple[str, str] | None
     one = tuple.__class_getitem__((Fit | None, client_state_type | None, dict[str, int], int, notes, fault))

@@ -14,8 +14,8 @@ import fedkeep
 from fedkeep._utils.digests import read_json, read_manifest, write_json, write_manifest
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.experiment.belonging import UNKNOWN
 from fedkeep.experiment.plugins import code_of, import_user_code
+from fedkeep.experiment.provenance import UNKNOWN
 from fedkeep.reporting.archive import write_archive
 from fedkeep.reporting.run_folder import read_run, verify_run
 

@@ -9,9 +9,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.digests import digest_of, read_json, read_manifest, read_toml
+from fedkeep._utils.digests import ForeignFile, Identity, digest_of, read_json, read_manifest, read_toml
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.identity import ForeignFile, Identity
 from fedkeep.errors import RunError, in_one_line
 from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import code_of, source_of

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedkeep.interface import Fit
-from fedkeep.interface.algorithm import unwrap_step
+from fedkeep.interface.algorithm import invalid_counts, send_label_counts, unwrap_step
 from fedkeep.interface.pytree import find_nonfinite, iter_instances
 from fedkeep.interface.ranges import find_out_of_range
-from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models.weights import find_mismatch
 from fedkeep.rounds.messages import FaultKind, StepRequest, refused
 from fedkeep.rounds.reply_step import Reply, ReplyStep
@@ -17,10 +16,10 @@ from fedkeep.rounds.state import SimulationState
 from fedkeep.training.model_runner import ModelRunner
 
 
-class Plausible(ReplyStep):
+class PlausibilityCheck(ReplyStep):
     """Refuses replies that cannot be used, or cannot be true; the method may refuse more."""
 
-    def bears_sums(self, state: SimulationState) -> bool:
+    def allows_partial_aggregation(self, state: SimulationState) -> bool:
         return True
 
     def check(self, state: SimulationState, reply: Reply) -> None:

@@ -18,8 +18,8 @@ from fedkeep.executors.workers import Worker, serve
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
-from fedkeep.rounds import group_sum, reply_store
-from fedkeep.rounds.group_sum import mean_of_groups
+from fedkeep.rounds import partial_aggregation, reply_store
+from fedkeep.rounds.partial_aggregation import mean_of_groups
 from fedkeep.rounds.round import RoundState
 from fedkeep.trials.simulation import Simulation
 
@@ -67,14 +67,14 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return, for each mean that a method asked for, whether models were added up where they were trained."""
     monkeypatch.setattr(reply_store, "IN_MEMORY", 0)  # so that one process adds models up too
     found: list[bool] = []
-    sum_up = RoundState.sum_up
+    aggregate_groups = RoundState.aggregate_groups
 
     def watched(self: RoundState, *args: Any) -> Any:
-        result = sum_up(self, *args)
+        result = aggregate_groups(self, *args)
         found.append(result is not None)
         return result
 
-    monkeypatch.setattr(RoundState, "sum_up", watched)
+    monkeypatch.setattr(RoundState, "aggregate_groups", watched)
     return found
 
 
@@ -88,7 +88,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_sums_in_workers_are_those_of_single_replies(
     method: Any, looking: Any, stack: int, groups: int, summed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_sum, "MOST_GROUPS", groups)
+    monkeypatch.setattr(partial_aggregation, "MOST_GROUPS", groups)
     settings: dict[str, Any] = {"cohort_size": ALL, "stack": stack, "training": tiny.SHORT, "rounds": 2}
     settings["client_dropout"] = 0.2
     replies, alone, pooled = (tiny.simulation(one, **settings) for one in (looking, method, method))
@@ -106,7 +106,7 @@ def test_sums_in_workers_are_those_of_single_replies(
 
 
 def test_a_refused_client_is_not_in_the_sum(summed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_sum, "MOST_GROUPS", 2)
+    monkeypatch.setattr(partial_aggregation, "MOST_GROUPS", 2)
     settings: dict[str, Any] = {"cohort_size": ALL, "training": tiny.SHORT, "rounds": 3}
     replies, alone, pooled = (tiny.simulation(one, **settings) for one in (LoudReplies(), Loud(), Loud()))
     expected = tiny.run_rounds(replies)

@@ -26,9 +26,9 @@ from fedkeep.interface import Fit
 from fedkeep.interface.pytree import replace_nodes
 from fedkeep.models import Weights
 from fedkeep.models.weights import distance, form_of, joint_norm
-from fedkeep.rounds.defense import MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
 from fedkeep.rounds.reply_store import ReplyStore, is_weights
+from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, Defense
 from fedkeep.rounds.state import SimulationState
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ KRUM = ("krum", "multi_krum")
 """The rules that are defined for less than half of the clients, see `max_byzantine`."""
 
 
-class Robust(ReplyStep):
+class RobustAggregation(ReplyStep):
     """Applies the recipe's robust aggregation to models that were asked for together."""
 
     def __init__(self) -> None:

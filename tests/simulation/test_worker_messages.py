@@ -7,12 +7,12 @@ import multiprocessing
 import pytest
 import torch
 
-from fedkeep.executors import ipc
+from fedkeep.executors import workers
 
 
-@pytest.mark.parametrize("piece", [ipc.PIECE, 5])
+@pytest.mark.parametrize("piece", [workers.PIECE, 5])
 def test_what_is_sent_is_received(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipc, "PIECE", piece)
+    monkeypatch.setattr(workers, "PIECE", piece)
     near, far = multiprocessing.Pipe()
     tensors = {
         "matrix": torch.arange(6.0).view(2, 3).t(),  # not contiguous
@@ -21,8 +21,8 @@ def test_what_is_sent_is_received(piece: int, monkeypatch: pytest.MonkeyPatch) -
         "count": torch.tensor(7),
         "none": torch.empty(0, 3),
     }
-    ipc.send(near, ["text", {"a": [1, None, 2.5]}], tensors)
-    structure, received = ipc.receive(far)
+    workers.send_message(near, ["text", {"a": [1, None, 2.5]}], tensors)
+    structure, received = workers.receive_message(far)
     assert structure == ["text", {"a": [1, None, 2.5]}]
     assert received.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -35,4 +35,4 @@ def test_a_connection_that_ends_in_the_middle_is_an_error() -> None:
     near.send_bytes(b'["half a message",[["x","float32",[2]]]]')
     near.close()
     with pytest.raises(EOFError):
-        ipc.receive(far)
+        workers.receive_message(far)

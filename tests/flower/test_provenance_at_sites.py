@@ -11,7 +11,7 @@ import tiny
 from local_transport import LocalTransport, node_configs
 from trial import Killed, config, killing
 
-from fedkeep._utils.identity import Identity, seal, unseal
+from fedkeep._utils.digests import Identity, seal, unseal
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
