@@ -12,6 +12,7 @@ import gc
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -109,6 +110,12 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
         self._last = graph
         return graph
+
+
+@cache
+def recorder_of(device: torch.device) -> Record | None:
+    """Return what records steps on a device; None for a CPU, which calls a layer quickly."""
+    return CudaRecorder(device) if device.type == "cuda" else None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.weights import load_weights, state_dict_copy
-from fedkeep.training.cuda_graph import GraphSteps, can_record
+from fedkeep.training.cuda_graph import GraphSteps, can_record, recorder_of
 from fedkeep.training.model_runner import IN_PLACE, ModelRunner
 
 Normalise = Callable[[Tensor], Tensor]
@@ -336,10 +336,11 @@ def _step_function(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> C
         stepper.step(job.loss, batches, job.step_callback)
         runner.classifier_input = None  # it keeps the step's autograd graph alive, and with that its stream
 
+    recorder = recorder_of(runner.device)
     plain = job.step_callback is None and job.parametrization is None and stepper.optimizer is None
-    if runner.graph_recorder is None or not plain or not can_record(runner.train_network, job.loss):
+    if recorder is None or not plain or not can_record(runner.train_network, job.loss):
         return step
-    return GraphSteps(step, runner.graph_recorder)
+    return GraphSteps(step, recorder)
 
 
 def _prepare(

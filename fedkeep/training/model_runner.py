@@ -16,7 +16,6 @@ from fedkeep.models.custom import split_classifier
 from fedkeep.models.heads import add_views, expand_rows, resize_classifier
 from fedkeep.models.pretrained import Extractor, FrozenNetwork
 from fedkeep.models.weights import frozen_parameters, state_dict_copy
-from fedkeep.training.cuda_graph import CudaRecorder
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # images in a forward pass without gradient; more do not fit into the cache of small machines
@@ -102,7 +101,6 @@ class ModelRunner:
             classifier.register_forward_pre_hook(self._keep_input)
         self.eval_network = self.build()
         self.has_batch_norm = has_batch_norm(built)
-        self.graph_recorder = CudaRecorder(device) if device.type == "cuda" else None
 
     @property
     def extractor(self) -> Extractor | None:

@@ -15,7 +15,9 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.interface import Algorithm
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
-from fedkeep.training.cuda_graph import GraphSteps, can_record
+from fedkeep.models import Weights
+from fedkeep.training import local_training
+from fedkeep.training.cuda_graph import CudaRecorder, GraphSteps, can_record
 
 TRAINING = replace(tiny.SHORT, epochs=6, batch_size=2)
 
@@ -42,11 +44,11 @@ def refuse(function: Callable[[], None]) -> Again:
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def run(method: Algorithm[Any, Any], recorder: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    simulation = tiny.simulation(method, rounds=2, training=TRAINING)
-    simulation.context.runner.graph_recorder = recorder
-    records = tiny.run_rounds(simulation)
-    return records, dict(simulation.server.model)
+def run(method: Algorithm[Any, Any], recorder: Any, device: str = "cpu") -> tuple[list[dict[str, Any]], Weights]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_training, "recorder_of", lambda device: recorder)
+        simulation = tiny.simulation(method, rounds=2, training=TRAINING, device=torch.device(device))
+        return tiny.run_rounds(simulation), simulation.server.model
 
 
 @pytest.mark.parametrize("method", [FedAvg(), SFedKD()], ids=["fedavg", "sfedkd"])
@@ -88,12 +90,6 @@ def test_only_what_does_the_same_in_every_step_is_recorded() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("method", [FedAvg(), SFedKD()], ids=["fedavg", "sfedkd"])
 def test_a_gpu_replays_the_same_steps(method: Algorithm[Any, Any]) -> None:
-    models = []
-    for recorded in (False, True):
-        simulation = tiny.simulation(method, rounds=2, training=TRAINING, device=torch.device("cuda"))
-        if not recorded:
-            simulation.context.runner.graph_recorder = None
-        tiny.run_rounds(simulation)
-        models.append(simulation.server.model)
+    models = [run(method, recorder, "cuda")[1] for recorder in (None, CudaRecorder(torch.device("cuda")))]
     for name, weight in models[0].items():
-        torch.testing.assert_close(models[1][name], weight)
+        torch.testing.assert_close(models[1][name], weight, rtol=0, atol=0)
