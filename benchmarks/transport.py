@@ -24,9 +24,8 @@ import torch
 from telling import arguments, beginning
 
 from fedkeep._utils import seeds
-from fedkeep.aggregation.transport import LayerPlans, _cheapest, align, distances, project
+from fedkeep.aggregation.transport import ChannelLayer, LayerPlans, _cheapest, align, channel_groups, distances, project
 from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
-from fedkeep.models.channel_groups import ChannelLayer, channel_groups
 from fedkeep.models.weights import state_dict_copy
 
 NETWORKS: tuple[tuple[str, Architecture, Shape], ...] = (

@@ -202,10 +202,7 @@ def run(
     machine = machine or Machine()
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
-    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
-    with _shown(trials, on_progress) as report:
-        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
-    return _read(folder, experiment.recipe)
+    return _carry_out(experiment, folder, machine, on_progress, callbacks, steps)
 
 
 @plain_torch()
@@ -274,20 +271,23 @@ def resume(
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
-    retry, trials = _retry(folder, experiment.recipe, machine), experiment.trials(folder)
+    return _carry_out(experiment, folder, machine, on_progress, callbacks, steps)
+
+
+def _carry_out(
+    experiment: Experiment,
+    folder: Path,
+    machine: Machine,
+    on_progress: OnProgress | None,
+    callbacks: Sequence[Callback],
+    steps: Sequence[ReplyStep],
+) -> RunResult:
+    """Run the trials that are not finished, write the report, and return the run."""
+    recipe, trials = experiment.recipe, experiment.trials(folder)
+    in_python = f"fedkeep.resume({str(folder)!r}) in Python"
+    retry = in_python if own_classes(recipe) else resume_command(folder, machine)
     with _shown(trials, on_progress) as report:
         run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
-    return _read(folder, experiment.recipe)
-
-
-def _retry(folder: Path, recipe: Recipe, machine: Machine) -> str:
-    """Return what continues a run after a failure."""
-    in_python = f"fedkeep.resume({str(folder)!r}) in Python"
-    return in_python if own_classes(recipe) else resume_command(folder, machine)
-
-
-def _read(folder: Path, recipe: Recipe) -> RunResult:
-    """Write the report of a run, and return the run."""
     return result_of(write_all(folder), recipe.model if isinstance(recipe.model, Custom) else None)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkeep import metrics
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean, require_optional
+from fedkeep.metrics import Floats
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback
 
@@ -129,9 +129,6 @@ WRITERS: dict[str, Callable[[LoggedTrial, int], MetricWriter]] = {
     "wandb": WandbWriter,
 }
 """By name in a recipe's ``log``, which is also that of the module that is needed, what writes."""
-
-
-Floats = NDArray[np.float64]
 
 
 def check_log(names: Sequence[str]) -> None:

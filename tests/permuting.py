@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedkeep.aggregation.transport import ChannelLayer
 from fedkeep.models import Weights
-from fedkeep.models.channel_groups import ChannelLayer
 from fedkeep.models.weights import state_dict_copy
 
 

@@ -90,7 +90,9 @@ def of_run(run: Any) -> Digests:
     lines = [line[3:] for line in csv.reader((run.path / "results.csv").read_text().splitlines())]  # without texts
     found = {}
     for what, (head, *rows) in {"table": table, "results.csv": lines}.items():
-        kept = [number for number, title in enumerate(head) if "train s" not in title and "seconds" not in title]
+        timed = [number for number, title in enumerate(head) if "train s" in title or "seconds" in title]
+        filled = [number for number in range(len(head)) if any(row[number] for row in rows)]  # new ones may be empty
+        kept = [number for number in filled if number not in timed]
         numbers = [[re.findall(r"-?\d[\d.]*(?:e-?\d+)?", row[number]) for number in kept] for row in rows]
         found[what] = sha256(json.dumps(numbers).encode()).hexdigest()
     for number, trial in enumerate(run.trials):

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.cli.main import parser
 from fedkeep.data.partition import schemes
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import describe_replies

@@ -2,19 +2,162 @@
 
 Singh & Jaggi, 2020, "Model fusion via optimal transport"; in FedSKF (Electronics 2024, 13, 1772) the mean of the
 clients' models is aligned with one of them, a different one each round. It needs weights only, no data.
+
+The units of a hidden layer have no inherent order: a network computes the same after a permutation of the units and of
+the inputs of the layers that read them. Layers whose outputs are added share an order (the residual blocks of a
+ResNet). `channel_groups` finds these groups once for an architecture, from its network. The result consists of names,
+and so is valid for every model of the architecture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch.nn import functional
 
+from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
-from fedkeep.models.channel_groups import ChannelLayer
+from fedkeep.models.networks import MaxPool2
+
+# Operations that treat all channels alike, so that they commute with a permutation of channels.
+_EACH_ALIKE: tuple[type[nn.Module], ...] = (
+    *(nn.Identity, nn.Flatten, nn.Dropout, nn.Dropout2d),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
+    *(MaxPool2, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+)
+_ALIKE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    *(torch.flatten, torch.relu, torch.tanh, torch.sigmoid, torch.dropout),
+    *(functional.relu, functional.leaky_relu, functional.elu, functional.gelu, functional.silu, functional.dropout),
+    *(functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d),
+)
+_ALIKE_METHODS = ("flatten", "relu", "tanh", "sigmoid", "contiguous")
+_SUMS: tuple[Callable[..., Any], ...] = (operator.add, operator.iadd, torch.add)
+
+
+@dataclass(frozen=True)
+class ChannelLayer:
+    """A convolution or a linear layer, and the groups of channels that it reads and writes.
+
+    ``name``: Name of the module, with tensors ``name.weight`` [outputs, inputs, ...] and, optionally, ``name.bias``.
+    ``reads``: Group of the input channels, with the name of the first layer that writes it; None for pixels, whose
+        order is fixed. A linear layer that reads flattened maps has several adjacent inputs for each channel.
+    ``writes``: Group of the output channels; None for classes, whose order is fixed.
+    ``norms``: Names of the batch norms between this layer and the next.
+    """
+
+    name: str
+    reads: str | None
+    writes: str | None
+    norms: tuple[str, ...] = ()
+
+
+def channel_groups(network: nn.Module) -> tuple[ChannelLayer, ...]:
+    """Find the channel groups of a network.
+
+    ``network``: A network of convolutions, linear layers, batch norms, sums, and operations that treat all channels
+        alike, such as pooling and ReLU.
+    Returns: The layers in the order in which they are computed.
+    """
+    try:
+        graph = _Tracer().trace(network)
+    except Exception as error:
+        # The user's code may fail in any way when it is called with a proxy instead of a tensor.
+        raise ConfigError(f"cannot follow the channels through {type(network).__name__}: {error}. {_ADVICE}") from error
+    finder = _GroupFinder(network)
+    for node in graph.nodes:
+        finder.follow(node)
+    return finder.layers_by_group()
+
+
+_ADVICE = (
+    "Fusion by optimal transport needs networks of convolutions, linear layers, batch norms, sums, pooling, ReLU and "
+    "the like. Use such a model, such as resnet18, or another fusion."
+)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return next(m.children(), None) is None
+
+
+class _GroupFinder:
+    """Follows a network's graph and collects its layers; groups are joined when their channels are added."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.layers: dict[str, ChannelLayer] = {}
+        self.group: dict[fx.Node, str | None] = {}  # of the outputs of each node
+        self.joined: dict[str, str | None] = {}  # each joined group, and the group that it was joined to
+
+    def follow(self, node: fx.Node) -> None:
+        """Record what a node does to channels."""
+        read = [self._resolved(self.group[source]) for source in node.all_input_nodes]
+        if node.op == "placeholder":
+            self.group[node] = None
+        elif node.op == "output":
+            self._join(None, read[0])
+        elif node.op == "call_module" and isinstance(node.target, str):
+            self.group[node] = self._through(node.target, read, node)
+        elif len(read) == 1 and (node.target in _ALIKE_FUNCTIONS or node.target in _ALIKE_METHODS):
+            self.group[node] = read[0]
+        elif len(read) == 2 and node.target in _SUMS:
+            self.group[node] = self._join(*read)
+        else:
+            raise self._refused(f"{node.op.removeprefix('call_')} {node.target}")
+
+    def layers_by_group(self) -> tuple[ChannelLayer, ...]:
+        """Return the layers with the final names of their groups."""
+        return tuple(
+            replace(layer, reads=self._resolved(layer.reads), writes=self._resolved(layer.writes))
+            for layer in self.layers.values()
+        )
+
+    def _through(self, name: str, read: list[str | None], node: fx.Node) -> str | None:
+        module = self.network.get_submodule(name)
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            if getattr(module, "groups", 1) != 1:
+                raise self._refused(f"the grouped convolution {name}")
+            if name in self.layers:
+                raise self._refused(f"{name}, which is used twice")
+            self.layers[name] = ChannelLayer(name, read[0], name)
+            return name
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            self._note_norm(name, node)
+            return read[0]
+        if isinstance(module, _EACH_ALIKE):
+            return read[0]
+        raise self._refused(f"{name}, a {type(module).__name__}")
+
+    def _note_norm(self, name: str, node: fx.Node) -> None:
+        before = node.all_input_nodes[0]
+        while before.target not in self.layers and len(before.all_input_nodes) == 1:
+            before = before.all_input_nodes[0]
+        if before.target not in self.layers:
+            raise self._refused(f"the batch norm {name}, which normalises an image or a sum")
+        layer = self.layers[str(before.target)]
+        self.layers[layer.name] = replace(layer, norms=(*layer.norms, name))
+
+    def _join(self, *groups: str | None) -> str | None:
+        """Join two groups and return the result: the group that is written first, or None if either is None."""
+        order = [None, *self.layers]
+        first, second = sorted(groups, key=order.index)
+        if first != second:
+            self.joined[str(second)] = first
+        return first
+
+    def _resolved(self, group: str | None) -> str | None:
+        while group is not None and group in self.joined:
+            group = self.joined[group]
+        return group
+
+    def _refused(self, what: str) -> ConfigError:
+        return ConfigError(f"cannot follow the channels of {type(self.network).__name__} through {what}. {_ADVICE}")
+
 
 Plan: TypeAlias = Tensor
 """The permutation of channels that costs least, int64 [n]: base channel j is source channel plan[j]."""
@@ -48,7 +191,7 @@ def project(source: Weights, base: Weights, layers: Sequence[ChannelLayer], *, e
     follow. Layers whose outputs are added share one plan. Batch norm goes along. The classifier's rows are never moved:
     they are the classes. So the aligned model computes what the source did, whatever the base.
 
-    ``layers``: Of that architecture, from `fedkeep.models.channel_groups.channel_groups`.
+    ``layers``: Of that architecture, from `fedkeep.aggregation.transport.channel_groups`.
     ``eta``: The base's share of the result; 0: the aligned source alone.
     """
     plans = _plans(source, base, layers)

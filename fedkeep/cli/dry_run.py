@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -186,7 +186,7 @@ def dry_run(
             else:
                 total += expected.seconds * len(seeds)
                 shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB", human_bytes(expected.sent)]
-            table.add_row(*first, _listed(seeds), str(recipe.rounds), *shown)
+            table.add_row(*first, ", ".join(map(str, seeds)), str(recipe.rounds), *shown)
             if missing:
                 break
     console.print(table)
@@ -201,7 +201,3 @@ def dry_run(
     for line in dict.fromkeys(unknown):
         say(console, line)
     return 0
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))

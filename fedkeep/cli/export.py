@@ -13,8 +13,8 @@ from rich.markup import escape
 from fedkeep._utils.escaping import csv_text
 from fedkeep.cli.text import plain_table, say
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX
 from fedkeep.experiment.reproduce import NOTE
 from fedkeep.export.files import export_model, onnx_available
 from fedkeep.export.prediction import predict

@@ -19,8 +19,8 @@ from fedkeep.cli.text import plain_table, say
 from fedkeep.errors import ConfigError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.experiment import Trial
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.archive import open_run

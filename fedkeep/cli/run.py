@@ -31,9 +31,8 @@ from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of
 from fedkeep.reporting.findings import is_undecided
 from fedkeep.reporting.html import REPORT, write_all
-from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import check_main
-from fedkeep.reporting.record import data_read
+from fedkeep.reporting.record import data_read, warnings
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table
 from fedkeep.tuning import BEST, RUN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import describe_type, options_of
 from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
-from fedkeep.reporting.learning import warnings
+from fedkeep.reporting.record import warnings
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import SUFFIXES, TEXTS, TextTable, print_table, tables
@@ -53,7 +54,7 @@ def _order(cls: type[Algorithm[Any, Any]]) -> str:
 def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     console.print(f"[bold]{cls.name()}[/]  (clients train {_order(cls)})")
     say(console, f"{cls.paper}\n")
-    say(console, f"{_docstring(cls)}\n", paragraphs=True)
+    say(console, f"{inspect.cleandoc(cls.__doc__ or '')}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]")
     for line in (*describe_replies(cls), f"client_test: {client_test.__doc__}"):
         say(console, f"  {line}")
@@ -64,12 +65,6 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
         for name, field in method_options.items():
             table.add_row(name, escape(str(field.default)), escape(hints[name]), escape(field.metadata["doc"]))
         console.print(table)
-
-
-def _docstring(cls: type) -> str:
-    import inspect
-
-    return inspect.cleandoc(cls.__doc__ or "")
 
 
 def datasets(options: Namespace, console: Console) -> int:

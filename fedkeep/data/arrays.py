@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.holdout import NO_TEST_EXAMPLES, hold_out
-from fedkeep.data.problems import SINGLE_LABEL
-from fedkeep.data.readers import check_filled, to_nfc
+from fedkeep.data.readers import SINGLE_LABEL, check_filled, to_nfc
 from fedkeep.data.schema import CLIENT, check_classes, number_names
 from fedkeep.errors import DataError, did_you_mean, in_one_line
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data import cache, given
+from fedkeep.data import array_store, cache
 from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
 from fedkeep.data.columns import TableColumn, columns_to_json
@@ -26,8 +26,16 @@ from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups, note_on_copies
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column
-from fedkeep.data.problems import Problems, Where
-from fedkeep.data.readers import RawSplits, hub_commit, is_offline, read_batches, read_hub, read_parquet
+from fedkeep.data.readers import (
+    Problems,
+    RawSplits,
+    Where,
+    hub_commit,
+    is_offline,
+    read_batches,
+    read_hub,
+    read_parquet,
+)
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, did_you_mean
@@ -219,8 +227,8 @@ def load(
         raise DataError(f"The columns and sizes of {name!r} are known. Leave all but its name out of [data].")
     if name == "digits":
         return _load_digits()
-    if name.startswith(given.PREFIX):
-        return given.find(name)
+    if name.startswith(array_store.PREFIX):
+        return array_store.find(name)
     if name in _FEMNIST_SUBSETS:
         return _FEMNIST_SUBSETS[name](load("femnist", data_dir=data_dir))
     by_hub_id = {entry.hub: entry for entry in reversed([*CATALOG.values()]) if entry.hub}  # the first of several
@@ -307,7 +315,7 @@ def local_path(name: str, data_dir: str | Path | None) -> Path | None:
 
     Returns: None for a data set that is known by name, given in Python, on the Hub, or not there.
     """
-    if name in CATALOG or name.startswith(given.PREFIX):
+    if name in CATALOG or name.startswith(array_store.PREFIX):
         return None
     found = _find_path(name, data_folder(data_dir))
     return None if found is None else found[0].resolve()

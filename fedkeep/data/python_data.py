@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from fedkeep.data import given
+from fedkeep.data import array_store
 from fedkeep.data.arrays import from_arrays
 from fedkeep.data.catalog import is_known
 from fedkeep.data.dataset import DataSet
@@ -58,7 +58,9 @@ def dataset_of(data: Any, options: DataOptions | None = None) -> DataSet:
 def has_columns(data: Any) -> bool:
     """Tell whether data are a table, or files that may be one."""
     if isinstance(data, str | Path):
-        return not (is_known(str(data)) or str(data).startswith(given.PREFIX) or Path(data).suffix.lower() == ".npz")
+        return not (
+            is_known(str(data)) or str(data).startswith(array_store.PREFIX) or Path(data).suffix.lower() == ".npz"
+        )
     return all(map(_is_table, data)) if isinstance(data, tuple) else _is_table(data)
 
 

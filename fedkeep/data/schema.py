@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data.problems import SINGLE_LABEL, Problems, Where, at
 from fedkeep.data.readers import (
     MISSING_TEXTS,
+    SINGLE_LABEL,
     TEST_NAMES,
+    Problems,
     RawSplits,
+    Where,
+    at,
     check_filled,
     datasets_library,
     read_column,

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
-from fedkeep.data.problems import Problems, Where, at
-from fedkeep.data.readers import MISSING_TEXTS, read_column, to_nfc
+from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, to_nfc
 from fedkeep.data.schema import DataOptions, Schema
 from fedkeep.errors import DataError, require_optional
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.data import Data, DataSet, Federation, given, load
+from fedkeep.data import Data, DataSet, Federation, array_store, load
 from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
-from fedkeep.data.client_test import with_client_test
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.dataset import describe_input
+from fedkeep.data.federation import with_client_test
 from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.data.schema import DataOptions
@@ -77,7 +77,7 @@ def _load(
 def data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:
     """Return a hash of a recipe's data set, the same for all its seeds; empty if it is known by name, or of the Hub."""
     names = [recipe.data, *(part.strip() for part in recipe.data.split("+"))]
-    if not any(name.startswith(given.PREFIX) or local_path(name, data_dir) for name in names):
+    if not any(name.startswith(array_store.PREFIX) or local_path(name, data_dir) for name in names):
         return ""
     return _digest(load_data(recipe.data, data_dir, recipe.validation, recipe.data_options))
 

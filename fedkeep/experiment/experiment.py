@@ -20,8 +20,15 @@ from fedkeep.experiment.build import (
 )
 from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.initial_model import InitialModel, initial_model
-from fedkeep.experiment.paths import find_damage, is_finished, trial_folder, trial_name
-from fedkeep.experiment.provenance import check_recipe, check_trial, identity_of
+from fedkeep.experiment.provenance import (
+    check_recipe,
+    check_trial,
+    find_damage,
+    identity_of,
+    is_finished,
+    trial_folder,
+    trial_name,
+)
 from fedkeep.experiment.recipe import Method, Recipe, check_robust_aggregation, client_architectures
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network

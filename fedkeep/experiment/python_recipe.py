@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedkeep.data import given
+from fedkeep.data import array_store
 from fedkeep.data.holdout import is_test_held_out
 from fedkeep.data.partition import IID, ByColumn, Scheme, get_scheme, schemes
 from fedkeep.data.python_data import dataset_of, has_columns
@@ -272,7 +272,7 @@ def examples_of(
             "that the numbers would be those of other examples. Give test examples too, such as (x, y, x_test, y_test) "
             "or a file test.csv; or name a column of the data that says whose each example is, partition='site'."
         )
-    return given.keep(dataset if rows is None else given.assign_clients(dataset, rows))
+    return array_store.keep(dataset if rows is None else array_store.assign_clients(dataset, rows))
 
 
 def own_classes(recipe: Recipe) -> list[Any]:

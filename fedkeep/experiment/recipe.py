@@ -503,13 +503,8 @@ NEEDS: Mapping[str, tuple[Callable[[Recipe], object], str]] = {
 
 def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
     """Yield what a method needs and the recipe lacks, and what it cannot run with."""
-    label, needs, attack, optimizer = (
-        method.label,
-        method.algorithm.needs,
-        recipe.attack.kind,
-        recipe.training_of(method).optimizer,
-    )
-    training, own_loss = recipe.training_of(method), method.algorithm.reason_against_label_loss
+    label, needs, training = method.label, method.algorithm.needs, recipe.training_of(method)
+    attack, own_loss = recipe.attack.kind, method.algorithm.reason_against_label_loss
     given = training.loss != "cross-entropy" or training.class_weights != "none"
     if given and own_loss:
         yield (f"{label} takes no training.loss or training.class_weights: {own_loss}. Leave the method or them out.")
@@ -524,9 +519,9 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
                 f"{label}'s clients return no models, so that attack.kind={attack} would change nothing. Leave it out "
                 f"of this comparison, or set attack.kind to silent, {' or '.join(ON_EXAMPLES)}."
             )
-    if optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
+    if training.optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
         who = label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
-        yield f"{who} is defined for steps of SGD, not of {optimizer}. Set training.optimizer=sgd."
+        yield f"{who} is defined for steps of SGD, not of {training.optimizer}. Set training.optimizer=sgd."
     for need in needs:
         if need not in NEEDS:
             yield f"{label} needs {need}, which no recipe can give."

@@ -18,8 +18,7 @@ from filelock import FileLock
 from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX
-from fedkeep.experiment.provenance import check_code
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, check_code
 from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, rows_named
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
 from fedkeep.experiment.run import prepare_run, recorded_recipe

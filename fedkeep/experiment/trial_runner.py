@@ -37,9 +37,8 @@ from fedkeep.executors.workers import (
 )
 from fedkeep.experiment.description import initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import import_user_code, instances_of
-from fedkeep.experiment.provenance import check_code
+from fedkeep.experiment.provenance import TRIAL_FILE, check_code
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress, describe_version, usable_cores

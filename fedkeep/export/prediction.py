@@ -18,8 +18,7 @@ from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.columns import columns_from_json, transform
 from fedkeep.data.decode import decode
 from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
-from fedkeep.data.problems import Problems, Where
-from fedkeep.data.readers import IMAGE_SUFFIXES, is_hidden, read_column
+from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column
 from fedkeep.data.schema import DataOptions
 from fedkeep.data.tables import is_list, parse, read_lists, tokenise
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, did_you_mean, in_one_line

@@ -199,7 +199,7 @@ def trained_model(
     label = trials[0].label
     seeds = [trial.seed for trial in trials]
     if seed is not None and seed not in seeds:
-        raise RunError(f"{label} has no trial with seed {seed} in {run.path}. Its seeds: {_listed(seeds)}.")
+        raise RunError(f"{label} has no trial with seed {seed} in {run.path}. Its seeds: {', '.join(map(str, seeds))}.")
     trial = next(trial for trial in trials if seed in (None, trial.seed))
     if not trial.finished:
         raise RunError(
@@ -291,7 +291,3 @@ def _read_weights(trial: TrialResult, name: str) -> Weights:
 
 def _first_classes(trial: TrialResult) -> int:
     return (trial.task_sizes or [len(trial.info["label_names"])])[0]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

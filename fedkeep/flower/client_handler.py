@@ -15,8 +15,8 @@ from torch import Tensor
 from fedkeep._utils.digests import Identity
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
-from fedkeep.data.client_test import hold_out_client_test
 from fedkeep.data.columns import TableColumn, columns_from_json
+from fedkeep.data.federation import hold_out_client_test
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.build import (
     build_simulation,
@@ -30,7 +30,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import code_digests
 from fedkeep.experiment.recipe import Recipe, select_client
 from fedkeep.experiment.recipe_loader import parse_recipe
-from fedkeep.flower.config import NodeConfig
+from fedkeep.flower.config import NodeConfig, own_code
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
 from fedkeep.flower.views import SiteView, client_view, describe_dataset, match_dataset, site_view, split_classes
@@ -65,7 +65,7 @@ def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
     """Return the site's name and its number of examples in each task; to a server without data also their form."""
     if envelope.head["data"] is None:
         _check_version(envelope)
-        import_user_code(_own_code(config))
+        import_user_code(own_code(config))
         recipe = parse_recipe(envelope.head["recipe"], "the server's recipe", allow_code=config.allow_code)
         dataset = _load(recipe, config)
         log.info("site %s tells the server its classes and the statistics of its inputs", config.site)
@@ -148,10 +148,6 @@ def _check_version(envelope: Envelope) -> None:
         )
 
 
-def _own_code(config: NodeConfig) -> list[str]:
-    return [name for name in config.use.split(",") if name]
-
-
 def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = ()) -> DataSet:
     """Load the site's data; the share that it holds back for the test is their test split."""
     name, data_dir, share = config.data or recipe.data, config.data_dir or None, recipe.run.client_test
@@ -163,8 +159,7 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
 
 @lru_cache(maxsize=8)  # in Flower's simulations one process stands for many sites
 def _build(text: str, data_description: str, config: NodeConfig) -> tuple[Simulation, Identity]:
-    own_code = _own_code(config)
-    import_user_code(own_code)
+    import_user_code(own_code(config))
     recipe = parse_recipe(text, "the server's recipe", allow_code=config.allow_code)
     own_models = select_client(recipe.client_models, config.site)
     if own_models:  # the site does not need the server's network, which may have a pre-trained extractor
@@ -182,7 +177,7 @@ def _build(text: str, data_description: str, config: NodeConfig) -> tuple[Simula
     if config.partition_id < 0:  # everybody knows the run's seed, and could take noise off that comes from it
         for context in simulation.contexts:
             context.noise_secret = stored_secret(Path(config.state_dir))
-    code = code_digests(own_code)
+    code = code_digests(own_code(config))
     return simulation, Identity(method.label, seed, code=code, inputs={"data": federation.digest()}, site=config.site)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.errors import ConfigError
 from fedkeep.options import Options, build, option
 
 
@@ -121,12 +121,7 @@ def read_run_config(given: Mapping[str, Any]) -> RunConfig:
 
 def read_node_config(node: Mapping[str, Any], run: Mapping[str, Any]) -> NodeConfig:
     """Return a site's configuration, from its node-config and, for a test run, the options that it inherits."""
-    given = _underscored(node)
-    known = set(NodeConfig.__dataclass_fields__)
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"the node-config: there is no option {name!r}.{did_you_mean(name, known)}")
-    inherited = {}
+    given, inherited = _underscored(node), {}
     if "partition_id" in given:
         given.setdefault("site", str(given["partition_id"]))
         if not given.get("data"):
@@ -134,6 +129,11 @@ def read_node_config(node: Mapping[str, Any], run: Mapping[str, Any]) -> NodeCon
     if "site" in given:
         given["site"] = str(given["site"])  # Flower reads site=1 as a number
     return build(NodeConfig, inherited | given, "the node-config")
+
+
+def own_code(config: RunConfig | NodeConfig) -> tuple[str, ...]:
+    """Return the files and modules of the user's own that a configuration names."""
+    return tuple(filter(None, config.use.split(",")))
 
 
 def _underscored(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,15 +41,14 @@ from fedkeep.experiment.build import (
 from fedkeep.experiment.description import describe_trial, initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
-from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
 from fedkeep.experiment.plugins import import_user_code, instances_of
-from fedkeep.experiment.provenance import check_code
+from fedkeep.experiment.provenance import check_code, find_checkpoint_damage, trial_name
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
-from fedkeep.flower.config import RunConfig
+from fedkeep.flower.config import RunConfig, own_code
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.state_store import state_ref_type, stored_secret
@@ -160,7 +159,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
 
     Returns: The finished run, with its report written.
     """
-    import_user_code(_own_code(config))
+    import_user_code(own_code(config))
     recipe = _load_recipe(config)
     check_packages(recipe.log)
     check_main(recipe.run.metric)
@@ -178,10 +177,6 @@ def serve(transport: Transport, config: RunConfig) -> Run:
         run = write_all(folder)
         log.info("finished: %s", (folder / "report.html").resolve())
         return run
-
-
-def _own_code(config: RunConfig) -> list[str]:
-    return [name for name in config.use.split(",") if name]
 
 
 def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: Trial) -> None:
@@ -218,7 +213,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation = build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
-    simulation.take_steps(instances_of(ReplyStep, _own_code(config)))
+    simulation.take_steps(instances_of(ReplyStep, own_code(config)))
     if recipe.weights and simulation.context.runner.frozen:
         raise ConfigError(
             f"model.weights={recipe.weights!r} has frozen parameters of the network, which never travel: sites would "
@@ -259,7 +254,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         simulation,
         folder,
         callbacks,
-        own=instances_of(Callback, _own_code(config)),
+        own=instances_of(Callback, own_code(config)),
         identity=identity,
         checkpoint_share=math.inf,  # a checkpoint after every round
         may_repeat=may_repeat,
@@ -429,9 +424,9 @@ def _open_run_folder(recipe: Recipe, config: RunConfig) -> Path:
     """Return the run folder: a new one, or one that an earlier run of the same recipe began."""
     out = Path(config.out).expanduser() if config.out else None
     if out is None or not (out / "run.json").is_file():
-        machine = Machine(device=config.device, use=tuple(_own_code(config)))
+        machine = Machine(device=config.device, use=own_code(config))
         return create_run_folder(recipe, out, machine, ["flwr", "run"])
-    check_code(out, _own_code(config))
+    check_code(out, own_code(config))
     begun = recorded_recipe(out, allow_code=config.allow_code)
     if begun.to_toml() != recipe.to_toml():  # as text: an option that an older version did not write has its default
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedkeep.errors import RunError, in_one_line
@@ -69,13 +70,9 @@ class SiteRegistry:
         ``min_count``: How many are enough where others were rejected.
         Returns: By site, its number of examples in each task.
         """
-        began = time.monotonic()
-        last_reminder = began
-        while True:
-            self.refresh()
+        for waited, reminds in self._looks():
             accepted = [site for node, site in self.names.items() if node in self.connected]
             others = [node for node in self.connected if node not in self.names]
-            waited = time.monotonic() - began
             if len(accepted) >= count:
                 break
             if waited >= self.patience and len(accepted) >= min_count and len(accepted) + len(others) >= count:
@@ -88,10 +85,8 @@ class SiteRegistry:
                     f"too few sites: after {waited:.0f} s {text} Start or correct the missing sites, and run "
                     "again with the same out."
                 )
-            if time.monotonic() - last_reminder > REMINDER_SECONDS:
-                last_reminder = time.monotonic()
+            if reminds:
                 log.warning("waiting: %s At most %.0f s more.", text, self.patience - waited)
-            time.sleep(POLL_SECONDS)
         if len(accepted) > count:
             log.warning(
                 "%d sites are connected, and the run is for %d. These came too late: %s.",
@@ -116,12 +111,8 @@ class SiteRegistry:
 
         ``grace``: Seconds for which the registry waits for all of them, before ``min_count`` are enough.
         """
-        began = time.monotonic()
-        last_reminder: float | None = None
-        while True:
-            self.refresh()
+        for waited, reminds in self._looks():
             connected = {name for node, name in self.names.items() if node in self.connected and name in sites}
-            waited = time.monotonic() - began
             if len(connected) >= len(sites) or (waited >= grace and len(connected) >= min_count):
                 return
             missing = ", ".join(sorted(set(sites) - connected))
@@ -131,11 +122,19 @@ class SiteRegistry:
                     f"too few sites: after {waited:.0f} s {text} The finished rounds are saved. Start the missing "
                     "sites and run again with the same out."
                 )
-            now = time.monotonic()
-            if waited > 2 * POLL_SECONDS and (last_reminder is None or now - last_reminder > REMINDER_SECONDS):
-                last_reminder = now
+            if reminds:
                 left = (grace if len(connected) >= min_count else self.patience) - waited
                 log.warning("waiting: %s At most %.0f s more.", text, left)
+
+    def _looks(self) -> Iterator[tuple[float, bool]]:
+        """Look for nodes again and again; yield the seconds since the first look, and whether to remind of the wait."""
+        began, reminded = time.monotonic(), -math.inf
+        while True:
+            self.refresh()
+            waited = time.monotonic() - began
+            reminds = waited > 2 * POLL_SECONDS and waited - reminded > REMINDER_SECONDS
+            reminded = waited if reminds else reminded
+            yield waited, reminds
             time.sleep(POLL_SECONDS)
 
     def node(self, site: str) -> int | None:

@@ -2,8 +2,7 @@
 
 from fedkeep.interface.algorithm import Algorithm, algorithms, get_algorithm, on_client
 from fedkeep.interface.cohort import Cohort, RemoteClient, each
-from fedkeep.interface.party import Client, Fit, NoState, Server
-from fedkeep.interface.ranges import Range
+from fedkeep.interface.party import Client, Fit, NoState, Range, Server
 from fedkeep.interface.training_settings import Training
 from fedkeep.losses import Data
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedkeep.interface.ranges import in_short
+from fedkeep.interface.party import in_short
 from fedkeep.options import Options, option
 
 _PREFIX = "private "

@@ -18,8 +18,7 @@ from typing import Any
 from fedkeep._utils.digests import format_json, format_manifest, read_all, read_json, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import RECORD_SUFFIXES, TRIALS
-from fedkeep.experiment.provenance import CODE
+from fedkeep.experiment.provenance import CODE, RECORD_SUFFIXES, TRIALS
 from fedkeep.trials.trial import MANIFEST
 
 MOST_FILES = 100_000

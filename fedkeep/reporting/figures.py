@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, did_you_mean
+from fedkeep.metrics import Floats
 from fedkeep.reporting.metric import LOGGED, METRICS, metric_of
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.trial import TrialResult
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 CurveMetric: TypeAlias = str
 """One of `CURVES`, or the name of a metric."""
 

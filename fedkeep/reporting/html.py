@@ -24,13 +24,13 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIALS
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
 from fedkeep.reporting.findings import findings
-from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
+from fedkeep.reporting.record import warnings
 from fedkeep.reporting.report_charts import (
     class_heatmaps,
     class_names,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkeep.metrics import kold
-from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, curve_of, history
+from fedkeep.metrics import Floats, kold
+from fedkeep.reporting.figures import CurveMetric, LineStyle, curve_of, history
 from fedkeep.reporting.metric import rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row

@@ -18,8 +18,18 @@ from typing import Any, Literal
 
 from fedkeep._utils.digests import ForeignFile, read_all, read_json, read_toml
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, find_checkpoint_damage, find_damage
-from fedkeep.experiment.provenance import UNKNOWN, check_inputs, check_recipe, check_trial, find_code_damage
+from fedkeep.experiment.provenance import (
+    ARCHIVE_SUFFIX,
+    TRIAL_FILE,
+    TRIALS,
+    UNKNOWN,
+    check_inputs,
+    check_recipe,
+    check_trial,
+    find_checkpoint_damage,
+    find_code_damage,
+    find_damage,
+)
 from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.record import Window

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedkeep import metrics
 from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, IN_MEAN, MEANS_TOLD, counts_name, sample_rate_of
-from fedkeep.reporting.learning import LearningMetrics
-from fedkeep.reporting.record import CostMetrics, Floats, Record, TaskMetrics, mean_of
+from fedkeep.metrics import Floats
+from fedkeep.reporting.record import CostMetrics, LearningMetrics, Record, TaskMetrics, mean_of
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.pytree import copy_containers, keystr, tree_leaves_with_path
 from fedkeep.models import Weights
-from fedkeep.rounds.messages import UPDATE, Fault, StepRequest, StepResult, UpdateSum
-from fedkeep.rounds.step_checks import check_arguments, check_reply
+from fedkeep.rounds.messages import UPDATE, Fault, StepRequest, StepResult, UpdateSum, check_arguments, check_reply
 from fedkeep.training.client_test import client_test
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob

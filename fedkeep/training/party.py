@@ -29,10 +29,9 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like
 from fedkeep.models.weights import check_weights, load_weights
 from fedkeep.training.context import ClientContext
-from fedkeep.training.dp_sgd import num_steps, private_fit, sample_rate
 from fedkeep.training.evaluation import ModelCheck, mean_of_labels
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
-from fedkeep.training.per_example import fisher
+from fedkeep.training.per_example import fisher, num_steps, private_fit, sample_rate
 
 
 class TeacherCache:

@@ -1,4 +1,10 @@
-"""Gradients by example: how many are in memory at once, and the diagonal Fisher information made of them."""
+"""Gradients by example: how many are in memory at once, the diagonal Fisher information, and DP-SGD.
+
+DP-SGD (Abadi et al., 2016): each example's gradient is clipped, and noise is added to their sum. Gradients by example
+come from `torch.func`, since Opacus' own need a network that is called with a batch, and FedKeep's losses see the
+network through a model view. Epsilon comes from Opacus (`fedkeep.metrics.dp_sgd_epsilon`). Batches are drawn as that
+accountant assumes: each example is in a batch with the same probability, independently of the others.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,21 @@ from math import ceil
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.functional import log_softmax
+from torch.optim.sgd import sgd
 
+from fedkeep._utils import progress, seeds
+from fedkeep._utils.noise_stream import NoiseStream
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Fit, Training
+from fedkeep.interface.privacy import Privacy
+from fedkeep.losses import Batch
+from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
+from fedkeep.models.weights import load_weights, state_dict_copy
+from fedkeep.training.local_training import NetworkView, TrainJob, autocast
+from fedkeep.training.model_runner import ModelRunner
 
 MOST_BYTES = 2**28
 """Bytes of the gradients that are computed together."""
@@ -65,3 +82,130 @@ def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, b
             total[name] += gradient_of.square().sum(0) if batch == 1 else gradient_of.square()
     mean = {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
     return {name: mean[same] for name, same in shared.items() if name in model and same in mean}
+
+
+def sample_rate(job: TrainJob, training: Training) -> float:
+    """Return the probability with which an example is in a batch.
+
+    Returns: Batch size over number of examples; 1 for fewer examples than a batch has.
+    """
+    return min(1.0, (job.streams[0].batch_size or training.batch_size) / max(job.num_examples, 1))
+
+
+def num_steps(job: TrainJob, training: Training) -> int:
+    """Return how many steps a private training takes: as many as batches in its epochs.
+
+    Returns: The number of steps; 0 without examples.
+    """
+    size = job.streams[0].batch_size or training.batch_size
+    return job.epochs * -(-job.num_examples // size)
+
+
+def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy: Privacy, noise: NoiseStream) -> Fit:
+    """Carry out one local training with DP-SGD.
+
+    ``noise``: What batches and noise are drawn from. Who knows its key can take the noise off again.
+    Returns: The trained weights. The loss is 0, since the true one would tell about the examples.
+    """
+    _check(runner, job)
+    steps = num_steps(job, training)
+    if not steps:
+        return Fit(job.model, job.num_examples, 0, 0.0)
+    network = runner.train_network.train()
+    load_weights(network, job.model)
+    weights = dict(network.named_parameters())
+    trained = [name for name, weight in weights.items() if weight.requires_grad]
+    parameters = [weights[name] for name in trained]
+    momenta = [torch.zeros_like(parameter) if training.momentum else None for parameter in parameters]
+    rate = sample_rate(job, training)
+    expected = rate * job.num_examples
+    with seeds.temporary_seed(job.seed, runner.device), torch.no_grad():
+        for number in range(steps):
+            progress.report("step", number, steps, inside=True)
+            batch = job.streams[0].sample(rate, noise)
+            total = clipped_sum(runner, job, batch, dict(zip(trained, parameters, strict=True)), training, privacy)
+            gradients = []
+            for gradient in total:
+                noised = noise.gaussian(gradient, privacy.noise_multiplier * privacy.max_grad_norm)
+                gradients.append(noised / expected)
+            sgd(
+                parameters,
+                gradients,
+                momenta,
+                weight_decay=training.weight_decay,
+                momentum=training.momentum,
+                lr=training.lr_in_round(job.round),
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+    runner.classifier_input = None
+    return Fit(state_dict_copy(network), job.num_examples, steps, 0.0)
+
+
+def clipped_sum(
+    runner: ModelRunner,
+    job: TrainJob,
+    batch: Batch,
+    parameters: Mapping[str, Tensor],
+    training: Training,
+    privacy: Privacy,
+) -> list[Tensor]:
+    """Return the sum of the examples' gradients, each clipped to a norm.
+
+    ``job``: The training, with its loss.
+    ``batch``: The examples; there may be none.
+    ``parameters``: The trained parameters by name.
+    """
+    network = runner.train_network
+    # A weight with a second name is trained under its first.
+    trained = {id(weight) for name, weight in network.named_parameters() if name in parameters}
+    constants = {
+        name: tensor
+        for name, tensor in network.state_dict(keep_vars=True).items()
+        if name not in parameters and id(tensor) not in trained
+    }
+
+    def loss(weights: dict[str, Tensor], data: dict[str, Tensor], index: Tensor) -> Tensor:
+        one = Batch({name: column.unsqueeze(0) for name, column in data.items()}, index.unsqueeze(0))
+
+        def forward(images: Tensor) -> Tensor:
+            logits: Tensor = functional_call(network, {**constants, **weights}, (images,))
+            return logits
+
+        with autocast(training.precision, runner.device):
+            value = job.loss(NetworkView(runner, weights, forward), [one])
+        check_scalar(value, job.loss)
+        return value
+
+    total = [torch.zeros_like(parameter) for parameter in parameters.values()]
+    by_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
+    rows = examples_at_once(parameters)
+    for start in range(0, len(batch.index), rows):
+        end = start + rows
+        data = {name: column[start:end] for name, column in batch.data.items()}
+        try:
+            gradients, _ = by_example(dict(parameters), data, batch.index[start:end])
+        except RuntimeError as error:
+            raise ConfigError(
+                f"this method's loss cannot be computed example by example, as DP-SGD needs: {error}"
+            ) from error
+        found = list(gradients.values())
+        norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in found]).norm(dim=0)
+        factors = (privacy.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+        for kept, gradient in zip(total, found, strict=True):
+            kept += torch.einsum("b,b...->...", factors, gradient)
+    return total
+
+
+def _check(runner: ModelRunner, job: TrainJob) -> None:
+    """Refuse what DP-SGD's guarantee would not cover."""
+    reason = ""
+    if runner.has_batch_norm:
+        reason = "batch norm mixes the examples of a batch. Choose a network with group norm or without norm"
+    elif len(job.streams) > 1:
+        reason = f"this method trains on {len(job.streams)} data sets at once, and epsilon would cover one"
+    elif job.parametrization is not None or job.step_callback is not None:
+        reason = "this method looks into the steps of its training, which would tell more than the noised steps"
+    if reason:
+        raise ConfigError(f"privacy.noise_multiplier: {reason}.")

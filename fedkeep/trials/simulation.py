@@ -14,11 +14,11 @@ from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.rounds.cohort import RoundCohort
+from fedkeep.rounds.messages import check_server
 from fedkeep.rounds.reply_step import ReplyStep, named, set_aside
 from fedkeep.rounds.reply_store import load
 from fedkeep.rounds.round import RoundState, TooFewClients
 from fedkeep.rounds.state import RoundResult, Settings, SimulationState
-from fedkeep.rounds.step_checks import check_server
 from fedkeep.training.model_runner import Factory
 from fedkeep.trials.callbacks import Callback, Evaluation
 from fedkeep.trials.reply_steps import reply_steps

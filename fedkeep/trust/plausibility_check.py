@@ -7,8 +7,8 @@ from typing import Any
 
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import invalid_counts, send_label_counts, unwrap_step
+from fedkeep.interface.party import find_out_of_range
 from fedkeep.interface.pytree import find_nonfinite, iter_instances
-from fedkeep.interface.ranges import find_out_of_range
 from fedkeep.models.weights import find_mismatch
 from fedkeep.rounds.messages import FaultKind, StepRequest, refused
 from fedkeep.rounds.reply_step import Reply, ReplyStep

@@ -12,9 +12,8 @@ from permuting import lively, permuted
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeep.aggregation.transport import _cheapest, _move, distances, project
+from fedkeep.aggregation.transport import _cheapest, _move, channel_groups, distances, project
 from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
-from fedkeep.models.channel_groups import channel_groups
 from fedkeep.models.networks import STAGES, Convolution, convolutional
 from fedkeep.models.weights import add, mean, state_dict_copy
 

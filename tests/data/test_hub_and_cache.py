@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from small_sources import encoded, image, own_folders, pillow, write_femnist, write_mnist
 
 from fedkeep.data import from_arrays
+from fedkeep.data.array_store import find, keep
 from fedkeep.data.cache import cache_folder, digest, entry_path
-from fedkeep.data.given import find, keep
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import load_data

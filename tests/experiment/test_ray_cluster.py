@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,6 +252,42 @@ def test_nodes_get_the_folder_of_local_data(tmp_path: Path, monkeypatch: pytest.
         identity=SimpleNamespace(code={}),
     )
     assert _describe(trial, b"data")["machine"]["data_dir"] == str(tmp_path / "sets")
+
+
+class RayHere(FakeRay):
+    """Carries out each task in this process when it is given."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def put(self, value: Any) -> Any:
+        self.asked.append("put")
+        self.ready[len(self.asked) - 1] = value
+        return len(self.asked) - 1
+
+    def remote(self, **options: Any) -> Any:
+        def ask(function: Any, *request: Any) -> Any:
+            return self.put(function(*(self.ready[part] if isinstance(part, int) else part for part in request)))
+
+        return lambda function: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=partial(ask, function)))
+
+    def cancel(self, answer: int, **options: Any) -> None:
+        assert answer in self.ready
+
+    def nodes(self) -> list[Any]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+
+def test_tasks_give_the_bits_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, here = torch.get_num_threads(), RayHere()
+    monkeypatch.setattr(ray_cluster, "require_optional", lambda *_: here)
+    monkeypatch.setattr(ray_cluster, "_PREPARED", {})
+    recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
+    alone = fedkeep.run(recipe, out=tmp_path / "alone")
+    on_ray = fedkeep.run(recipe, out=tmp_path / "ray", machine=Machine(executor="ray", workers=2))
+    torch.set_num_threads(threads)
+    assert outputs(on_ray) == outputs(alone)
+    assert len(here.asked) == 2 + 2 * 3, "the data and a first task; in each round a model and two clients"
 
 
 # With a cluster of two nodes on this machine

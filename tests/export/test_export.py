@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, DataSet
-from fedkeep.data.problems import Problems
+from fedkeep.data.readers import Problems
 from fedkeep.data.tables import tokenise
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.experiment import Experiment

@@ -264,7 +264,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def compare(app: Path, out: Path, reported: str) -> None:
+def compare(app: Path, out: Path, reported: str, atol: float = 1e-6) -> None:
     """Check that a run on Flower has the models of the embedded simulation."""
     assert (out / "report.html").is_file(), reported
     run = fedkeep.run(load_recipe(str(app / "recipe.toml")), out=out.parent / "embedded")
@@ -274,7 +274,7 @@ def compare(app: Path, out: Path, reported: str) -> None:
             load_file(folder / "model.safetensors") for folder in (trial.path, out / "trials" / trial.path.name)
         )
         assert mine.keys() == theirs.keys()
-        assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)
+        assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=atol) for name in mine)
 
 
 def sites_of(methods: list[str]) -> int:
@@ -312,7 +312,7 @@ def test_both_apps_give_the_same_models(methods: list[str], tmp_path: Path) -> N
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0  # as Flower does in a process of its own
     config |= {"recipe": str(app / "recipe.toml"), "out": str(out), "state-dir": str(tmp_path / "sites")}
     server_app(InProcessGrid(config, SITES), Context(1, 0, {}, RecordDict(), config))  # type: ignore[arg-type]
-    compare(app, out, "")
+    compare(app, out, "", atol=0.0)
 
 
 @pytest.mark.slow

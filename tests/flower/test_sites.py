@@ -36,7 +36,7 @@ from fedkeep._utils.files import quoted_name
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import check_device, load_data
-from fedkeep.experiment.paths import trial_name
+from fedkeep.experiment.provenance import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
 from fedkeep.flower.executor import FlowerExecutor

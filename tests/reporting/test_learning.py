@@ -13,7 +13,7 @@ from fedkeep.cli import main
 from fedkeep.metrics import chance_accuracy, is_at_chance
 from fedkeep.reporting.findings import findings
 from fedkeep.reporting.html import render
-from fedkeep.reporting.learning import warnings
+from fedkeep.reporting.record import warnings
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import leaders, summary
 from fedkeep.reporting.table import caption

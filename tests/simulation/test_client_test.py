@@ -15,8 +15,8 @@ import torch
 
 import fedkeep
 from fedkeep.data import Federation
-from fedkeep.data.client_test import hold_out_client_test, with_client_test
 from fedkeep.data.dataset import DataSet
+from fedkeep.data.federation import hold_out_client_test, with_client_test
 from fedkeep.data.partition import ByColumn
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions
 from fedkeep.errors import ConfigError, DataError

@@ -40,9 +40,9 @@ from fedkeep.reporting.metric import METRICS, columns_for
 from fedkeep.rounds.messages import StepRequest
 from fedkeep.rounds.run_settings import Defense
 from fedkeep.testing.runs import wrap_steps
-from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob
 from fedkeep.training.party import LocalClient
+from fedkeep.training.per_example import clipped_sum, private_fit
 
 pytest.importorskip("opacus")
 

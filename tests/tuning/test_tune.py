@@ -13,7 +13,7 @@ import torch
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.data import given
+from fedkeep.data import array_store
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.overrides import read_grid
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -61,7 +61,7 @@ def test_the_best_becomes_a_recipe_for_the_test_examples_and_the_reported_seeds(
 def test_the_test_examples_have_no_influence(tuning: Tuning, recipe: str, tmp_path: Path) -> None:
     digits = fedkeep.load("digits")
     without_test = {key: torch.zeros_like(column) for key, column in digits.test.items()}
-    settings = ["sfedkd.teachers=1", f"data.name={given.keep(replace(digits, test=without_test))}"]
+    settings = ["sfedkd.teachers=1", f"data.name={array_store.keep(replace(digits, test=without_test))}"]
     again = fedkeep.tune(recipe, GRID[:1], settings=settings, validation=0.2, out=tmp_path / "out")
     assert [tuned.values for tuned in again.points] == [tuned.values for tuned in tuning.points[::2]]
     trial = read_run(tmp_path / "out" / "run").trials[0]

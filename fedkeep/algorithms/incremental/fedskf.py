@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from fedkeep.aggregation import Aggregation, aggregate, project
+from fedkeep.aggregation.transport import channel_groups
 from fedkeep.algorithms.incremental.class_incremental import (
     CachedTaskLoss,
     cache_once_per_task,
@@ -23,7 +24,6 @@ from fedkeep.losses.classification import TSDReading
 from fedkeep.losses.prototypes import extend_prototypes
 from fedkeep.losses.wrappers import ROTATIONS
 from fedkeep.models import Weights
-from fedkeep.models.channel_groups import channel_groups
 from fedkeep.models.heads import WEIGHT, classifier_tensors, expand_like
 from fedkeep.options import option
 

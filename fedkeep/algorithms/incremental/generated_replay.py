@@ -1,4 +1,8 @@
-"""What DDDR and FedDCL share: images made of prototypes that clients find, which each client receives once."""
+"""Replay of generated images, as several methods have it.
+
+DDDR and FedDCL: images made of prototypes that clients find (FedDCL, eqs. 4 and 5), which each client receives once.
+TARGET and LANDER: images of old classes, which the server generates from its last model.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ from fedkeep.generation.diffusion.prototypes import (
     cached_search,
     check_held,
 )
-from fedkeep.interface import Client, Cohort, Data, Server, on_client
+from fedkeep.generation.inversion import InversionProblem
+from fedkeep.interface import Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.losses import ZERO_LOSS, Loss
+from fedkeep.models.heads import truncate
 from fedkeep.options import Options, option
 
 MAX_ABS = 1e4
@@ -170,3 +177,49 @@ def replay_data(client: Client[Any], pool: Data, per_new_class: int, per_old_cla
     if client.num_old_classes and per_old_class:
         data.append(mark_generated(select_images(pool, 0, client.num_old_classes, per_old_class)))
     return data
+
+
+@dataclass
+class GeneratedReplay:
+    """What a client trains on besides its own examples, in one task.
+
+    ``images``: Generated images of all old classes.
+    ``loss``: The loss on them, as data set 1. Old models were evaluated on them already, unless images are augmented at
+        random.
+    ``batch_size``: Generated images a step.
+    """
+
+    images: Data = field(default_factory=dict)
+    loss: Loss = ZERO_LOSS
+    batch_size: int = 0
+
+
+@dataclass
+class InversionServerState:
+    """What the server keeps.
+
+    ``replay``: What it generated for the task.
+    ``receivers``: The clients that have received it.
+    ``examples_per_client``: The average number of a client's examples in the last round.
+    """
+
+    replay: GeneratedReplay = field(default_factory=GeneratedReplay)
+    receivers: list[str] = field(default_factory=list)
+    examples_per_client: float = 0.0
+
+
+def inversion_problem(server: Server[Any]) -> InversionProblem:
+    """Return what is inverted: the last model, with a student that has the run's initial weights."""
+    student = truncate(server.initial_model, server.num_old_classes)
+    return InversionProblem(
+        server.network(server.model),
+        server.network(student),
+        server.num_old_classes,
+        server.image_format,
+        server.rng("synthesis"),
+    )
+
+
+def mean_examples_per_client(replies: Mapping[str, Fit]) -> float:
+    """Return the average number of examples of the clients that replied."""
+    return sum(reply.num_examples for reply in replies.values()) / len(replies)

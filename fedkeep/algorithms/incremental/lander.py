@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import distill_old_classes, label_loss, mark_generated
-from fedkeep.algorithms.incremental.inversion_replay import (
+from fedkeep.algorithms.incremental.generated_replay import (
     GeneratedReplay,
     InversionServerState,
     inversion_problem,

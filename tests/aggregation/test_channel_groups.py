@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
+from fedkeep.aggregation.transport import ChannelLayer, channel_groups
 from fedkeep.errors import ConfigError
 from fedkeep.models import MLP, VGG16, LeNet5, MeanCNN, ResNet18, ResNet32, ResNet50, Shape
-from fedkeep.models.channel_groups import ChannelLayer, channel_groups
 
 
 def test_a_chain_reads_what_the_layer_before_writes() -> None:

@@ -1,4 +1,4 @@
-"""Data sets that are given in Python, and which client holds which of their rows.
+"""The store of data sets that are given in Python, and which client holds which of their rows.
 
 They are kept in the cache folder under the hash of their content, so that worker processes and a resumed run find
 exactly the same examples.
