@@ -1,15 +1,16 @@
-"""What a GPU makes of a sequence: FedSeq and SFedKD, which take turns round by round; ratios are taken within a round.
+"""What a GPU makes of a sequence: FedSeq and SFedKD, with steps recorded as CUDA graphs and without, round by round.
 
-    python benchmarks/gpu.py [--rounds 10] [--device cuda] [--recipe sfedkd/table1/cifar10-2-0.5] [--data-dir DIR]
+    python benchmarks/gpu.py [--rounds 10] [--device cuda] [--networks lenet5,alexnet8] [--data-dir DIR]
 
-writes its result beside itself, with date, versions and hardware.
+prints a table with date, versions and hardware; gpu.md is what was last measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
+from collections.abc import Callable
+from unittest import mock
 
 import torch
 from engine_overhead import measure, ratio
@@ -17,43 +18,56 @@ from telling import arguments, beginning
 
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.training import local_training
+from fedkeep.training.cuda_graph import recorder_of
 from fedkeep.trials.simulation import Simulation
+
+RECIPE = "fedkeep/late-sfedkd/cifar10-2-0.5"
 
 
 def main() -> None:
-    """Measure, print and write the result."""
+    """Measure and print."""
     parser = arguments(__doc__, note=False)
     parser.add_argument("--rounds", type=int, default=10, help="measured rounds, after two to warm up (10)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--recipe", default="sfedkd/table1/cifar10-2-0.5", help="one with FedSeq and SFedKD")
+    parser.add_argument("--networks", default="lenet5,alexnet8", help="networks of the recipe's CIFAR-10 column")
     parser.add_argument("--data-dir")
     options = parser.parse_args()
-    engines = engines_of(options)
-    seconds = measure({label: engine.run_round for label, engine in engines.items()}, options.rounds)
     where = "no GPU" if options.device == "cpu" else torch.cuda.get_device_name(options.device)
-    lines = [
-        *beginning("On a GPU", f"gpu.py --rounds {options.rounds}", f"{options.recipe}.", where=where),
-        "| what | median seconds per round | 1,000 rounds, minutes | times FedSeq, same steps (middle half) |",
-        "|:--|--:|--:|--:|",
-    ]
-    for label, found in seconds.items():
-        median = statistics.median(found)
-        lines.append(f"| {label} | {median:.3f} | {median * 1000 / 60:.1f} | {ratio(seconds, label, 'FedSeq')} |")
-    text = "\n".join([*lines, ""])
-    print(text)
-    Path(__file__).with_suffix(".md").write_text(text)
+    print("\n".join(beginning("On a GPU", f"gpu.py --rounds {options.rounds}", f"{RECIPE}.", where=where)))
+    print("| network, method, steps | median seconds a round | 1,000 rounds, minutes | times FedSeq, recorded |")
+    print("|:--|--:|--:|--:|")
+    for network in options.networks.split(","):
+        seconds = measure(dict(engines_of(network, options)), options.rounds)
+        for label, found in seconds.items():
+            median = statistics.median(found)
+            against = ratio(seconds, label, "FedSeq, recorded")
+            print(f"| {network}, {label} | {median:.3f} | {median * 1000 / 60:.1f} | {against} |", flush=True)
 
 
-def engines_of(options: argparse.Namespace) -> dict[str, Simulation]:
-    """Return what is measured, by label."""
-    settings = [f"run.rounds={options.rounds + 10}", "run.evaluate_every=1000000"]
-    recipe = load_recipe(options.recipe, settings=settings)
+def engines_of(network: str, options: argparse.Namespace) -> list[tuple[str, Callable[[], None]]]:
+    """Return what is measured, by label; a CPU records no steps."""
+    settings = [f"model.name={network}", f"run.rounds={options.rounds + 10}", "run.evaluate_every=1000000"]
+    recipe = load_recipe(RECIPE, settings=settings)
     federation = build_federation(recipe, 0, options.data_dir)
     methods = {method.algorithm.name(): method for method in recipe.methods}
-    return {
-        label: build_simulation(recipe, methods[name], 0, federation, options.device, options.data_dir)
-        for name, label in {"fedseq": "FedSeq", "sfedkd": "SFedKD"}.items()
-    }
+    engines = []
+    for name, label in {"fedseq": "FedSeq", "sfedkd": "SFedKD"}.items():
+        for recorded in (True, False):
+            engine = build_simulation(recipe, methods[name], 0, federation, options.device, options.data_dir)
+            engines.append((f"{label}, {'recorded' if recorded else 'each layer called'}", runner(engine, recorded)))
+    return engines
+
+
+def runner(engine: Simulation, recorded: bool) -> Callable[[], None]:
+    """Return what plays a round, and waits for the device."""
+
+    def play() -> None:
+        with mock.patch.object(local_training, "recorder_of", recorder_of if recorded else lambda device: None):
+            engine.run_round()
+        engine.context.synchronize()
+
+    return play
 
 
 if __name__ == "__main__":

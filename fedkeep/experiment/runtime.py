@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any, Literal
 from fedkeep._utils.digests import read_json
 from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,23 @@ def usable_cores() -> int:
 def recorded_machine(folder: Path, machine: Machine) -> Machine:
     """Return a machine with the device, threads and stack that a run folder records; results depend on them.
 
-    ``machine``: The machine, which gives all other options.
+    ``machine``: The machine, which gives all other options, and the device if the recorded one is not here.
     """
     info = read_json(folder / "run.json")
     stack = int(info.get("stack", 1))  # older runs were not stacked
-    return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
+    device = str(info["device"])
+    import torch  # only here: the command line describes a machine before it needs PyTorch
+
+    if device != "cpu" and not torch.cuda.is_available():
+        log.warning(
+            "%s was begun on device %r, which this machine lacks. What is left runs on %r: slower, and with results "
+            "that agree up to rounding.",
+            folder,
+            device,
+            machine.device,
+        )
+        device = machine.device
+    return replace(machine, device=device, threads=int(info["threads"]), stack=stack)
 
 
 def versions() -> dict[str, str]:

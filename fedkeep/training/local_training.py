@@ -27,6 +27,7 @@ from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.weights import load_weights, state_dict_copy
+from fedkeep.training.cuda_graph import GraphSteps, can_record, recorder_of
 from fedkeep.training.model_runner import IN_PLACE, ModelRunner
 
 Normalise = Callable[[Tensor], Tensor]
@@ -319,13 +320,27 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
         return Fit(job.model, job.num_examples, 0, 0.0)
     stepper, trained_weights = _prepare(runner, job, training)
     steps, most = 0, job.most_steps(training.batch_size)
+    step = _step_function(runner, stepper, job)
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
-            stepper.step(job.loss, batches, job.step_callback)
+            step(batches)
             steps += 1
             progress.report("step", steps, most, inside=True)
-    runner.classifier_input = None  # it keeps the autograd graph of the last step alive
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
+
+
+def _step_function(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> Callable[[list[Batch]], None]:
+    """Return what takes a step: on a GPU, where that is possible, one that is recorded once and replayed."""
+
+    def step(batches: list[Batch]) -> None:
+        stepper.step(job.loss, batches, job.step_callback)
+        runner.classifier_input = None  # it keeps the step's autograd graph alive, and with that its stream
+
+    recorder = recorder_of(runner.device)
+    plain = job.step_callback is None and job.parametrization is None and stepper.optimizer is None
+    if recorder is None or not plain or not can_record(runner.train_network, job.loss):
+        return step
+    return GraphSteps(step, recorder)
 
 
 def _prepare(

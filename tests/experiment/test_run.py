@@ -28,7 +28,7 @@ from fedkeep.experiment import plugins, runtime, trial_runner
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run
-from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.trials.checkpoint import load_manifest, manifests
 from fedkeep.trials.simulation import Simulation
@@ -138,6 +138,17 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds
 
 def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_run_from_a_gpu_goes_on_without_one_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    write_json(tmp_path / "run.json", {"device": "cuda:1", "threads": 2, "stack": 4})
+    assert recorded_machine(tmp_path, Machine()) == Machine(device="cpu", threads=2, stack=4)
+    assert "begun on device 'cuda:1'" in caplog.text
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert recorded_machine(tmp_path, Machine()).device == "cuda:1"
 
 
 def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:

@@ -41,9 +41,9 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
 
     What the paper leaves open, and what is done here (docs/tried-readings.md has what else was tried):
 
-    - no temperature and no tau^2 are printed: 1 without tau^2, the equations as they stand. After the first hundred
-      rounds this is the only reading that gains what the paper shows; 4 with tau^2, the setting of decoupled
-      distillation, makes a trained model worse;
+    - no temperature and no tau^2 are printed: 1 without tau^2, the equations as they stand. From a trained model this
+      reading gains what the paper shows, and 4 with tau^2, the setting of decoupled distillation, does not; from
+      scratch no reading was found that does (docs/findings.md);
     - KL(D_k || D_S) is infinite where the student lacks a class: both are smoothed by 1e-4;
     - the paper does not say in which direction d is taken: teacher first, as written in d(D^T, D^S);
     - the sum of selected distributions is compared with a distribution: it is normalised first (no effect for KL);
