@@ -94,20 +94,21 @@ class CudaRecorder:
     """Records CUDA graphs, all in one pool of memory; only one of them may be replayed at a time."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: torch.cuda.CUDAGraph | None = None  # keeps the pool
 
     def __call__(self, function: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         pool = self._last.pool() if self._last is not None else None
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream), _no_collection():
             graph.capture_begin(pool)
             try:
                 function()
             finally:
                 graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self._last = graph
         return graph
 
