@@ -266,6 +266,7 @@ class SGDStepper:
             for parameter, gradient in zip(self.parameters, gradients_or_none, strict=True):
                 parameter.grad = gradient
             step_callback(self.weights)
+        self.runner.classifier_input = None  # it keeps this step's autograd graph alive
         with torch.no_grad():
             if training.max_grad_norm is not None:
                 gradients = clip_gradients(gradients, training.max_grad_norm)
@@ -320,27 +321,25 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
         return Fit(job.model, job.num_examples, 0, 0.0)
     stepper, trained_weights = _prepare(runner, job, training)
     steps, most = 0, job.most_steps(training.batch_size)
-    step = _step_function(runner, stepper, job)
+    recorded = _recorded_steps(runner, stepper, job)
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
-            step(batches)
+            if recorded is None:
+                stepper.step(job.loss, batches, job.step_callback)
+            else:
+                recorded(batches)
             steps += 1
             progress.report("step", steps, most, inside=True)
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
-def _step_function(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> Callable[[list[Batch]], None]:
-    """Return what takes a step: on a GPU, where that is possible, one that is recorded once and replayed."""
-
-    def step(batches: list[Batch]) -> None:
-        stepper.step(job.loss, batches, job.step_callback)
-        runner.classifier_input = None  # it keeps the step's autograd graph alive, and with that its stream
-
+def _recorded_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> GraphSteps | None:
+    """Return what records a step on a GPU and replays it; None where steps cannot be recorded."""
     recorder = recorder_of(runner.device)
     plain = job.step_callback is None and job.parametrization is None and stepper.optimizer is None
     if recorder is None or not plain or not can_record(runner.train_network, job.loss):
-        return step
-    return GraphSteps(step, recorder)
+        return None
+    return GraphSteps(lambda batches: stepper.step(job.loss, batches), recorder)
 
 
 def _prepare(
