@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import tiny
 from local_transport import LocalTransport, node_configs
 from trial import Killed, config, embedded, killing, model, records
 
+from fedkeep.cli import main
 from fedkeep.data import load
 from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, DataError
@@ -185,3 +187,33 @@ def test_classes_of_all_sites_are_the_runs(tmp_path: Path, monkeypatch: pytest.M
     about = describe(write_table(tmp_path / "1", 1))
     parts = {"a": about | {"label_names": ["10", "9"]}, "b": about | {"label_names": ["2", "9"]}}
     assert pool(parts, {"a": 4, "b": 4}).label_names == ("2", "9", "10")
+
+
+@pytest.mark.slow
+def test_three_supernodes_on_one_host_and_a_superlink_without_data(
+    hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    pytest.importorskip("flwr")
+    import federation as hosts
+
+    settings = ["partition.scheme=iid", *AT_SITES[1:3], "data.label=outcome", 'data.exclude=["patient"]']
+    words = ["--methods", "fedavg", "--seeds", "0", "--rounds", "1", "--sites", "3"]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    app, out = tmp_path / "app", tmp_path / "out"
+    assert main(["flower", "new", str(app), "--set", "data.name=nowhere.csv", *words, *sets]) == 0
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = int(found.getsockname()[1])
+    names = [site.site for site in hospitals.values()]
+    with hosts.federation(tmp_path, names, port=port) as running:
+        running.make_keys(names)
+        running.start_superlink()
+        running.start_proxy()
+        for site in hospitals.values():
+            running.register(site.site)
+            config = f'site="{site.site}" data="{site.data}" state-dir="{site.state_dir}"'
+            running.start_supernode(site.site, config)
+        running.start_run(app, f'out="{out}" data="none"').wait(timeout=600)
+        reported = running.link.log("run.log")
+    assert (out / "report.html").is_file(), reported
+    assert set(read_run(out).trials[0].client_accuracy) == {"a", "b", "c"}

@@ -42,7 +42,8 @@ class Host:
     process: subprocess.Popen[bytes] | None = None
 
     def command(self, *words: str) -> list[str]:
-        return [*self.prefix, str(BIN / words[0]), *words[1:]]
+        own = BIN / words[0]  # nginx may be the system's
+        return [*self.prefix, str(own if own.exists() else words[0]), *words[1:]]
 
     def start(self, *words: str, log: str = "log", again: bool = False) -> subprocess.Popen[bytes]:
         """Start a command that stays; with ``again`` it is started again whenever it ends, as a service would be."""
