@@ -271,6 +271,7 @@ def _form_of_sites(transport: Transport, config: RunConfig, recipe: Recipe, head
     """Ask the sites what their data are like, for a server that has none."""
     sites = SiteRegistry(transport, Envelope({**head, "data": None}), config.wait, max_examples=config.max_examples)
     sizes = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
+    log.info("%d sites told what their data are like; each is now asked to take part with all of them", len(sizes))
     return pool({site: sites.described[site] for site in sizes}, {site: sum(each) for site, each in sizes.items()})
 
 
