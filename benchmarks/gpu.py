@@ -1,4 +1,4 @@
-"""What a GPU makes of a sequence: FedSeq and SFedKD, with steps recorded as CUDA graphs and without, round by round.
+"""What a GPU makes of a sequence: FedSeq and SFedKD, with steps captured as CUDA graphs and without, round by round.
 
     python benchmarks/gpu.py [--rounds 10] [--device cuda] [--networks lenet5,alexnet8] [--data-dir DIR]
 
@@ -19,7 +19,7 @@ from telling import arguments, beginning
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.training import local_training
-from fedkeep.training.cuda_graph import recorder_of
+from fedkeep.training.cuda_graph import capture_on
 from fedkeep.trials.simulation import Simulation
 
 RECIPE = "fedkeep/late-sfedkd/cifar10-2-0.5"
@@ -35,35 +35,35 @@ def main() -> None:
     options = parser.parse_args()
     where = "no GPU" if options.device == "cpu" else torch.cuda.get_device_name(options.device)
     print("\n".join(beginning("On a GPU", f"gpu.py --rounds {options.rounds}", f"{RECIPE}.", where=where)))
-    print("| network, method, steps | median seconds a round | 1,000 rounds, minutes | times FedSeq, recorded |")
+    print("| network, method, steps | median seconds a round | 1,000 rounds, minutes | times FedSeq, captured |")
     print("|:--|--:|--:|--:|")
     for network in options.networks.split(","):
         seconds = measure(dict(engines_of(network, options)), options.rounds)
         for label, found in seconds.items():
             median = statistics.median(found)
-            against = ratio(seconds, label, "FedSeq, recorded")
+            against = ratio(seconds, label, "FedSeq, captured")
             print(f"| {network}, {label} | {median:.3f} | {median * 1000 / 60:.1f} | {against} |", flush=True)
 
 
 def engines_of(network: str, options: argparse.Namespace) -> list[tuple[str, Callable[[], None]]]:
-    """Return what is measured, by label; a CPU records no steps."""
+    """Return what is measured, by label; a CPU captures no steps."""
     settings = [f"model.name={network}", f"run.rounds={options.rounds + 10}", "run.evaluate_every=1000000"]
     recipe = load_recipe(RECIPE, settings=settings)
     federation = build_federation(recipe, 0, options.data_dir)
     methods = {method.algorithm.name(): method for method in recipe.methods}
     engines = []
     for name, label in {"fedseq": "FedSeq", "sfedkd": "SFedKD"}.items():
-        for recorded in (True, False):
+        for captured in (True, False):
             engine = build_simulation(recipe, methods[name], 0, federation, options.device, options.data_dir)
-            engines.append((f"{label}, {'recorded' if recorded else 'each layer called'}", runner(engine, recorded)))
+            engines.append((f"{label}, {'captured' if captured else 'each layer called'}", runner(engine, captured)))
     return engines
 
 
-def runner(engine: Simulation, recorded: bool) -> Callable[[], None]:
+def runner(engine: Simulation, captured: bool) -> Callable[[], None]:
     """Return what plays a round, and waits for the device."""
 
     def play() -> None:
-        with mock.patch.object(local_training, "recorder_of", recorder_of if recorded else lambda device: None):
+        with mock.patch.object(local_training, "capture_on", capture_on if captured else lambda device: None):
             engine.run_round()
         engine.context.synchronize()
 

@@ -1,9 +1,9 @@
 """Steps of one local training on a GPU, each replayed with one call instead of one call for each layer.
 
-A small network's layers take longer to call than to compute. A CUDA graph is recorded from a step on the first full
-batch and replayed on the others, which are copied to where the recorded step reads its batch. The arithmetic is the
-same. Only steps of this package's losses and networks are recorded: a loss of the user's may do something else in each
-step, which a recorded step would not.
+A small network's layers take longer to call than to compute. A CUDA graph is captured from a step on the second full
+batch and replayed on the others, which are copied to where the captured step reads its batch. The arithmetic is the
+same. Only steps that are all this package's and PyTorch's are captured: a user's loss or layer may do something else in
+each step, which a captured step would not.
 """
 
 from __future__ import annotations
@@ -16,70 +16,76 @@ from functools import cache
 from typing import Protocol
 
 import torch
+from torch import Tensor, nn
 
-from fedkeep.interface.pytree import iter_instances
+from fedkeep.interface.pytree import tree_nodes
 from fedkeep.losses import Batch, Loss
-from fedkeep.models import Network
 
 log = logging.getLogger(__name__)
 
 Step = Callable[[list[Batch]], None]
 
 
-class Replay(Protocol):
-    """A recorded step."""
+class CapturedStep(Protocol):
+    """A step that can be replayed, such as a `torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Do again what was recorded, with what now stands in its tensors."""
+        """Do again what was captured, with what now stands in its tensors."""
 
 
-Record = Callable[[Callable[[], None]], Replay]
-"""Records what a function does on the GPU, without doing it."""
+Capture = Callable[[Callable[[], None]], CapturedStep]
+"""Captures what a function does on the GPU, without doing it."""
 
 
-def can_record(network: torch.nn.Module, loss: Loss) -> bool:
-    """Tell whether a step does the same in every step: whether network and loss are of this package."""
-    return isinstance(network, Network) and all(
-        type(part).__module__.startswith("fedkeep.") for part in (*iter_instances(loss, Loss),)
+def can_capture(network: nn.Module, loss: Loss) -> bool:
+    """Tell whether a step does the same in every step: whether nothing in network and loss is code of the user's."""
+    known = ("fedkeep.", "torch.nn.", "builtins")
+    layers = (type(module).__module__ for module in network.modules())
+    parts = (
+        isinstance(part, Tensor | str | int | float | slice | None)
+        if is_leaf
+        else type(part).__module__.startswith(known)
+        for part, is_leaf in tree_nodes(loss)
     )
+    return all(layer.startswith(known) for layer in layers) and all(parts)
 
 
-class GraphSteps:
+class CapturedSteps:
     """Takes steps of one local training, from the third of a batch's shape on by replaying the second.
 
     ``step``: Takes a step.
-    ``record``: Records one.
+    ``capture``: Captures one.
     """
 
-    def __init__(self, step: Step, record: Record) -> None:
+    def __init__(self, step: Step, capture: Capture) -> None:
         self._step = step
-        self._record = record
+        self._capture = capture
         self._seen: dict[Hashable, int] = {}
-        self._recorded: dict[Hashable, tuple[list[Batch], Replay]] = {}
+        self._captured: dict[Hashable, tuple[list[Batch], CapturedStep]] = {}
         self._refused = False
 
     def __call__(self, batches: list[Batch]) -> None:
         """Take one step."""
         shapes = tuple((name, part.shape) for batch in batches for name, part in _columns(batch))
-        if shapes not in self._recorded and not self._may_record(shapes):
+        if shapes not in self._captured and not self._may_capture(shapes):
             self._step(batches)
             return
-        if shapes not in self._recorded:
+        if shapes not in self._captured:
             places = [Batch({name: part.clone() for name, part in b.data.items()}, b.index.clone()) for b in batches]
             try:
-                self._recorded[shapes] = places, self._record(lambda: self._step(places))
+                self._captured[shapes] = places, self._capture(lambda: self._step(places))
             except RuntimeError as error:
-                log.info("Steps are not recorded as CUDA graphs: %s", error)
+                log.info("Steps are not captured as CUDA graphs: %s", error)
                 self._refused = True
                 self._step(batches)
                 return
-        places, recorded = self._recorded[shapes]
+        places, captured = self._captured[shapes]
         for place, batch in zip(places, batches, strict=True):
             for (_, into), (_, part) in zip(_columns(place), _columns(batch), strict=True):
                 into.copy_(part)
-        recorded.replay()
+        captured.replay()
 
-    def _may_record(self, shapes: Hashable) -> bool:
+    def _may_capture(self, shapes: Hashable) -> bool:
         """Count a shape, and tell whether it came often enough: libraries are loaded, and memory found, at first."""
         seen = self._seen[shapes] = self._seen.get(shapes, 0) + 1
         return not self._refused and seen >= 2
@@ -90,15 +96,15 @@ def _columns(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
     yield "index", batch.index
 
 
-class CudaRecorder:
-    """Records CUDA graphs, all in one pool of memory; only one of them may be replayed at a time."""
+class CudaGraphCapture:
+    """Captures CUDA graphs, all in one pool of memory; only one of them may be replayed at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: torch.cuda.CUDAGraph | None = None  # keeps the pool
 
-    def __call__(self, function: Callable[[], None]) -> Replay:
+    def __call__(self, function: Callable[[], None]) -> CapturedStep:
         graph = torch.cuda.CUDAGraph()
         pool = self._last.pool() if self._last is not None else None
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -114,14 +120,14 @@ class CudaRecorder:
 
 
 @cache
-def recorder_of(device: torch.device) -> Record | None:
-    """Return what records steps on a device; None for a CPU, which calls a layer quickly."""
-    return CudaRecorder(device) if device.type == "cuda" else None
+def capture_on(device: torch.device) -> Capture | None:
+    """Return what captures steps on a device; None for a CPU, which calls a layer quickly."""
+    return CudaGraphCapture(device) if device.type == "cuda" else None
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing what belongs to the GPU, which ends a recording."""
+    """Keep the garbage collector from freeing what belongs to the GPU, which ends a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

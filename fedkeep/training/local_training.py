@@ -27,7 +27,7 @@ from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.weights import load_weights, state_dict_copy
-from fedkeep.training.cuda_graph import GraphSteps, can_record, recorder_of
+from fedkeep.training.cuda_graph import CapturedSteps, can_capture, capture_on
 from fedkeep.training.model_runner import IN_PLACE, ModelRunner
 
 Normalise = Callable[[Tensor], Tensor]
@@ -321,25 +321,25 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
         return Fit(job.model, job.num_examples, 0, 0.0)
     stepper, trained_weights = _prepare(runner, job, training)
     steps, most = 0, job.most_steps(training.batch_size)
-    recorded = _recorded_steps(runner, stepper, job)
+    captured = _captured_steps(runner, stepper, job)
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
-            if recorded is None:
+            if captured is None:
                 stepper.step(job.loss, batches, job.step_callback)
             else:
-                recorded(batches)
+                captured(batches)
             steps += 1
             progress.report("step", steps, most, inside=True)
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
-def _recorded_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> GraphSteps | None:
-    """Return what records a step on a GPU and replays it; None where steps cannot be recorded."""
-    recorder = recorder_of(runner.device)
+def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> CapturedSteps | None:
+    """Return what captures a step on a GPU and replays it; None where steps cannot be captured."""
+    capture = capture_on(runner.device)
     plain = job.step_callback is None and job.parametrization is None and stepper.optimizer is None
-    if recorder is None or not plain or not can_record(runner.train_network, job.loss):
+    if capture is None or not plain or not can_capture(runner.train_network, job.loss):
         return None
-    return GraphSteps(lambda batches: stepper.step(job.loss, batches), recorder)
+    return CapturedSteps(lambda batches: stepper.step(job.loss, batches), capture)
 
 
 def _prepare(
