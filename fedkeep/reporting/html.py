@@ -40,7 +40,7 @@ from fedkeep.reporting.report_charts import (
     partition_heatmap,
     teacher_heatmaps,
 )
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run, method_of, read_run
 from fedkeep.reporting.summary import (
     EXPLANATION,
     Row,
@@ -153,7 +153,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     cohorts = {trial.info.get("cohort_size") for trial in run.trials}
     seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
     rounds = sorted({trial.rounds_planned for trial in run.trials})
-    idle_parts = [(trial.label, trial.info["idle_part"]) for trial in run.trials if trial.info.get("idle_part")]
+    idle_parts = [(method_of(trial.label), trial.info["idle_part"]) for trial in run.trials if trial.info.get("idle_part")]
     facts = [
         ("data", str(info.get("dataset") or "")),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),

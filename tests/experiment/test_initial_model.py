@@ -285,7 +285,7 @@ def test_a_folder_of_hugging_face_has_the_names_of_its_module(
         for name, tensor in saved.base_model.state_dict().items():
             assert torch.equal(own[name].half(), tensor.half()), name
     (tmp_path / "whole" / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(ConfigError, match="cannot read a model of Hugging Face.*that save_pretrained wrote"):
+    with pytest.raises(ConfigError, match=r"cannot read a model of Hugging Face.*that save_pretrained wrote"):
         read_weights(tmp_path / "whole")
     (tmp_path / "whole" / "config.json").write_text('{"architectures": ["pipeline"]}')
     with pytest.raises(ConfigError, match="has no model pipeline"):
