@@ -178,9 +178,10 @@ def class_of_folder(path: Path) -> str:
 def load_state_dict(path: Path, class_name: str, shown: str) -> dict[str, Tensor]:
     """Return the weights of a folder of Hugging Face by the names of its module, which may differ from the file's."""
     library = _library(f"{shown}, a folder of Hugging Face,")
-    cls = getattr(library, class_name, None)
+    cls: Any = getattr(library, class_name, None)
+    is_model = isinstance(cls, type) and issubclass(cls, library.PreTrainedModel)
     try:
-        if not isinstance(cls, type) or not issubclass(cls, library.PreTrainedModel):
+        if not is_model:
             raise ValueError(f"transformers {library.__version__} has no model {class_name}.")
         with quietly(library), seeds.temporary_seed(0):  # what is missing is drawn, and left out here
             module, loaded = cls.from_pretrained(path, use_safetensors=True, output_loading_info=True)
