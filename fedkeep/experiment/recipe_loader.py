@@ -10,24 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import is_file
-from fedkeep.data.partition import get_scheme
-from fedkeep.data.schema import DataOptions
-from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
-from fedkeep.experiment.overrides import INITIAL_MODEL, add_grids, apply_overrides, expand, merge_tables
+from fedkeep.errors import ConfigError, in_one_line, nearest
+from fedkeep.experiment.overrides import add_grids, apply_overrides, expand, merge_tables
 from fedkeep.experiment.recipe import (
-    OPTIONS,
     SECTIONS,
     Method,
     Recipe,
     default_label,
-    read_client_models,
-    read_model,
     rows_named,
+    with_own_model,
 )
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.models import Architecture
 from fedkeep.options import build
-from fedkeep.training.pooled import PooledTraining
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"
 """The folder of the recipes that come with the package."""
@@ -41,9 +36,6 @@ GONE: dict[tuple[str, str], Any] = {
     ("generator", "by_task"): [],
 }
 """Options that are no more, with the value that kept recipes give them; None for any value."""
-
-KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", "log", *SECTIONS)
-"""The keys of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +178,8 @@ def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
     """Read the ``[paper]`` table of a recipe, without building the rest."""
-    return _section(_read(name, ())[0], "paper", f"recipe {name!r}")
+    paper: Mapping[str, Any] = _read(name, ())[0].get("paper", {})
+    return paper
 
 
 def read_title(name: str) -> str:
@@ -215,9 +208,6 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise ConfigError(f"cannot read the recipe {in_one_line(repr(name), 200)}: {error}") from error
     table = _parse(text, f"the recipe {name!r}")
-    for section in SECTIONS:
-        _section(table, section, f"recipe {name!r}")
-    _method_tables(table, f"recipe {name!r}")
     parents = table.pop("extends", [])
     base: dict[str, Any] = {}
     for parent in map(str, parents if isinstance(parents, list) else [parents]):
@@ -228,13 +218,20 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
-    """Return the table of a TOML file."""
+    """Return the table of a TOML file, in which sections are tables."""
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except ValueError as error:  # of TOML, or of an integer of more than 4,300 digits
         raise ConfigError(f"cannot read {where}: {in_one_line(error, 300)}") from error
     except RecursionError as error:
         raise ConfigError(f"cannot read {where}: its tables or lists are nested too deeply.") from error
+    for name, part in table.items():
+        several = name in ("methods", "client_models")
+        if several and not (isinstance(part, list) and all(isinstance(each, dict) for each in part)):
+            raise ConfigError(f"{where}: {name} must be tables, each under [[{name}]], not {part!r:.80}.")
+        if name in (*SECTIONS, "paper") and not isinstance(part, dict):
+            raise ConfigError(f"{where}: {name} must be a table, [{name}], not {part!r:.80}.")
+    return table
 
 
 def _unknown_recipe(name: str) -> ConfigError:
@@ -270,44 +267,18 @@ def _build(
     expanded: bool = True,
 ) -> Recipe:
     """Build a recipe from its table; a method with a grid stands in it once for each point, or once in all."""
-    for key in table:
-        if key not in KEYS:
-            raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
-    sections = {section: dict(_section(table, section, where)) for section in SECTIONS}
     for (section, option), as_kept in GONE.items():
-        if as_kept in (None, sections[section].get(option)):
-            sections[section].pop(option, None)
-    data, partition, network = sections["data"], sections["partition"], sections["model"]
-    name_of_data, validation = data.pop("name", None), data.pop("validation", 0.0)
-    weights, pretraining = network.pop("weights", ""), network.pop("pretraining", {})
-    log = [given] if isinstance(given := table.get("log", []), str) else given
-    for value, kind, expected in (
-        (name_of_data, str, "[data] needs a name, a known data set, a Hub id or a path"),
-        (weights, str, "model.weights is a path"),
-        (pretraining, Mapping, "model.pretraining is a table, such as { passes = 6 }"),
-        (log, list, 'log is a list of names, such as ["tensorboard"]'),
-    ):
-        if not isinstance(value, kind) or not all(isinstance(each, str) for each in value):
-            raise ConfigError(f"{where}: {expected}, not {value!r:.80}.")
+        if as_kept in (None, table.get(section, {}).get(option)):
+            table.get(section, {}).pop(option, None)
     try:
-        parts: dict[str, Any] = {name: build(cls, sections[name], f"[{name}]") for name, cls in OPTIONS.items()}
-        return Recipe(
-            name=name,
-            title=titled(str(table.get("title", name)), validation),
-            data=name_of_data,
-            validation=validation,
-            data_options=build(DataOptions, data, "[data]", ("name", "validation")),
-            partition=build(get_scheme(partition.pop("scheme", "iid")), partition, "[partition]", ["scheme"]),
-            model=model or read_model(network, "[model]", allow_code, INITIAL_MODEL),
-            weights=weights,
-            pretraining=build(PooledTraining, pretraining, "[model.pretraining]"),
-            methods=tuple(one for entry in _method_tables(table, where) for one in _methods(entry, expanded)),
-            seeds=table.get("seeds", [0]),
-            client_models=read_client_models(table.get("client_models", []), allow_code),
-            paper=_section(table, "paper", where),
-            log=tuple(log),
-            **parts,
-        )
+        given = {
+            **table,
+            "title": titled(str(table.get("title", name)), table.get("data", {}).get("validation")),
+            "model": with_own_model(table.get("model", {}), allow_code, model),
+            "methods": [m for n, one in enumerate(table.get("methods", ())) for m in _methods(one, n + 1, expanded)],
+            "client_models": [with_own_model(own, allow_code) for own in table.get("client_models", ())],
+        }
+        return build(Recipe, given, also=["extends"], name=name)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -318,38 +289,11 @@ def titled(title: str, validation: Any) -> str:
     return title if note in title else f"{title} ({note})"
 
 
-def _section(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
-    value = table.get(section, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {section} must be a table, [{section}].")
-    return value
-
-
-def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    entries = table.get("methods", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(
-            f"{where}: methods must be tables, each under [[methods]]; there is no method to run otherwise."
-        )
-    return entries
-
-
-def _methods(entry: Mapping[str, Any], expanded: bool) -> list[Method]:
+def _methods(entry: Mapping[str, Any], number: int, expanded: bool) -> list[Method]:
     """Return the method that an entry of ``[[methods]]`` describes, or the points of its grid."""
-    options = dict(entry)
-    name, label, training = options.pop("algorithm", None), options.pop("label", None), options.pop("training", {})
-    grid_of, grid = str(options.pop("grid_of", "")), options.pop("grid", {})
-    if not isinstance(training, Mapping):
-        raise ConfigError(f"training of a method is a table, such as {{ lr = 0.1 }}, not {training!r}.")
-    if not isinstance(name, str):
-        raise ConfigError(f"each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
+    options = {"label": "", **entry}
+    grid = options.pop("grid", {})
     if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
         raise ConfigError("the grid of a method is a table of lists, such as { mu = [0.1, 1.0] }.")
-    cls = get_algorithm(name)
-    method = Method(
-        str(label or default_label(cls)),
-        build(cls, options, f"method {name}", ("label", "training")),
-        grid_of,
-        training,
-    )
+    method = build(Method, options, f"[[methods]] {number}", ["grid"])
     return expand(method, grid) if grid and expanded else [method]
