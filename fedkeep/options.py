@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
+from pathlib import PurePath
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -211,12 +212,12 @@ def _options(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[O
 
 
 def plain(value: Any) -> Any:
-    """Return what NumPy's sweeps and searches give as Python's numbers, texts and lists; all else as it is."""
+    """Return what NumPy's sweeps and searches give as Python's numbers, texts and lists, and paths as texts."""
     if isinstance(value, np.ndarray):
         return [plain(item) for item in value] if value.ndim else plain(value[()])
     if isinstance(value, np.generic):  # float32's 0.1 is 0.1, not 0.10000000149
         return float(str(value)) if isinstance(value, np.floating) else value.item()
-    return value
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:

@@ -34,7 +34,7 @@ from fedkeep.data import Augmentation, Data, DataSet
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.experiment.build import check_device
-from fedkeep.experiment.overrides import read_settings
+from fedkeep.experiment.recipe_loader import read_settings
 from fedkeep.generation.diffusion.generator import REGIMES, Sampler
 from fedkeep.generation.diffusion.pixel import PixelGenerator, load_generator
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, cached_images, check_held, search_prototypes

@@ -42,7 +42,7 @@ CLASSES_SHOWN = 12
 """Classes and clients that are listed on the console; the report has all."""
 
 
-TUNED = ("methods", "seeds", "rounds", "validation", "settings", "metric", "reported_seeds", "out")
+TUNED = ("methods", "seeds", "rounds", "validation", "settings", "reported_seeds", "out")
 """The options of ``fedkeep tune`` that `fedkeep.tuning.tune` takes by name."""
 
 

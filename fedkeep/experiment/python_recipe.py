@@ -58,7 +58,7 @@ def make_recipe(
     ``machine``: The folder of local data sets, and whether a recipe may import its model.
     ``**given``: Fields of the recipe, and options of its ``run`` and ``data``; None for those that it has.
     """
-    machine, only_data = machine or Machine(), recipe is None and data is not None
+    machine, only_data, settings = machine or Machine(), recipe is None and data is not None, _listed(settings)
     if only_data:
         base = _defaults(given.get("model"), partition, settings)
         methods = DEFAULT_METHODS if methods is None else methods
@@ -66,7 +66,7 @@ def make_recipe(
         base, methods = _named(recipe, settings, methods, machine.allow_code)
     given = {name: value for name, value in given.items() if value is not None}
     columns, of_run = ({n: v for n, v in given.items() if n in options_of(part)} for part in (DataOptions, RunSettings))
-    if data is not None and not any(setting.strip().startswith("data.") for setting in _listed(settings)):
+    if data is not None and not any(setting.strip().startswith("data.") for setting in settings):
         base = replace(base, data_options=DataOptions())  # they were of other data
     changes = _data_and_partition(base, data, partition, machine.data_dir, columns)
     fields = {name: value for name, value in given.items() if name not in {*columns, *of_run}}
@@ -96,7 +96,6 @@ def fit_cohort(recipe: Recipe, data_dir: str | Path | None = None) -> Recipe:
 
 def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
     """Return a recipe of default values; its data, model and partition are replaced."""
-    settings = [settings] if isinstance(settings, str) else settings
     others = [one for one in settings if not one.strip().startswith(SET_BESIDE) or one.strip().startswith("data.name")]
     if others:
         raise ConfigError(
@@ -125,7 +124,6 @@ def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool)
             "fedkeep.run(data=..., model=..., partition=...)."
         )
     name = "demo" if recipe is None else str(recipe)
-    settings = [settings] if isinstance(settings, str) else settings
     if methods is not None and all(isinstance(method, str) for method in _listed(methods)):
         return load_recipe(name, settings=settings, methods=_listed(methods), allow_code=allow_code), None
     method_settings = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]

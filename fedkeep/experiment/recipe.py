@@ -214,8 +214,7 @@ class Recipe(Options):
 
     def check(self) -> None:
         check_log(self.log)
-        for problems in (_problems_of_parts, _problems_together):
-            refuse(problems(self))
+        refuse([*_problems_of_parts(self), *_problems_together(self)])
 
     @property
     def has_tasks(self) -> bool:
@@ -405,24 +404,16 @@ PROMISES = (
 """The options of privacy that pooled training would break."""
 
 
-NEEDS: Mapping[str, tuple[Callable[[Recipe], object], str]] = {
-    "images": (lambda recipe: True, ""),  # what the inputs are is known when the data are loaded
-    "sgd": (lambda recipe: True, ""),
-    "auxiliary": (
-        lambda recipe: recipe.auxiliary.images_per_class,
-        "an auxiliary set on the server, and there is none. Give it one: auxiliary.images_per_class=32.",
-    ),
-    "public": (
-        lambda recipe: recipe.public.name,
-        "a public set, on whose images clients share their predictions. Name a data set with images of the same size: "
-        "public.name=fashion-mnist.",
-    ),
-    "generator": (
-        lambda recipe: recipe.generator.name,
-        "a generator of images. Train one with fedkeep generator train, and name its folder: generator.name=FOLDER.",
-    ),
+NEEDS = {
+    "images": "",  # what the inputs are is known when the data are loaded
+    "sgd": "",
+    "auxiliary": "an auxiliary set on the server, and there is none. Give it one: auxiliary.images_per_class=32.",
+    "public": "a public set, on whose images clients share their predictions. Name a data set with images of the same "
+    "size: public.name=fashion-mnist.",
+    "generator": "a generator of images. Train one with fedkeep generator train, and name its folder: "
+    "generator.name=FOLDER.",
 }
-"""What a method may need: whether a recipe gives it, and what is said if not."""
+"""What a method may need, and what is said if a recipe does not give it."""
 
 
 def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
@@ -446,11 +437,13 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
     if training.optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
         who = label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
         yield f"{who} is defined for steps of SGD, not of {training.optimizer}. Set training.optimizer=sgd."
+    of_recipe = (recipe.auxiliary.images_per_class, recipe.public.name, recipe.generator.name)
+    lacking = [need for need, found in zip(("auxiliary", "public", "generator"), of_recipe, strict=True) if not found]
     for need in needs:
         if need not in NEEDS:
             yield f"{label} needs {need}, which no recipe can give."
-        elif not NEEDS[need][0](recipe):
-            yield f"{label} needs {NEEDS[need][1]}"
+        elif need in lacking:
+            yield f"{label} needs {NEEDS[need]}"
     if recipe.client_models and method.algorithm.networks == "one":
         yield (
             f"{label} exchanges weights, which clients of other networks cannot use. Leave out [[client_models]], or "

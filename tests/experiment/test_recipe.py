@@ -22,9 +22,8 @@ from fedkeep.data.partition import DirichletPerClient, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.description import describe_trial
-from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import ClientModel, Method, Recipe, client_architectures, select_client, select_methods
-from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe, parse_value, recipe_names
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.networks import MLP
 
