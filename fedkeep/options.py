@@ -140,11 +140,11 @@ def build_kind(
     if named is None:
         raise ConfigError(f"{where} needs {key}: {field.metadata['doc']}.".lstrip())
     if not isinstance(named, cls):
-        return build(find(_typed(named, str, f"{where}.{key}".lstrip("."))), rest, where, [key, *also])
+        found: type[T] = find(_typed(named, str, f"{where}.{key}".lstrip(".")))
+        return build(found, rest, where, [key, *also])
     if rest:
         raise ConfigError(f"{where}: {getattr(named, 'name', key)!r} is your own, and takes no {', '.join(rest)}.")
-    made: T = named
-    return made
+    return named
 
 
 def as_table(value: Options) -> dict[str, Any]:
