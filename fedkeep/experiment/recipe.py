@@ -46,6 +46,8 @@ MAX_RANGE = 1_000_000
 """The most clients in a range such as ``"3-7"``; a larger range is taken as one client's name."""
 
 
+INITIAL_MODEL = ("weights", "pretraining")
+"""What of ``[model]`` says from which model rounds begin, whatever the network."""
 NETWORK = ("name", get_architecture)
 """Under which name a table of a recipe says the network, and what finds it."""
 
@@ -76,8 +78,10 @@ def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Archit
 
 
 def with_own_model(table: Mapping[str, Any], allow_code: bool, model: Architecture | None = None) -> dict[str, Any]:
-    """Return the table of a network; a network of the user's, which it names or which is given, is its name."""
-    name = model or table.get("name")
+    """Return the table of a network whose name is the network itself, if one is given, or the name is of the user's."""
+    if model is not None:
+        return {name: value for name, value in table.items() if name in INITIAL_MODEL} | {"name": model}
+    name = table.get("name")
     own = isinstance(name, str) and ":" in name
     return {**table, "name": from_path(str(name), allow_code=allow_code) if own else name}
 

@@ -18,6 +18,7 @@ from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
 from fedkeep.experiment.recipe import (
+    INITIAL_MODEL,
     SECTIONS,
     Method,
     Recipe,
@@ -34,8 +35,6 @@ ROOT = Path(str(files("fedkeep"))) / "recipes"
 TABLE_FILE = "_table.toml"
 """The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
 
-INITIAL_MODEL = ("weights", "pretraining")
-"""What of ``[model]`` says from which model rounds begin, whatever the network."""
 TRAINING = "training."
 """What an option of local training begins with in the grid of a method."""
 KINDS = {"partition": "scheme", "paper": "table"}
@@ -447,25 +446,21 @@ def _split_grid(line: str) -> tuple[str, list[Any]]:
         values = [parse_value(part.strip()) for part in text.split(",")]
     if not all(path.rpartition(".")[::2]) or not values or "" in values:
         raise ConfigError(f"cannot read the grid {line!r}: write method.option=values, such as sfedkd.tau=1,2,4.")
-    if any(value in values[:place] for place, value in enumerate(values)):
-        raise ConfigError(f"the grid {line!r} names a value twice. Each is run only once.")
     return path, values
 
 
 def read_grid(grid: Mapping[str, Any] | Iterable[str]) -> dict[str, list[Any]]:
     """Return by option what to try, of lines such as ``sfedkd.tau=1,2,4`` or of a table of lists."""
     found: dict[str, list[Any]] = {}
-    if isinstance(grid, Mapping):
-        for path, values in grid.items():
-            if not isinstance(plain(values), list | tuple | range) or not len(values):
-                raise ConfigError(f"the grid of {path} must be a list of values, such as [1, 2], not {values!r:.80}.")
-            found[path] = [plain(value) for value in values]
-        return found
-    for line in grid:
-        path, values = _split_grid(line)
+    for path, given in grid.items() if isinstance(grid, Mapping) else map(_split_grid, grid):
+        values = plain(given)
+        if not isinstance(values, list | tuple | range) or not len(values):
+            raise ConfigError(f"the grid of {path} must be a list of values, such as [1, 2], not {given!r:.80}.")
         if path in found:
             raise ConfigError(f"the grid names {path} twice. Put its values into one list.")
-        found[path] = values
+        found[path] = [plain(value) for value in values]
+        if any(value in found[path][:place] for place, value in enumerate(found[path])):
+            raise ConfigError(f"the grid of {path} names a value twice: {found[path]}. Each is run only once.")
     return found
 
 
