@@ -141,7 +141,7 @@ def build_kind(
         raise ConfigError(f"{where} needs {key}: {field.metadata['doc']}.".lstrip())
     if not isinstance(named, cls):
         found: type[T] = find(_typed(named, str, f"{where}.{key}".lstrip(".")))
-        return build(found, rest, where, [key, *also])
+        return build(found, rest, f"{where} {named}".lstrip(), [key, *also])
     if rest:
         raise ConfigError(f"{where}: {getattr(named, 'name', key)!r} is your own, and takes no {', '.join(rest)}.")
     return named

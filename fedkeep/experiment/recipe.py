@@ -154,7 +154,9 @@ class Method(Options):
     """A method as one row of a comparison."""
 
     label: str = option(MISSING, "its name in tables; empty: the method's title")
-    algorithm: Algorithm[Any, Any] = option(MISSING, "one of fedkeep methods", at="", kind=("algorithm", get_algorithm))
+    algorithm: Algorithm[Any, Any] = option(
+        MISSING, "a method, as fedkeep methods lists them", at="", kind=("algorithm", get_algorithm)
+    )
     grid_of: str = option("", "of a point of a grid, the label of the method whose grid it is", brief=True)
     training: Mapping[str, Any] = option(dict, "options of local training that differ from the recipe's", brief=True)
 
@@ -253,9 +255,7 @@ class Recipe(Options):
 OPTIONS: Mapping[str, type[Options]] = {
     name: annotations_of(Recipe)[name]
     for name, field in options_of(Recipe).items()
-    if isinstance(annotations_of(Recipe)[name], type)
-    and not (field.metadata["kind"] or field.metadata["at"])
-    and issubclass(annotations_of(Recipe)[name], Options)
+    if field.default_factory is annotations_of(Recipe)[name] and field.metadata["at"] is None
 }
 """The class of each section's options. The options of data, partition and model depend on a name in the section."""
 

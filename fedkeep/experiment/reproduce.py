@@ -18,12 +18,12 @@ from filelock import FileLock
 from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, check_code
-from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, rows_named
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_code
+from fedkeep.experiment.recipe import Method, Recipe, rows_named
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
 from fedkeep.experiment.run import prepare_run, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
-from fedkeep.options import as_table
+from fedkeep.options import as_table, options_of
 
 NOTE = "reproduction.json"
 """The file in a reproduction's folder, and in its archive, that names the reproduced table."""
@@ -174,8 +174,8 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
     """Return the sections and the common methods in which two recipes differ."""
-    names = (*SECTIONS, "validation", "client_models")
-    found = [name for name in names if getattr(old, name) != getattr(new, name)]
+    names = options_of(Recipe).keys() - NOT_SETTINGS
+    found = sorted(name for name in names if getattr(old, name) != getattr(new, name))
     known = {method.label: (method.algorithm, dict(method.training)) for method in old.methods}
     asked = {method.label: (method.algorithm, dict(method.training)) for method in new.methods}
     return found + [label for label, options in asked.items() if known.get(label, options) != options]
