@@ -257,7 +257,7 @@ def _prepare(options: argparse.Namespace, console: Console) -> _Request:
     if find_spec("diffusers") is None:
         raise MissingExtra("this tool", "diffusion")
     given = read_settings(
-        options.settings, {"sampler": Sampler, "prototypes": PrototypeSearch}, {"prototypes": {"steps": 250}}
+        ["prototypes.steps=250", *options.settings], {"sampler": Sampler, "prototypes": PrototypeSearch}
     )
     generator = load_generator(options.folder, check_device(options.device))
     card = generator.card

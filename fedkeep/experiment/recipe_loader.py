@@ -145,10 +145,7 @@ def load_recipe(
     table, where = _read(name, ())
     if rounds is not None:
         table.setdefault("run", {})["rounds"] = rounds
-    if seeds is not None:
-        table["seeds"] = list(seeds)
-    if log is not None:
-        table["log"] = list(log)
+    table |= {name: list(given) for name, given in {"seeds": seeds, "log": log}.items() if given is not None}
     if methods is not None:
         table["methods"] = _select_methods(table.get("methods", []), methods)
     apply_overrides(table, settings)
