@@ -28,8 +28,7 @@ from fedkeep.experiment.recipe import Method, Recipe, client_architectures, reso
 from fedkeep.generation.diffusion.generator import Generator, check_installed
 from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures
-from fedkeep.models.custom import Custom
-from fedkeep.models.trial_step import try_training
+from fedkeep.models.custom import Custom, try_training
 from fedkeep.rounds.state import Settings
 from fedkeep.training.model_runner import Factory, has_batch_norm
 from fedkeep.trials.simulation import Simulation
