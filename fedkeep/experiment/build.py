@@ -25,7 +25,7 @@ from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
-from fedkeep.generation.diffusion.generator import Generator, check_installed
+from fedkeep.generation.generator import Generator, check_installed
 from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, Weights, architectures
 from fedkeep.models.custom import Custom, try_training

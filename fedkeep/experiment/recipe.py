@@ -21,7 +21,7 @@ from fedkeep.data.partition import Scheme
 from fedkeep.data.schema import DataOptions
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.interface.algorithm import returns_model
 from fedkeep.interface.method_checks import check_method

@@ -34,7 +34,7 @@ from fedkeep.flower.config import NodeConfig, own_code
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
 from fedkeep.flower.views import SiteView, client_view, describe_dataset, match_dataset, site_view, split_classes
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained

@@ -23,7 +23,7 @@ from fedkeep._utils.type_hints import annotations_of
 from fedkeep.data import DataSet, Federation, Tasks, TaskStream
 from fedkeep.data.partition import Dirichlet, Partition
 from fedkeep.errors import DataError
-from fedkeep.generation.diffusion.generator import Generator, NoiseSchedule, Sampler
+from fedkeep.generation.generator import Generator, NoiseSchedule, Sampler
 from fedkeep.interface import Algorithm, Training
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.codec import encode

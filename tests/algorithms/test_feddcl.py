@@ -19,7 +19,7 @@ from fedkeep.algorithms.incremental.generated_replay import PrototypeReply
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
+from fedkeep.generation.prototypes import PrototypeSearch, search_prototypes
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import copy_containers, iter_instances
 from fedkeep.losses.distillation import SubsetDistillation

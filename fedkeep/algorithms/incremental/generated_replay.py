@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedkeep.algorithms.incremental.class_incremental import concat, mark_generated
 from fedkeep.errors import RunError
-from fedkeep.generation.diffusion.prototypes import (
+from fedkeep.generation.inversion import InversionProblem
+from fedkeep.generation.prototypes import (
     AverageRule,
     PrototypeSearch,
     average_prototypes,
@@ -23,7 +24,6 @@ from fedkeep.generation.diffusion.prototypes import (
     cached_search,
     check_held,
 )
-from fedkeep.generation.inversion import InversionProblem
 from fedkeep.interface import Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models.heads import truncate

@@ -10,8 +10,8 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.generation.diffusion import prototypes as image_cache
-from fedkeep.generation.diffusion.prototypes import (
+from fedkeep.generation import prototypes as image_cache
+from fedkeep.generation.prototypes import (
     PrototypeSearch,
     PrototypeSearchResult,
     cached_search,

@@ -10,8 +10,8 @@ import toy
 from torch import Tensor
 
 from fedkeep.errors import DataError, ValueRefused
-from fedkeep.generation.diffusion.pixel import PixelGenerator
-from fedkeep.generation.diffusion.prototypes import (
+from fedkeep.generation.pixel import PixelGenerator
+from fedkeep.generation.prototypes import (
     AverageRule,
     PrototypeSearch,
     PrototypeSearchResult,

@@ -11,8 +11,8 @@ from generator_quality import class_accuracies, quality_check, train_classifier
 from torch import Tensor
 
 from fedkeep.data import Data
-from fedkeep.generation.diffusion.generator import Sampler
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, sample, search_prototypes
+from fedkeep.generation.generator import Sampler
+from fedkeep.generation.prototypes import PrototypeSearch, sample, search_prototypes
 from fedkeep.interface import Training
 from fedkeep.models import MLP
 

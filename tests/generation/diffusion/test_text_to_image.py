@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedkeep.errors import DataError, MissingExtra, RunError, ValueRefused
-from fedkeep.generation.diffusion.generator import Sampler, diffusers, transformers
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, sample, search_prototypes
-from fedkeep.generation.diffusion.text_to_image import TRAINING_PROMPTS, LatentGenerator, load_latent
+from fedkeep.generation.generator import Sampler, diffusers, transformers
+from fedkeep.generation.generator_config import TRAINING_PROMPTS, LatentGenerator, load_latent
+from fedkeep.generation.prototypes import PrototypeSearch, sample, search_prototypes
 
 WIDTH = 16
 

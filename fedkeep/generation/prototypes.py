@@ -24,7 +24,7 @@ from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import DataError, RunError, ValueRefused
-from fedkeep.generation.diffusion.generator import Generator, Sampler
+from fedkeep.generation.generator import Generator, Sampler
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import Options, as_table, option
 
@@ -223,9 +223,6 @@ VERSION = 1
 MAX_BYTES = 4e9
 """Default limit of the cache: images generated anew in every round of a long run would fill a disk."""
 
-OnProgress = Callable[[int, int], None]
-"""Called with the number of images so far, and of all."""
-
 
 def cached_images(
     generator: Generator,
@@ -235,7 +232,6 @@ def cached_images(
     sampler: Sampler,
     *,
     seed: int = 0,
-    on_images: OnProgress | None = None,
     max_bytes: float = MAX_BYTES,
 ) -> Data:
     """Return images of classes, sorted by class; they are kept in the cache folder (``FEDKEEP_CACHE``), a file a class.
@@ -244,7 +240,6 @@ def cached_images(
     class, the number of images, and the seed. The first images of a class are the same for any number of images.
 
     ``prototypes``: [classes, ...].
-    ``on_images``: Called with the number of images so far, and of all.
     ``max_bytes``: Limit of all files together. Beyond it, the least recently used are removed.
     Returns: ``"input"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
     """
@@ -254,8 +249,6 @@ def cached_images(
 
         def report(num_images: int, done: int = row * count) -> None:
             progress.report("images generated", done + num_images, len(labels) * count)
-            if on_images is not None:
-                on_images(done + num_images, len(labels) * count)
 
         key = {
             "version": VERSION,

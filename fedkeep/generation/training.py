@@ -23,8 +23,8 @@ from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
 from fedkeep.data.holdout import hold_out, image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.generation.diffusion.generator import Regime, hash_weights
-from fedkeep.generation.diffusion.pixel import (
+from fedkeep.generation.generator import Regime, hash_weights
+from fedkeep.generation.pixel import (
     CARD,
     CHECKPOINT,
     ModelCard,
@@ -101,24 +101,16 @@ def load_training_data(name: str, regime: Regime, data_dir: DataDir = None) -> G
     if regime == "ldm" or (name, regime) == ("rgb", "paper"):
         raise ConfigError(
             f"{name} under the regime {regime!r} has nothing to train: it is the public text-to-image model, which is "
-            "loaded (fedkeep.generation.diffusion.text_to_image). Train with the regime same_classes or disjoint."
+            "loaded (fedkeep.generation.generator_config). Train with the regime same_classes or disjoint."
         )
-    disjoint = regime == "disjoint" and name in _DISJOINT
-    dataset = _DISJOINT[name](data_dir) if disjoint else load_benchmark(name, data_dir)
+    dataset = load_benchmark("cifar10" if (name, regime) == ("rgb", "disjoint") else name, data_dir)
+    if (name, regime) == ("grey", "disjoint"):
+        dataset = concatenate(
+            [load("femnist-letters", data_dir=data_dir), _to_grey(load("cifar10", data_dir=data_dir))]
+        )
     labels = dataset.train["label"].cpu()
     is_seen = hold_out(labels, HELD_OUT) if regime == "same_classes" else torch.ones_like(labels, dtype=torch.bool)
     return GeneratorData(name, regime, dataset, is_seen)
-
-
-def _disjoint_grey(data_dir: DataDir) -> DataSet:
-    return concatenate([load("femnist-letters", data_dir=data_dir), _to_grey(load("cifar10", data_dir=data_dir))])
-
-
-def _disjoint_rgb(data_dir: DataDir) -> DataSet:
-    return load("cifar10", data_dir=data_dir)
-
-
-_DISJOINT: dict[str, Callable[[DataDir], DataSet]] = {"grey": _disjoint_grey, "rgb": _disjoint_rgb}
 
 
 def rgb_to_grey(images: Tensor, side: int = 28) -> Tensor:

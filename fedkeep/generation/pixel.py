@@ -19,7 +19,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.generation.diffusion.generator import Generator, NoiseSchedule, Regime, diffusers, hash_weights
+from fedkeep.generation.generator import Generator, NoiseSchedule, Regime, diffusers, hash_weights
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import load_weights, parameter_count, tensor_hash
 from fedkeep.options import Options, as_table, build, option
