@@ -287,10 +287,10 @@ def _search_prototypes(
     check_held(torch.bincount(images["label"], minlength=dataset.num_classes), dataset.label_names)
     rng = seeds.rng(seed, "prototypes")
     initial = generator.initial_prototypes(dataset.num_classes)
-    result = search_prototypes(generator, initial, images["input"], images["label"], settings, rng)
-    first, last = (sum(part) / len(part) for part in (result.losses[:20], result.losses[-20:]))
+    found, losses = search_prototypes(generator, initial, images["input"], images["label"], settings, rng)
+    first, last = (sum(part) / len(part) for part in (losses[:20], losses[-20:]))
     say(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
-    return result.prototypes
+    return found
 
 
 def _quality_table(report: QualityReport, label_names: Sequence[str]) -> Table:

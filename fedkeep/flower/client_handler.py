@@ -85,13 +85,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     head, (simulation, site) = envelope.head, _simulation(envelope, config)
     tensors = {name: tensor.to(simulation.settings.device) for name, tensor in envelope.tensors.items()}
     ref_type = state_ref_type(simulation.client_states.type)
-    request = decode_request(
-        simulation.algorithm,
-        head["request"],
-        tensors,
-        ref_type,
-        builtin=simulation.builtin_steps,
-    )
+    builtin = simulation.builtin_steps
+    request = decode_request(simulation.algorithm, head["request"], tensors, ref_type, builtin=builtin)
     if request.client != config.site:
         raise ConfigError(f"this is site {config.site}, and the server asks {request.client}.")
     store = StateStore(Path(config.state_dir), replace(site, run=str(head["run"])), simulation.settings.device)
@@ -109,9 +104,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             value = result.reply
-            if simulation.settings.privacy.secure_aggregation and isinstance(
-                value, Fit
-            ):  # the update waits to be masked
+            secure = simulation.settings.privacy.secure_aggregation
+            if secure and isinstance(value, Fit):  # the update waits to be masked
                 store.store_update(call_id, secure_update(simulation, request, value)[UPDATE])
                 value = without_model(value)
             uses = result.uses | store.count_spent(before, result.uses, task)

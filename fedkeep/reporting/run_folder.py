@@ -132,24 +132,17 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     Where a method treats one client of its cohort apart in each round, in turn, its accuracy has the period of a turn.
     The window is then of whole turns.
     """
-    known = algorithms()
-    turns = [
-        int(trial.info["cohort_size"])
-        for trial in trials
-        if trial.algorithm in known
-        and known[trial.algorithm].has_rotating_role
-        and trial.info.get("cohort_size")
-        # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
-        and trial.info["cohort_size"] == trial.info.get("num_clients")
-    ]
+    known = {name for name, one in algorithms().items() if one.has_rotating_role}
+    cohorts = [t.info for t in trials if t.algorithm in known and t.info.get("cohort_size")]
+    # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
+    turns = [int(of["cohort_size"]) for of in cohorts if of["cohort_size"] == of.get("num_clients")]
     section = settings.get("run")
     given = section.get("evaluation_window") if isinstance(section, Mapping) else None
-    window = (
-        float(given) if isinstance(given, int | float) and given > 0 else RunSettings().evaluation_window
-    )  # old recipes name none
-    decay = section.get("ema_decay") if isinstance(section, Mapping) else None
-    decay = float(decay) if isinstance(decay, int | float) and 0 <= decay < 1 else RunSettings().ema_decay
-    return [replace(trial, window=Window(window, max(turns, default=1), 1 / (1 - decay))) for trial in trials]
+    usual = RunSettings()  # old recipes name no window
+    share = float(given) if isinstance(given, int | float) and given > 0 else usual.evaluation_window
+    memory = _memory(section) if isinstance(section, Mapping) else 0.0
+    window = Window(share, max(turns, default=1), memory or 1 / (1 - usual.ema_decay))
+    return [replace(trial, window=window) for trial in trials]
 
 
 def method_of(label: str) -> str:
@@ -171,12 +164,10 @@ def _read_trial(folder: Traversable, path: Path) -> TrialResult:
         names = ", ".join(wrong or ["test_total"])
         raise RunError(f"{description} holds {names} of another kind than a run writes. Restore it, or repeat the run.")
     rounds = _by_round(_read_lines(folder / "rounds.jsonl"))
-    longer = next((row for row in rounds if len(row.get("correct") or ()) > len(info["test_total"])), None)
-    if longer is not None:
-        raise RunError(
-            f"{folder / 'rounds.jsonl'}, round {longer['round']}: 'correct' counts more classes than the "
-            f"{len(info['test_total'])} of the test set. Restore the file, or repeat the run from its recipe.toml."
-        )
+    classes = len(info["test_total"])
+    if longer := [row["round"] for row in rounds if len(row.get("correct") or ()) > classes]:
+        where = f"{folder / 'rounds.jsonl'}, round {longer[0]}"
+        raise RunError(f"{where}: 'correct' counts more classes than the {classes} of the test set. {REPEAT}")
     return TrialResult(
         label=str(info["label"]),
         rounds=rounds,
@@ -186,7 +177,7 @@ def _read_trial(folder: Traversable, path: Path) -> TrialResult:
         info=info,
         finished=finished,
         path=path,
-        confusions=_read_confusions(folder / "confusion.json", len(info["test_total"])),
+        confusions=_read_confusions(folder / "confusion.json", classes),
     )
 
 
@@ -215,14 +206,17 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
             label=trial.label + AVERAGE_SUFFIX[name],
             rounds=rounds,
             confusions=trial.confusions if name == first else (),
-            window=trial.window if name == "moving" else replace(trial.window, memory=_memory_of(trial)),
+            window=trial.window if name == "moving" else replace(trial.window, memory=_memory(trial.options)),
         )
 
 
-def _memory_of(trial: TrialResult) -> float:
-    """Return on how many rounds the model depends that a method averages itself, as SeqKeep does; 0 for others."""
-    decay = trial.options.get("ema_decay")
+def _memory(options: Mapping[str, Any]) -> float:
+    """Return on how many rounds a moving average of such options depends, as SeqKeep's own; 0 where there is none."""
+    decay = options.get("ema_decay")
     return 1 / (1 - decay) if isinstance(decay, int | float) and 0 <= decay < 1 else 0.0
+
+
+REPEAT = "Restore the file, or repeat the run from its recipe.toml."
 
 
 def _read_lines(path: Traversable) -> list[dict[str, Any]]:
@@ -238,17 +232,12 @@ def _read_lines(path: Traversable) -> list[dict[str, Any]]:
             if place == len(lines):
                 break
             raise RunError(
-                f"{path}, line {number} is damaged: expected one JSON object a line; only the last may be cut. "
-                "Restore the file, or repeat the run from its recipe.toml."
+                f"{path}, line {number} is damaged: expected one JSON object a line; only the last may be cut. {REPEAT}"
             ) from None
         if not isinstance(row, dict) or type(row.get("round")) is not int or type(row.get("task", 1)) is not int:
             raise RunError(f"{path}, line {number}: expected an object with a 'round' and a 'task', two integers.")
-        wrong = next((name for name, value in row.items() if not _fits(name, value)), None)
-        if wrong is not None:
-            raise RunError(
-                f"{path}, line {number}: {wrong!r} is of another kind than a run writes. Restore the file, or repeat "
-                "the run from its recipe.toml."
-            )
+        if wrong := [name for name, value in row.items() if not _fits(name, value)]:
+            raise RunError(f"{path}, line {number}: {wrong[0]!r} is of another kind than a run writes. {REPEAT}")
         rows.append(row)
     return rows
 

@@ -64,9 +64,9 @@ class PrototypeOptions(Options):
         settings = PrototypeSearch(self.prototype_steps, self.prototype_batch_size)
         labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
         images = client.data["input"]
-        result = cached_search(client.generator, prototypes, images, labels, settings, rng)
-        counts = result.counts.to(prototypes.device)
-        found = client.noised_change(prototypes, result.prototypes)
+        own = cached_search(client.generator, prototypes, images, labels, settings, rng)
+        counts = torch.bincount(labels.cpu(), minlength=len(prototypes)).to(prototypes.device)
+        found = client.noised_change(prototypes, own)
         return PrototypeReply(found, counts, client.generator.loaded_hash)
 
 
