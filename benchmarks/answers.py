@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from telling import arguments, beginning
 
-from fedkeep.models import CNN4, MLP, AlexNet8, Architecture, LeNet5, Shape
+from fedkeep.models import Architecture, Shape
+from fedkeep.models.networks import CNN4, MLP, AlexNet8, LeNet5
 from fedkeep.training.model_runner import ModelRunner
 
 ROWS = (32, 64, 128, 256, 512, 1024)

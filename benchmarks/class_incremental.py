@@ -26,7 +26,8 @@ from fedkeep import FedLwF, FedSKF
 from fedkeep.data import DataSet, Federation, Tasks
 from fedkeep.data.partition import IID
 from fedkeep.interface import Algorithm, Training
-from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
+from fedkeep.models import Architecture, Shape
+from fedkeep.models.networks import CNN4, LeNet5, ResNet18
 from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.rounds.state import Settings
 from fedkeep.trials.simulation import Simulation

@@ -22,7 +22,8 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
 from fedkeep.interface import Training
-from fedkeep.models import CNN4, MLP, Architecture, LeNet5, Shape
+from fedkeep.models import Architecture, Shape
+from fedkeep.models.networks import CNN4, MLP, LeNet5
 from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.rounds.state import Settings
 from fedkeep.trials.simulation import Simulation

@@ -25,7 +25,8 @@ from telling import arguments, beginning
 
 from fedkeep._utils import seeds
 from fedkeep.aggregation.transport import ChannelLayer, LayerPlans, _cheapest, align, channel_groups, distances, project
-from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
+from fedkeep.models import Architecture, Shape, Weights
+from fedkeep.models.networks import VGG16, LeNet5, ResNet18
 from fedkeep.models.weights import state_dict_copy
 
 NETWORKS: tuple[tuple[str, Architecture, Shape], ...] = (

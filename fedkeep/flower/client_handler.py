@@ -37,7 +37,7 @@ from fedkeep.flower.views import SiteView, client_view, describe_dataset, match_
 from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
-from fedkeep.models import Pretrained
+from fedkeep.models.pretrained import Pretrained
 from fedkeep.privacy.secure_sum import secure_update, without_model
 from fedkeep.rounds.messages import UPDATE, decode_request, results_type
 from fedkeep.trials.simulation import Simulation

@@ -185,7 +185,8 @@ class FlowerExecutor(Executor):
             return no_reply(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.state.settings.device) for name, tensor in reply.tensors.items()}
         try:
-            found = from_structure(reply.head.get("answer"), tensors, self._reply_type(call.request))
+            returned = results_type([call.request.step], self.state.client_states.type)
+            found = from_structure(reply.head.get("answer"), tensors, returned)
         except ValueRefused as error:
             return Fault(f"answered with what {call.request.step.__name__} does not give: {error}")
         if reply.head.get("call") != call.call_id:
@@ -197,9 +198,6 @@ class FlowerExecutor(Executor):
         if isinstance(value, Fit):
             self.trained[call.request.client] = call.call_id
         return StepResult(value, state_ref(call.call_id, self.state.client_states.type), uses)
-
-    def _reply_type(self, request: StepRequest) -> Any:
-        return results_type([request.step], self.state.client_states.type)
 
     def _pack(self, request: StepRequest) -> Envelope:
         """Return a request as an envelope, with an identifier made of its round and a hash of its content."""

@@ -139,7 +139,7 @@ def load_extractor(source: str) -> Extractor:
 
     Only weights in safetensors are read, and no code is run.
     """
-    library = library_of_extractors()
+    library = require_optional("transformers", "A pre-trained extractor", "diffusion")
     try:
         with quietly(library), seeds.temporary_seed(0):  # a missing classifier is initialised at random; it is not used
             whole, loaded = library.AutoModelForImageClassification.from_pretrained(
@@ -164,11 +164,6 @@ def load_extractor(source: str) -> Extractor:
             f"{source} is a network of the kind {kind!r}, and an extractor is one of {', '.join(WIDTHS)}."
         )
     return Extractor(whole.base_model, reading, about, learned=learned)
-
-
-def library_of_extractors() -> Any:
-    """Import `transformers`."""
-    return require_optional("transformers", "A pre-trained extractor", "diffusion")
 
 
 @contextmanager

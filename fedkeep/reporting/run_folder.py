@@ -14,7 +14,8 @@ import io
 import json
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
@@ -331,12 +332,7 @@ def verify_run(path: str | Path) -> list[Verification]:
     root = open_run(Path(path))
     if not (root / "run.json").is_file():
         read_run(path)  # says what is there instead
-    found: list[str] = []
-    for name, read in (("run.json", read_json), ("recipe.toml", read_toml)):
-        try:
-            read(root / name)
-        except RunError as error:
-            found.append(str(error))
+    found = _errors(lambda: read_json(root / "run.json"), lambda: read_toml(root / "recipe.toml"))
     found = found or provenance.find_code_damage(root)
     status: Status = "damaged" if found else "finished"
     folders = trial_folders(root)
@@ -349,6 +345,17 @@ def verify_run(path: str | Path) -> list[Verification]:
     whole = status == "finished"
     run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
     return [run, *(_verify_trial(root, folder, belongs=whole) for folder in folders)]
+
+
+def _errors(*checks: Callable[[], object]) -> list[str]:
+    """Return what checks raise."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except RunError as error:
+            found.append(str(error))
+    return found
 
 
 def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
@@ -371,11 +378,7 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
     else:
         status, names = "unfinished", manifests(trial / "checkpoint")
         found = [damage for name in names for damage in provenance.find_checkpoint_damage(trial, name)]
-        try:
-            if names or (trial / TRIAL_FILE).is_file():
-                read_json(trial / TRIAL_FILE)
-        except RunError as error:
-            found.append(str(error))
+        found += _errors(lambda: read_json(trial / TRIAL_FILE)) if names or (trial / TRIAL_FILE).is_file() else []
         rounds = ", ".join(name[9:-5] for name in reversed(names))
         checked = f"checkpoints of rounds {rounds}" if names else "no checkpoint"
     details = list(dict.fromkeys(found)) or [checked]
@@ -445,11 +448,11 @@ def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, 
         raise RunError(f"{target} is the archive of one run; others cannot be added to it. Choose another --out.")
     files = held | files
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(packed, "w", compresslevel=9) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(name)  # with no time of its own: 1980
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(entry, files[name])
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, files[name], zipfile.ZIP_DEFLATED)
     with zipfile.ZipFile(packed) as archive:
         _check_entries(target, archive)  # what could not be read again is not written
     return atomic_write(target, packed.getvalue())
@@ -457,10 +460,9 @@ def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, 
 
 def _started(info: bytes | None) -> str:
     """Return when the run of a run.json was started; empty without a file that tells it."""
-    try:
-        return str(json.loads(info).get("started", "")) if info else ""
-    except ValueError:
-        return ""
+    with suppress(ValueError):
+        return str(json.loads(info or b"{}").get("started", ""))
+    return ""
 
 
 def _files_of(target: Path) -> dict[str, bytes]:
@@ -514,11 +516,11 @@ def _without_folders(word: Any) -> Any:
 def _check_entries(path: Path, archive: zipfile.ZipFile) -> None:
     """Raise `RunError` for an archive that no run wrote."""
     entries = archive.infolist()
-    names = [entry.filename for entry in entries]
-    if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
+    names, size = [entry.filename for entry in entries], sum(entry.file_size for entry in entries)
+    if len(entries) > MOST_FILES or size > MOST_BYTES:
         raise RunError(
-            f"{path} says that it holds {len(entries):,} files of {sum(entry.file_size for entry in entries):,} bytes "
-            f"in all. An archive of a run has at most {MOST_FILES:,} files and {MOST_BYTES:,} bytes."
+            f"{path} says that it holds {len(entries):,} files of {size:,} bytes in all. An archive of a run has at "
+            f"most {MOST_FILES:,} files and {MOST_BYTES:,} bytes."
         )
     for entry in entries:
         name = PurePosixPath(entry.filename)

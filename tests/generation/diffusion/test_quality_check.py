@@ -14,7 +14,7 @@ from fedkeep.data import Data
 from fedkeep.generation.generator import Sampler
 from fedkeep.generation.prototypes import PrototypeSearch, sample, search_prototypes
 from fedkeep.interface import Training
-from fedkeep.models import MLP
+from fedkeep.models.networks import MLP
 
 
 def brightest(images: Tensor) -> Tensor:
