@@ -30,14 +30,8 @@ from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.schema import number_names
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.experiment.build import (
-    build_simulation,
-    check_device,
-    generator_hash,
-    load_data,
-    split_server_data,
-    without_generator_images,
-)
+from fedkeep.experiment import build
+from fedkeep.experiment.build import check_device
 from fedkeep.experiment.description import describe_trial, initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
@@ -187,10 +181,10 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     if config.data == NO_DATA:
         loaded = data_of_form(saved.get("data", {})) if saved else _form_of_sites(transport, config, recipe, head)
     else:
-        loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
-    allowed = without_generator_images(recipe, loaded, data_dir)
-    dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
-    data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
+        loaded = build.load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
+    allowed = build.without_generator_images(recipe, loaded, data_dir)
+    dataset, server_data = build.split_server_data(recipe, seed, allowed, data_dir)
+    data = describe_dataset(dataset, allowed is not loaded, build.generator_hash(trial_recipe, data_dir))
     introduction = Envelope({**head, "data": data})
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
     tasks, most = recipe.tasks.num_tasks, config.max_examples
@@ -206,7 +200,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     initial = initial_model(recipe, seed, federation, check_device(config.device), data_dir)
-    simulation = build_simulation(
+    simulation = build.build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
     simulation.take_steps(instances_of(ReplyStep, own_code(config)))

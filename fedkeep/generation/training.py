@@ -23,16 +23,8 @@ from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
 from fedkeep.data.holdout import hold_out, image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.generation import pixel
 from fedkeep.generation.generator import Regime, hash_weights
-from fedkeep.generation.pixel import (
-    CARD,
-    CHECKPOINT,
-    ModelCard,
-    PixelGenerator,
-    load_generator,
-    to_signed,
-    write_fingerprints,
-)
 from fedkeep.models.weights import check_finite, diverged, load_weights, state_dict_copy
 from fedkeep.options import Options, as_table, option
 
@@ -184,7 +176,7 @@ class GeneratorTraining(Options):
 
 
 def train_generator(
-    card: ModelCard,
+    card: pixel.ModelCard,
     data: Data,
     settings: GeneratorTraining,
     folder: Path,
@@ -193,7 +185,7 @@ def train_generator(
     device: torch.device | str = "cpu",
     half: bool = False,
     on_step: OnStep | None = None,
-) -> PixelGenerator:
+) -> pixel.PixelGenerator:
     """Train a generator and save it into a folder; continue from the folder's checkpoint if there is one.
 
     Every step draws from random generators of its own, so that a resumed training ends in the same weights, on a CPU to
@@ -208,11 +200,11 @@ def train_generator(
     ``half``: Save 16 bits a weight; the returned generator is what was saved.
     ``on_step``: Called after every step with its number and loss.
     """
-    if (folder / CARD).is_file():
+    if (folder / pixel.CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
     if card.regime == "same_classes":
-        card = replace(card, seen=write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
-    run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
+        card = replace(card, seen=pixel.write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
+    run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / pixel.CHECKPOINT
     if path.is_file():
         run.restore(path)
     saved = time.monotonic()
@@ -228,14 +220,14 @@ def train_generator(
     check_finite(run.average)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
-    return load_generator(folder, device)
+    return pixel.load_generator(folder, device)
 
 
 class _TrainingRun:
     """A training between two steps."""
 
     def __init__(
-        self, card: ModelCard, data: Data, settings: GeneratorTraining, seed: int, device: torch.device
+        self, card: pixel.ModelCard, data: Data, settings: GeneratorTraining, seed: int, device: torch.device
     ) -> None:
         self.card, self.settings, self.seed, self.device = card, settings, seed, device
         with seeds.temporary_seed(seeds.derive(seed, "generator weights")):
@@ -271,7 +263,7 @@ class _TrainingRun:
         self.losses.append(loss.item())
         return self.losses[-1]
 
-    def result(self) -> PixelGenerator:
+    def result(self) -> pixel.PixelGenerator:
         """Return the moving average as a generator."""
         last = self.losses[-100:]
         training = as_table(self.settings) | {
@@ -279,7 +271,7 @@ class _TrainingRun:
             "images": len(self.batches.labels),
             "loss": round(sum(last) / len(last), 6),
         }
-        return PixelGenerator(replace(self.card, training=training), self.average, self.device)
+        return pixel.PixelGenerator(replace(self.card, training=training), self.average, self.device)
 
     def save(self, path: Path) -> None:
         """Write all that the next step depends on, as one file, atomically."""
@@ -324,7 +316,7 @@ class _TrainingRun:
 class _Batches:
     """The batch of each step: images with their subclasses, timesteps and noise, a function of the step's number."""
 
-    def __init__(self, data: Data, card: ModelCard, settings: GeneratorTraining, seed: int) -> None:
+    def __init__(self, data: Data, card: pixel.ModelCard, settings: GeneratorTraining, seed: int) -> None:
         self.images, self.labels = data["input"].cpu(), data["label"].cpu()
         if ("subclass" in data) != (card.clusters_per_class > 1):
             raise DataError(
@@ -354,7 +346,7 @@ class _Batches:
         share = torch.rand(self.batch_size, generator=rng, dtype=torch.float64)
         position = (share * self.counts[classes]).long()
         chosen = self.order[self.first[classes] + position]
-        images = to_signed(self.images[chosen])
+        images = pixel.to_signed(self.images[chosen])
         timesteps = torch.randint(self.num_timesteps, (self.batch_size,), generator=rng)
         noise = torch.randn(images.shape, generator=rng)
         has_class = torch.rand(self.batch_size, generator=rng) >= self.p_null
