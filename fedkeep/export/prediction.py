@@ -185,23 +185,19 @@ def _faults(config: Any) -> list[str]:
     """Return what is wrong with a ``config.json``, which somebody else may have written; all of it."""
     if not isinstance(config, dict):
         return [f"it should be a table, not {type(config).__name__}"]
-    about = config.get("input")
-    about = about if isinstance(about, dict) else {}
-    shape, classes, names = about.get("shape"), config.get("first_classes"), config.get("label_names")
-    mean, std = about.get("mean"), about.get("std")
+    network, about = (part if isinstance(part := config.get(name), dict) else {} for name in ("network", "input"))
+    shape, mean, std, names = about.get("shape"), about.get("mean"), about.get("std"), config.get("label_names")
+    sized = _is_list(shape, int) and min(shape, default=0) > 0 and math.prod(shape) < 2**31
+    real, scaling = (int, float), [math.nan]
+    if _is_list(mean, real) and _is_list(std, real) and len(mean) == len(std):
+        scaling = [*mean, *std]
     checks = {
-        "network should be a table with a name": isinstance(config.get("network"), dict)
-        and isinstance(config["network"].get("name"), str),
-        "input.shape should list sizes from 1 on, whose product is below 2^31": _is_list(shape, int)
-        and min(shape, default=0) > 0
-        and math.prod(shape) < 2**31,
+        "network should be a table with a name": isinstance(network.get("name"), str),
+        "input.shape should list sizes from 1 on, whose product is below 2^31": sized,
         "input.type should be uint8, int64 or float32": about.get("type") in ("uint8", "int64", "float32"),
-        "input.mean and input.std should list as many numbers": _is_list(mean, (int, float))
-        and _is_list(std, (int, float))
-        and len(mean) == len(std)
-        and all(map(math.isfinite, (*mean, *std))),
+        "input.mean and input.std should list as many numbers": all(map(math.isfinite, scaling)),
         "input.features should list texts": _is_list(about.get("features", []), str),
-        "first_classes should be the number of classes, from 1 to 2^20": _is_count(classes),
+        "first_classes should be the number of classes, from 1 to 2^20": _is_count(config.get("first_classes")),
         "rows_per_class should be a number, from 1 to 2^20": _is_count(config.get("rows_per_class")),
         "label_names should list the names of the classes": _is_list(names, str) and len(names) > 0,
         "data should be a table": isinstance(config.get("data", {}), dict),
