@@ -244,7 +244,7 @@ class _Request:
         total = len(self.prototypes) * math.ceil(count / per_class)
         with (
             Display(console, {}, unit="image", quiet=self.quiet) as display,
-            progress.subscribe(lambda _, part: display.count(round(part * total), total), every=0.2),
+            progress.subscribe(lambda _, part: display.count(round(part * total), total), every=0.0),
         ):
             return cached_images(
                 self.generator,
