@@ -178,6 +178,19 @@ def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.Capt
     assert "Nothing was run" in messages
 
 
+def test_a_dry_run_that_measured_nothing_names_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path))
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    columns = "ham10000-2-1,cifar10-2-0.5,cifar10-2-10"
+    assert main(["reproduce", "sfedkd/table1", "--columns", columns, "--methods", "fedavg", "--dry-run"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "In all" not in shown
+    assert "cifar10-2-0.5, cifar10-2-10: The data set 'cifar10' was not found" in shown
+
+
 def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
     words = ["--columns", "first", "--methods", "fedavg", "--seeds", "0"]
     assert run(table, tmp_path / "out", *words) == 0
