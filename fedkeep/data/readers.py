@@ -128,9 +128,10 @@ def check_filled(values: Sequence[Any], column: str, where: Where | str) -> None
         if value is None or value != value or (isinstance(value, str) and not value.strip())
     ]
     if missing:
+        have = "has" if len(missing) == 1 else "have"
         raise DataError(
-            f"{where}: {at(where, missing)} has no {column!r} (empty or NaN); rows without it: {len(missing)}. Fill or "
-            "remove them."
+            f"{where}: {at(where, missing)} {have} no {column!r} (empty or NaN); rows without it: {len(missing)}. Fill "
+            "or remove them."
         )
 
 
