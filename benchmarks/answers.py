@@ -25,7 +25,8 @@ import torch
 from telling import arguments, beginning
 from torch import Tensor
 
-from fedkeep.models import CNN4, MLP, AlexNet8, Architecture, LeNet5, Shape
+from fedkeep.models import Architecture, Shape
+from fedkeep.models.networks import CNN4, MLP, AlexNet8, LeNet5
 from fedkeep.training.model_runner import ModelRunner
 
 TEACHERS, EXAMPLES = 5, 600  # of SFedKD's Fashion-MNIST setting

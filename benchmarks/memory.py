@@ -34,7 +34,7 @@ from fedkeep.executors.process_executor import ProcessExecutor, StepHandler
 from fedkeep.executors.workers import DONE, Handler, kill_workers, run_worker, start_workers
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import get_architecture
-from fedkeep.testing.federation import CLASSES, SHAPE, federation, simulation
+from fedkeep.testing.runs import CLASSES, SHAPE, federation, simulation
 from fedkeep.trials.simulation import Simulation
 
 METHODS: dict[str, Callable[[], Algorithm[Any, Any]]] = {"fedavg": FedAvg, "fedseq": FedSeq}

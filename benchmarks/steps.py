@@ -25,7 +25,8 @@ from fedkeep.data import Augmentation
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training_settings import Precision
 from fedkeep.losses import CrossEntropy
-from fedkeep.models import CNN4, AlexNet8, Architecture, LeNet5, ResNet18, Shape
+from fedkeep.models import Architecture, Shape
+from fedkeep.models.networks import CNN4, AlexNet8, LeNet5, ResNet18
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
 

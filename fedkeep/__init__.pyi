@@ -50,7 +50,7 @@ from fedkeep.errors import FedKeepError as FedKeepError
 from fedkeep.experiment.recipe import Method as Method, Recipe as Recipe
 from fedkeep.experiment.recipe_loader import load_recipe as load_recipe, recipe_names as recipe_names
 from fedkeep.experiment.runtime import Machine as Machine
-from fedkeep.export.files import export_model as export_model
+from fedkeep.export.trained_model import export_model as export_model
 from fedkeep.export.prediction import load_model as load_model, predict as predict
 from fedkeep.interface import Training as Training
 from fedkeep.interface.algorithm import get_algorithm as get_algorithm

@@ -25,7 +25,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import OPTIONS, client_architectures
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithms
-from fedkeep.models import Pretrained
+from fedkeep.models.pretrained import Pretrained
 from fedkeep.options import build, options_of
 from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run, runs_in

@@ -15,7 +15,7 @@ from fedkeep.interface import Algorithm
 from fedkeep.rounds.messages import StepRequest
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import SimulationState
-from fedkeep.testing.federation import (
+from fedkeep.testing.runs import (
     CLASSES,
     SHAPE,
     SHORT,
@@ -33,8 +33,8 @@ from fedkeep.testing.federation import (
     simulation,
     simulation_with_tasks,
     stream,
+    wrap_steps,
 )
-from fedkeep.testing.runs import wrap_steps
 from fedkeep.trials.callbacks import Callback
 from fedkeep.trials.simulation import Simulation
 

@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from fedkeep._utils import seeds
+from fedkeep._utils import progress, seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.commands import DATA, QUIET, add_arguments, natural, positive
 from fedkeep.cli.text import Terminal, say, say_error
@@ -35,10 +35,10 @@ from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.recipe_loader import read_settings
-from fedkeep.generation.diffusion.generator import REGIMES, Sampler
-from fedkeep.generation.diffusion.pixel import PixelGenerator, load_generator
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, cached_images, check_held, search_prototypes
-from fedkeep.generation.diffusion.training import load_benchmark, load_training_data
+from fedkeep.generation.generator import REGIMES, Sampler
+from fedkeep.generation.pixel import PixelGenerator, load_generator
+from fedkeep.generation.prototypes import PrototypeSearch, cached_images, check_held, search_prototypes
+from fedkeep.generation.training import load_benchmark, load_training_data
 from fedkeep.interface import Training
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Architecture, get_architecture
@@ -241,7 +241,11 @@ class _Request:
     def generate(self, count: int, console: Console) -> Data:
         """Return at least ``count`` images of each class, equally many from each of its prototypes."""
         per_class = len(self.prototypes) // self.dataset.num_classes
-        with Display(console, {}, unit="image", quiet=self.quiet) as display:
+        total = len(self.prototypes) * math.ceil(count / per_class)
+        with (
+            Display(console, {}, unit="image", quiet=self.quiet) as display,
+            progress.subscribe(lambda _, part: display.count(round(part * total), total), every=0.0),
+        ):
             return cached_images(
                 self.generator,
                 self.prototypes,
@@ -249,7 +253,6 @@ class _Request:
                 math.ceil(count / per_class),
                 self.sampler,
                 seed=self.seed,
-                on_images=display.count,
             )
 
 
@@ -284,10 +287,10 @@ def _search_prototypes(
     check_held(torch.bincount(images["label"], minlength=dataset.num_classes), dataset.label_names)
     rng = seeds.rng(seed, "prototypes")
     initial = generator.initial_prototypes(dataset.num_classes)
-    result = search_prototypes(generator, initial, images["input"], images["label"], settings, rng)
-    first, last = (sum(part) / len(part) for part in (result.losses[:20], result.losses[-20:]))
+    found, losses = search_prototypes(generator, initial, images["input"], images["label"], settings, rng)
+    first, last = (sum(part) / len(part) for part in (losses[:20], losses[-20:]))
     say(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
-    return result.prototypes
+    return found
 
 
 def _quality_table(report: QualityReport, label_names: Sequence[str]) -> Table:

@@ -28,7 +28,7 @@ import torch
 from fedkeep.interface import algorithms
 from fedkeep.interface.privacy import Privacy
 from fedkeep.rounds.run_settings import Attack, Defense
-from fedkeep.testing.federation import simulation, simulation_with_tasks
+from fedkeep.testing.runs import simulation, simulation_with_tasks
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 

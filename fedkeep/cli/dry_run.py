@@ -19,7 +19,7 @@ from fedkeep.errors import FedKeepError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.reporting.table import human_bytes
 from fedkeep.rounds.run_settings import distinct_models

@@ -16,8 +16,8 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX
 from fedkeep.experiment.reproduce import NOTE
-from fedkeep.export.files import export_model, onnx_available
 from fedkeep.export.prediction import predict
+from fedkeep.export.trained_model import export_model, onnx_available
 from fedkeep.reporting.run_folder import open_run, read_run, verify_run, write_archive
 
 

@@ -14,9 +14,9 @@ from fedkeep.display import Display
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.recipe_loader import read_settings
-from fedkeep.generation.diffusion.generator import REGIMES, NoiseSchedule, Regime
-from fedkeep.generation.diffusion.pixel import ModelCard, UNet
-from fedkeep.generation.diffusion.training import (
+from fedkeep.generation.generator import REGIMES, NoiseSchedule, Regime
+from fedkeep.generation.pixel import ModelCard, UNet
+from fedkeep.generation.training import (
     GeneratorTraining,
     cluster_subclasses,
     load_training_data,

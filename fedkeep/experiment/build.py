@@ -25,11 +25,11 @@ from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
-from fedkeep.generation.diffusion.generator import Generator, check_installed
+from fedkeep.generation.generator import Generator, check_installed
 from fedkeep.interface import Training
-from fedkeep.models import Architecture, Pretrained, Weights, architectures
-from fedkeep.models.custom import Custom
-from fedkeep.models.trial_step import try_training
+from fedkeep.models import Architecture, Weights, architectures
+from fedkeep.models.custom import Custom, try_training
+from fedkeep.models.pretrained import Pretrained
 from fedkeep.rounds.state import Settings
 from fedkeep.training.model_runner import Factory, has_batch_norm
 from fedkeep.trials.simulation import Simulation

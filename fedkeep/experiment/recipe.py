@@ -21,13 +21,14 @@ from fedkeep.data.partition import IID, Scheme, get_scheme
 from fedkeep.data.schema import DataOptions
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.interface.algorithm import returns_model
 from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
-from fedkeep.models import Architecture, Pretrained, get_architecture
+from fedkeep.models import Architecture, get_architecture
 from fedkeep.models.custom import from_path
+from fedkeep.models.pretrained import Pretrained
 from fedkeep.options import Options, as_table, build, build_kind, option, options_of
 from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -184,23 +185,19 @@ def _faults(config: Any) -> list[str]:
     """Return what is wrong with a ``config.json``, which somebody else may have written; all of it."""
     if not isinstance(config, dict):
         return [f"it should be a table, not {type(config).__name__}"]
-    about = config.get("input")
-    about = about if isinstance(about, dict) else {}
-    shape, classes, names = about.get("shape"), config.get("first_classes"), config.get("label_names")
-    mean, std = about.get("mean"), about.get("std")
+    network, about = (part if isinstance(part := config.get(name), dict) else {} for name in ("network", "input"))
+    shape, mean, std, names = about.get("shape"), about.get("mean"), about.get("std"), config.get("label_names")
+    sized = _is_list(shape, int) and min(shape, default=0) > 0 and math.prod(shape) < 2**31
+    real, scaling = (int, float), [math.nan]
+    if _is_list(mean, real) and _is_list(std, real) and len(mean) == len(std):
+        scaling = [*mean, *std]
     checks = {
-        "network should be a table with a name": isinstance(config.get("network"), dict)
-        and isinstance(config["network"].get("name"), str),
-        "input.shape should list sizes from 1 on, whose product is below 2^31": _is_list(shape, int)
-        and min(shape, default=0) > 0
-        and math.prod(shape) < 2**31,
+        "network should be a table with a name": isinstance(network.get("name"), str),
+        "input.shape should list sizes from 1 on, whose product is below 2^31": sized,
         "input.type should be uint8, int64 or float32": about.get("type") in ("uint8", "int64", "float32"),
-        "input.mean and input.std should list as many numbers": _is_list(mean, (int, float))
-        and _is_list(std, (int, float))
-        and len(mean) == len(std)
-        and all(map(math.isfinite, (*mean, *std))),
+        "input.mean and input.std should list as many numbers": all(map(math.isfinite, scaling)),
         "input.features should list texts": _is_list(about.get("features", []), str),
-        "first_classes should be the number of classes, from 1 to 2^20": _is_count(classes),
+        "first_classes should be the number of classes, from 1 to 2^20": _is_count(config.get("first_classes")),
         "rows_per_class should be a number, from 1 to 2^20": _is_count(config.get("rows_per_class")),
         "label_names should list the names of the classes": _is_list(names, str) and len(names) > 0,
         "data should be a table": isinstance(config.get("data", {}), dict),
@@ -269,10 +266,10 @@ def predict(
     options = build(DataOptions, config.get("data", {}), f"{folder}/config.json, data")
     # An older export does not say how images were resized: to data.size, if there was one, as a whole.
     resizing = config.get("resizing", "whole" if options.size else "middle")
-    preparation = _Preparation(shape, options.size, resizing) if images else None
+    read = partial(read_image, shape, options.size, resizing) if images else None
     vocabulary = min((m.num_embeddings for m in predictor.modules() if isinstance(m, nn.Embedding)), default=None)
     paths = _paths(files, IMAGE_SUFFIXES if images else SUFFIXES)
-    for part in _batches(paths, about, options, preparation):
+    for part in _batches(paths, about, options, read):
         if vocabulary is not None:
             _check_token_ids(part, vocabulary)
         for start in range(0, len(part.inputs), BATCH):
@@ -291,27 +288,17 @@ class _Batch:
     inputs: Tensor
 
 
-@dataclass(frozen=True)
-class _Preparation:
-    """How an image file becomes an input, as in training."""
-
-    shape: Sequence[int]
-    size: tuple[int, ...]
-    resizing: Resizing
-
-    def read(self, paths: Sequence[Path]) -> _Batch:
-        return _Batch([(path, None) for path in paths], torch.cat([self._read(path) for path in paths]))
-
-    def _read(self, path: Path) -> Tensor:
-        channels, height, width = self.shape
-        side = height if self.resizing == "middle" and height == width else None
-        image = decode([[str(path)]], 1, str(path), channels, side, self.size)
-        if tuple(image.shape[2:]) != (height, width):
-            raise DataError(
-                f"{path} has {image.shape[3]} x {image.shape[2]} pixels, and the model takes {width} x {height}: all "
-                "images of its training had this size. Resize it as those were."
-            )
-        return image
+def read_image(shape: Sequence[int], size: tuple[int, ...], resizing: Resizing, path: Path) -> Tensor:
+    """Return an image file as an input, prepared as in training, [1, *shape]."""
+    channels, height, width = shape
+    side = height if resizing == "middle" and height == width else None
+    image = decode([[str(path)]], 1, str(path), channels, side, size)
+    if tuple(image.shape[2:]) != (height, width):
+        raise DataError(
+            f"{path} has {image.shape[3]} x {image.shape[2]} pixels, and the model takes {width} x {height}: all "
+            "images of its training had this size. Resize it as those were."
+        )
+    return image
 
 
 def _check_token_ids(part: _Batch, vocabulary: int) -> None:
@@ -324,13 +311,13 @@ def _check_token_ids(part: _Batch, vocabulary: int) -> None:
 
 
 def _batches(
-    paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, images: _Preparation | None
+    paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, read: Callable[[Path], Tensor] | None
 ) -> Iterator[_Batch]:
     """Yield images, some at a time, and each file of rows."""
-    for are_images, group in groupby(paths, lambda path: images is not None and path.suffix != ".npz"):
-        if images is not None and are_images:
+    for are_images, group in groupby(paths, lambda path: read is not None and path.suffix != ".npz"):
+        if read is not None and are_images:
             while some := list(islice(group, BATCH)):
-                yield images.read(some)
+                yield _Batch([(path, None) for path in some], torch.cat(list(map(read, some))))
             continue
         for path in group:
             rows = read_rows(path, about, options)

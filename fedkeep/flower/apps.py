@@ -73,7 +73,7 @@ def unpack(records: RecordDict, max_size: float, max_head_size: float = MAX_HEAD
         head = json.loads(text)
         if not isinstance(head, dict):
             raise ValueError("its head is not a JSON object")
-        return Envelope(head, {name: _tensor(array) for name, array in arrays.items()})
+        return Envelope(head, {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()})
     except ValueRefused:
         raise
     except Exception as error:  # untrusted bytes may raise anything, MemoryError included
@@ -85,10 +85,6 @@ def _array(tensor: Tensor) -> Array:
         return Array(np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tuple(tensor.shape)))
     except TypeError as error:
         raise ValueRefused(f"{error}. Send tensors of a type that NumPy has.") from error
-
-
-def _tensor(array: Array) -> Tensor:
-    return torch.from_numpy(np.array(array.numpy()))
 
 
 class FlowerTransport:

@@ -34,10 +34,10 @@ from fedkeep.flower.config import NodeConfig, own_code
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
 from fedkeep.flower.views import SiteView, client_view, describe_dataset, match_dataset, site_view, split_classes
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
-from fedkeep.models import Pretrained
+from fedkeep.models.pretrained import Pretrained
 from fedkeep.privacy.secure_sum import secure_update, without_model
 from fedkeep.rounds.messages import UPDATE, decode_request, results_type
 from fedkeep.trials.simulation import Simulation
@@ -85,13 +85,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     head, (simulation, site) = envelope.head, _simulation(envelope, config)
     tensors = {name: tensor.to(simulation.settings.device) for name, tensor in envelope.tensors.items()}
     ref_type = state_ref_type(simulation.client_states.type)
-    request = decode_request(
-        simulation.algorithm,
-        head["request"],
-        tensors,
-        ref_type,
-        builtin=simulation.builtin_steps,
-    )
+    builtin = simulation.builtin_steps
+    request = decode_request(simulation.algorithm, head["request"], tensors, ref_type, builtin=builtin)
     if request.client != config.site:
         raise ConfigError(f"this is site {config.site}, and the server asks {request.client}.")
     store = StateStore(Path(config.state_dir), replace(site, run=str(head["run"])), simulation.settings.device)
@@ -109,9 +104,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             value = result.reply
-            if simulation.settings.privacy.secure_aggregation and isinstance(
-                value, Fit
-            ):  # the update waits to be masked
+            secure = simulation.settings.privacy.secure_aggregation
+            if secure and isinstance(value, Fit):  # the update waits to be masked
                 store.store_update(call_id, secure_update(simulation, request, value)[UPDATE])
                 value = without_model(value)
             uses = result.uses | store.count_spent(before, result.uses, task)

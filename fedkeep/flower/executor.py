@@ -25,16 +25,9 @@ from fedkeep.interface import Fit
 from fedkeep.interface.codec import from_structure
 from fedkeep.models import Weights
 from fedkeep.privacy.secure_sum import vector_length
+from fedkeep.rounds import messages
 from fedkeep.rounds.executor import Executor, Future
-from fedkeep.rounds.messages import (
-    Fault,
-    StepRequest,
-    StepResult,
-    UpdateSum,
-    encode_request,
-    no_reply,
-    results_type,
-)
+from fedkeep.rounds.messages import Fault, StepRequest, StepResult, UpdateSum
 from fedkeep.rounds.state import SimulationState
 
 REPLIES_AT_ONCE = 4
@@ -111,7 +104,7 @@ class FlowerExecutor(Executor):
             if received:
                 return self._to_result(call, received.pop(call.message))
             if time.monotonic() > call.deadline:
-                return no_reply(f"did not answer within {self.deadline:g} s")
+                return messages.no_reply(f"did not answer within {self.deadline:g} s")
             time.sleep(POLL_SECONDS)
 
     def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int], least: int = 0) -> UpdateSum:
@@ -153,11 +146,11 @@ class FlowerExecutor(Executor):
                 replies = self.transport.receive(waiting[start : start + REPLIES_AT_ONCE])
                 for message_id, reply in replies.items():
                     if not isinstance(reply, Fault) and "error" in reply.head:
-                        reply = no_reply(f"its site says: {reply.head['error']}")
+                        reply = messages.no_reply(f"its site says: {reply.head['error']}")
                     yield pending.pop(message_id), reply
             if pending and time.monotonic() > deadline:
                 for site in pending.values():
-                    yield site, no_reply(f"did not answer within {self.deadline:g} s")
+                    yield site, messages.no_reply(f"did not answer within {self.deadline:g} s")
                 return
             if len(pending) == len(waiting):
                 time.sleep(POLL_SECONDS)
@@ -173,7 +166,7 @@ class FlowerExecutor(Executor):
             self.sites.refresh()  # the site may have connected again since the round began
         node = self.sites.node(site)
         if node is None:
-            return no_reply("is not connected")
+            return messages.no_reply("is not connected")
         # A reply may lie at the transport while those before it are waited for.
         return self.transport.send(node, kind, envelope, self.round, 2 * self.deadline)
 
@@ -182,10 +175,11 @@ class FlowerExecutor(Executor):
         if isinstance(reply, Fault):
             return reply
         if "error" in reply.head:
-            return no_reply(f"its site says: {reply.head['error']}")
+            return messages.no_reply(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.state.settings.device) for name, tensor in reply.tensors.items()}
         try:
-            found = from_structure(reply.head.get("answer"), tensors, self._reply_type(call.request))
+            returned = messages.results_type([call.request.step], self.state.client_states.type)
+            found = from_structure(reply.head.get("answer"), tensors, returned)
         except ValueRefused as error:
             return Fault(f"answered with what {call.request.step.__name__} does not give: {error}")
         if reply.head.get("call") != call.call_id:
@@ -198,9 +192,6 @@ class FlowerExecutor(Executor):
             self.trained[call.request.client] = call.call_id
         return StepResult(value, state_ref(call.call_id, self.state.client_states.type), uses)
 
-    def _reply_type(self, request: StepRequest) -> Any:
-        return results_type([request.step], self.state.client_states.type)
-
     def _pack(self, request: StepRequest) -> Envelope:
         """Return a request as an envelope, with an identifier made of its round and a hash of its content."""
         tensors: dict[str, Tensor] = {}
@@ -209,7 +200,7 @@ class FlowerExecutor(Executor):
             **self.introduction.head,
             "run": self.run,
             "checkpointed": checkpointed.call if isinstance(checkpointed, StateRef) else "",
-            "request": encode_request(request, content_namer(tensors, self.names)),
+            "request": messages.encode_request(request, content_namer(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
         return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)

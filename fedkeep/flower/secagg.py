@@ -43,13 +43,7 @@ try:
         share_keys_plaintext_concat,
         share_keys_plaintext_separate,
     )
-    from flwr.supercore.primitives.asymmetric import (
-        bytes_to_private_key,
-        bytes_to_public_key,
-        generate_key_pairs,
-        private_key_to_bytes,
-        public_key_to_bytes,
-    )
+    from flwr.supercore.primitives import asymmetric
 except ImportError as error:
     raise MissingExtra("Secure aggregation", "flower") from error
 
@@ -162,11 +156,11 @@ class SecureAggregation:
         self, site: str, shares: Mapping[str, Mapping[str, bytes]], active: Mapping[str, str]
     ) -> Iterator[Tensor]:
         """Yield what others, given with their first public keys, have added to cancel masks of a site that was lost."""
-        own_key: Any = bytes_to_private_key(self._combine(site, shares))
+        own_key: Any = asymmetric.bytes_to_private_key(self._combine(site, shares))
         if not isinstance(own_key, ec.EllipticCurvePrivateKey):
             raise ValueError("a key of another kind")
         for other, public_key in active.items():
-            shared = mask(pairwise_seed(own_key, bytes_to_public_key(public_key.encode())), self.length)
+            shared = mask(pairwise_seed(own_key, asymmetric.bytes_to_public_key(public_key.encode())), self.length)
             yield shared if other > site else -shared
 
     def _take_off(self, site: str, masks: Iterator[Tensor]) -> None:
@@ -198,10 +192,10 @@ class SecureAggregation:
     def _read_keys(self, site: str, reply: Envelope) -> list[str]:
         """Return a site's two public keys, as text. No key is there twice: sites refuse an aggregation then."""
         first, second = reply.head["answer"]
-        keys = [bytes_to_public_key(key.encode()) for key in (first, second)]
+        keys = [asymmetric.bytes_to_public_key(key.encode()) for key in (first, second)]
         if not all(isinstance(key.curve, ec.SECP384R1) for key in keys):  # the curve of Flower's keys
             raise ValueError("keys of another kind")
-        one, two = map(public_key_to_bytes, keys)
+        one, two = map(asymmetric.public_key_to_bytes, keys)
         if one == two:
             raise ValueError("one key twice")
         if other := self.owners.get(one) or self.owners.get(two):
@@ -285,8 +279,11 @@ def _answer(store: StateStore, site: str, head: Mapping[str, Any]) -> Envelope:
 def _setup(store: StateStore, site: str, secrets: Secrets, question: Any) -> Any:
     """Make two pairs of keys: the first for masks, the second to encrypt shares."""
     for name in ("key1", "key2"):
-        private, public = generate_key_pairs()
-        secrets[name] = [private_key_to_bytes(private).decode(), public_key_to_bytes(public).decode()]
+        private, public = asymmetric.generate_key_pairs()
+        secrets[name] = [
+            asymmetric.private_key_to_bytes(private).decode(),
+            asymmetric.public_key_to_bytes(public).decode(),
+        ]
     return [secrets["key1"][1], secrets["key2"][1]]
 
 
@@ -341,7 +338,7 @@ def _masked(store: StateStore, site: str, secrets: Secrets) -> Tensor:
     """Return the update with the own mask, and with those that others take off again."""
     vector = store.update(secrets["call"])
     masked = vector + mask(bytes.fromhex(secrets["seed"]), len(vector))
-    own_key = bytes_to_private_key(secrets["key1"][0].encode())
+    own_key = asymmetric.bytes_to_private_key(secrets["key1"][0].encode())
     for other in sorted(secrets["shares"]):
         if other != site:
             shared = mask(pairwise_seed(own_key, _public(secrets["members"][other][0])), len(vector))
@@ -378,12 +375,12 @@ _STAGES: dict[str, Callable[[StateStore, str, Secrets, Any], Any]] = {
 
 def _channel(secrets: Secrets, other: str) -> bytes:
     """Return the key of what this site and another one send each other through the server."""
-    own = bytes_to_private_key(secrets["key2"][0].encode())
+    own = asymmetric.bytes_to_private_key(secrets["key2"][0].encode())
     return generate_shared_key(own, _public(secrets["members"][other][1]))
 
 
 def _public(key: str) -> Any:
-    return bytes_to_public_key(key.encode())
+    return asymmetric.bytes_to_public_key(key.encode())
 
 
 def _write(file: Path, content: Any) -> None:

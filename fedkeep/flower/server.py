@@ -12,7 +12,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -30,14 +30,8 @@ from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.schema import number_names
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.experiment.build import (
-    build_simulation,
-    check_device,
-    generator_hash,
-    load_data,
-    split_server_data,
-    without_generator_images,
-)
+from fedkeep.experiment import build
+from fedkeep.experiment.build import check_device
 from fedkeep.experiment.description import describe_trial, initial_model_evaluated
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import initial_model
@@ -104,6 +98,8 @@ def pool(described: Mapping[str, Any], examples: Mapping[str, int]) -> DataSet:
     means, deviations = (zip(*(getattr(one, name) for one in sites.values()), strict=True) for name in ("mean", "std"))
     channels = [_pooled(*of, weights) for of in zip(means, deviations, strict=True)]
     columns = _columns(list(sites.values()), weights)
+    features = sum(len(column.features) for column in columns)  # of a table, over all sites
+    row = {**first.train, "input": torch.zeros(1, features)} if features else first.train
     return replace(
         first,
         name="the sites' data",
@@ -111,14 +107,9 @@ def pool(described: Mapping[str, Any], examples: Mapping[str, int]) -> DataSet:
         mean=tuple(mean for mean, _ in channels),
         std=tuple(std for _, std in channels),
         columns=columns,
-        **_zeros(first, sum(len(column.features) for column in columns)),
+        train=row,
+        test=row,
     )
-
-
-def _zeros(dataset: DataSet, features: int) -> dict[str, Any]:
-    """Return both splits with so many features, where these are a table's."""
-    row = {**dataset.train, "input": torch.zeros(1, features)} if features else dataset.train
-    return {"train": row, "test": row}
 
 
 def _pooled(means: Sequence[float], deviations: Sequence[float], weights: Any) -> tuple[float, float]:
@@ -186,19 +177,18 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={}, log=(), weights="")  # the server logs
     head = {"version": version("fedkeep"), "recipe": trial_recipe.to_toml()}
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
-    saved = _read_sites(sites_file, recipe.tasks.num_tasks)
+    saved = _read_sites(sites_file)
     if config.data == NO_DATA:
         loaded = data_of_form(saved.get("data", {})) if saved else _form_of_sites(transport, config, recipe, head)
     else:
-        loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
-    allowed = without_generator_images(recipe, loaded, data_dir)
-    dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
-    data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
+        loaded = build.load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
+    allowed = build.without_generator_images(recipe, loaded, data_dir)
+    dataset, server_data = build.split_server_data(recipe, seed, allowed, data_dir)
+    data = describe_dataset(dataset, allowed is not loaded, build.generator_hash(trial_recipe, data_dir))
     introduction = Envelope({**head, "data": data})
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
-    sites = SiteRegistry(
-        transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples, sizes
-    )
+    tasks, most = recipe.tasks.num_tasks, config.max_examples
+    sites = SiteRegistry(transport, introduction, config.wait, tasks, nodes, most, sizes)
     if saved is None:
         examples = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
         saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
@@ -210,7 +200,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     initial = initial_model(recipe, seed, federation, check_device(config.device), data_dir)
-    simulation = build_simulation(
+    simulation = build.build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights
     )
     simulation.take_steps(instances_of(ReplyStep, own_code(config)))
@@ -233,12 +223,11 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     description |= initial_model_evaluated(description, simulation, begun_description(folder))
     write_description(folder, description)
-    log_round = _round_logger(trial_name(method, seed), recipe.rounds, description["test_total"])
     in_a_row = 0
 
     def check(state: SimulationState, result: RoundResult) -> None:
         nonlocal in_a_row
-        log_round(result)
+        _log_round(trial_name(method, seed), recipe.rounds, description["test_total"], result.record)
         in_a_row = in_a_row + 1 if _is_lost(result) else 0
         if result.record["rolled_back"]:
             _check_progress(folder, recipe, in_a_row)
@@ -250,15 +239,9 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         return _is_lost(result) and not is_told and not state.client_states.changed
 
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
-    run_trial(
-        simulation,
-        folder,
-        callbacks,
-        own=instances_of(Callback, own_code(config)),
-        identity=identity,
-        checkpoint_share=math.inf,  # a checkpoint after every round
-        may_repeat=may_repeat,
-    )
+    own, always = instances_of(Callback, own_code(config)), math.inf  # a checkpoint after every round
+    saving: dict[str, Any] = {"identity": identity, "checkpoint_share": always, "may_repeat": may_repeat}
+    run_trial(simulation, folder, callbacks, own=own, **saving)
 
 
 def _num_sites(config: RunConfig, recipe: Recipe) -> int:
@@ -275,7 +258,7 @@ def _form_of_sites(transport: Transport, config: RunConfig, recipe: Recipe, head
     return pool({site: sites.described[site] for site in sizes}, {site: sum(each) for site, each in sizes.items()})
 
 
-def _read_sites(file: Path, tasks: int) -> dict[str, Any] | None:
+def _read_sites(file: Path) -> dict[str, Any] | None:
     """Return the run's identifier, and the sites that take part; None before the first round of a trial.
 
     Raises `RunError` if the file is damaged, or is missing although rounds are saved.
@@ -284,14 +267,10 @@ def _read_sites(file: Path, tasks: int) -> dict[str, Any] | None:
         return None
     try:
         saved = read_json(file)
-        whole = isinstance(saved["run"], str) and all(isinstance(node, int) for node in saved["nodes"].values())
-        for sizes in saved["examples"].values():
-            whole = whole and len(sizes) == tasks and all(type(size) is int and size >= 0 for size in sizes)
-        if not whole:
-            raise DamagedFile(f"{file} is damaged: it does not say which sites take part, with how many examples.")
+        if missing := {"run", "nodes", "examples"} - saved.keys():
+            raise DamagedFile(f"{file} is damaged: it lacks {', '.join(sorted(missing))}.")
         return saved
-    except (DamagedFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        damage = error if isinstance(error, DamagedFile) else f"{file} is damaged."
+    except DamagedFile as damage:
         raise RunError(
             f"{damage} It names the sites of this trial and cannot be made again: put back a copy, or choose another "
             "out for a new run."
@@ -345,21 +324,16 @@ def _trial_lock(folder: Path) -> Iterator[None]:
         raise TrialBusy(f"{folder} is being run by another server app. Wait for it, or end it.") from None
 
 
-def _round_logger(trial: str, rounds: int, test_total: Sequence[int]) -> Callable[[RoundResult], None]:
-    """Return a function that logs each round; ``test_total`` is the number of test images of each class."""
-
-    def log_round(result: RoundResult) -> None:
-        record = result.record
-        accuracy = ""
-        if "correct" in record:
-            correct = record["correct"]  # of the classes that have arrived so far
-            accuracy = f", accuracy {sum(correct) / sum(record.get('total', test_total)[: len(correct)]):.4f}"
-            accuracy += f" at {len(record['clients'])} sites" if "clients" in record else ""
-        lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
-        rolled_back = "; rolled back, since too few answered" if record["rolled_back"] else ""
-        log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, accuracy, lost, rolled_back)
-
-    return log_round
+def _log_round(trial: str, rounds: int, test_total: Sequence[int], record: Mapping[str, Any]) -> None:
+    """Log a round; ``test_total`` is the number of test images of each class."""
+    accuracy = ""
+    if "correct" in record:
+        correct = record["correct"]  # of the classes that have arrived so far
+        accuracy = f", accuracy {sum(correct) / sum(record.get('total', test_total)[: len(correct)]):.4f}"
+        accuracy += f" at {len(record['clients'])} sites" if "clients" in record else ""
+    lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
+    rolled_back = "; rolled back, since too few answered" if record["rolled_back"] else ""
+    log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, accuracy, lost, rolled_back)
 
 
 def _load_recipe(config: RunConfig) -> Recipe:

@@ -15,17 +15,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from fedkeep._utils.digests import (
-    DamagedFile,
-    ForeignFile,
-    Identity,
-    read_json,
-    read_sealed,
-    seal,
-    unseal,
-    write_json,
-    write_sealed,
-)
+from fedkeep._utils import digests
+from fedkeep._utils.digests import DamagedFile, ForeignFile, Identity
 from fedkeep._utils.files import quoted_name
 from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
@@ -97,10 +88,10 @@ class StateStore:
         """Raise `RunError` if the site has other data or code than at its first call of the run."""
         file = self.folder / "identity.json"
         if file.exists():
-            begun = Identity.from_table(file, read_json(file))
+            begun = Identity.from_table(file, digests.read_json(file))
             begun.check(file, self.owner, "Give this site the data and code with which it began, or start a new run.")
         else:
-            write_json(file, self.owner.to_table())
+            digests.write_json(file, self.owner.to_table())
 
     def store(self, call_id: str, state: Any, reply: Any) -> None:
         """Store the state that a call left, and last the reply, whose file shows that the others were written too."""
@@ -138,7 +129,7 @@ class StateStore:
             return {}
         file, ledger = self.folder / "ledger", {"id": secrets.token_hex(8), "spent": {}}
         try:
-            ledger = json.loads(read_sealed(file)) if file.exists() else ledger
+            ledger = json.loads(digests.read_sealed(file)) if file.exists() else ledger
         except DamagedFile as damage:
             log.warning("%s A new one begins; the server adds what it knows of the old one.", damage)
         totals: dict[str, int] = ledger["spent"]  # type: ignore[assignment]
@@ -147,7 +138,7 @@ class StateStore:
                 totals[counts_name(task)] = 1
             else:
                 totals[name] = totals.get(name, 0) + count
-        write_sealed(file, json.dumps(ledger).encode())
+        digests.write_sealed(file, json.dumps(ledger).encode())
         return {ever_name(str(ledger["id"]), name): count for name, count in totals.items()}
 
     def store_update(self, call_id: str, update: Tensor) -> None:
@@ -160,10 +151,10 @@ class StateStore:
         return update
 
     def _write(self, call_id: str, content: str, value: Any) -> None:
-        seal(self.file(call_id, content), encode(value), replace(self.owner, call=call_id))
+        digests.seal(self.file(call_id, content), encode(value), replace(self.owner, call=call_id))
 
     def _read(self, call_id: str, content: str, hint: Any) -> Any:
-        body = unseal(self.file(call_id, content), replace(self.owner, call=call_id))
+        body = digests.unseal(self.file(call_id, content), replace(self.owner, call=call_id))
         return decode(body, hint, self.device)
 
     def prune(self, call_id: str, checkpointed: str) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
-from fedkeep.interface.pytree import tree_map
+from fedkeep.interface.pytree import children
 from fedkeep.models import Weights
 
 _STRUCTURE = "structure"
@@ -128,30 +128,22 @@ def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
 
     Returns: The structure, which JSON can represent.
     """
-
-    def encode_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return {"tensor": name(leaf)}
-        if leaf is None or isinstance(leaf, (bool, int, str)):
-            return leaf
-        if isinstance(leaf, float):
-            return leaf if math.isfinite(leaf) else {"float": str(leaf)}
+    if isinstance(value, Tensor):
+        return {"tensor": name(value)}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    below, is_mapping = children(value), isinstance(value, (dict, Mapping))
+    if below is None or (is_mapping and not all(isinstance(key, (str, int)) for key in value)):
         raise TypeError(
-            f"a {type(leaf).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts "
+            f"a {type(value).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts "
             "whose keys are text or integers, and dataclasses of these"
         )
-
-    def encode_node(node: Any, items: dict[Any, Any]) -> dict[str, Any]:
-        if isinstance(node, (list, tuple)):
-            return {type(node).__name__: list(items.values())}
-        if isinstance(node, (dict, Mapping)):
-            return {"dict": [[key, item] for key, item in items.items()]}
-        return {"class": _name(type(node)), "fields": items}
-
-    def has_other_keys(node: Any) -> bool:  # such a mapping is treated as a leaf, and so refused
-        return isinstance(node, (dict, Mapping)) and not all(isinstance(key, (str, int)) for key in node)
-
-    return tree_map(encode_leaf, value, encode_node, has_other_keys)
+    items = [(key, encode_structure(item, name)) for key, item in below]
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [item for _, item in items]}
+    return {"dict": list(map(list, items))} if is_mapping else {"class": _name(type(value)), "fields": dict(items)}
 
 
 def own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
@@ -169,6 +161,8 @@ def own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
 
 
 def _decode(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> Any:
+    if type(node) is hint is not dict:  # most are numbers and text
+        return node
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, TypeVar):
         return _decode(node, tensors, hint.__bound__ or Any, where)
@@ -229,8 +223,8 @@ def _decode_sequence(
 
 
 def _decode_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint: type, where: str) -> Any:
-    allowed = {_name(cls): cls for cls in _with_subclasses(hint) if is_dataclass(cls)}
-    cls: Any = allowed.get(str(node["class"]))
+    named = (cls for cls in reversed(_with_subclasses(hint)) if is_dataclass(cls) and _name(cls) == node["class"])
+    cls: Any = next(named, None)
     content = node.get("fields")
     if cls is None or not isinstance(content, dict):
         raise ValueRefused(f"{where} is a {str(node['class'])[:80]!r} where {_describe(hint)} is expected.")

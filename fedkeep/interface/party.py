@@ -27,7 +27,7 @@ from fedkeep.losses import Data, Loss
 from fedkeep.models import Weights
 
 if TYPE_CHECKING:
-    from fedkeep.generation.diffusion.generator import Generator
+    from fedkeep.generation.generator import Generator
 
 LARGEST_SHOWN = 1e300
 """Larger numbers are not shown: an integer may be of any length, and formatting one beyond floats fails."""

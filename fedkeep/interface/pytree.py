@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedkeep.losses import Loss
+from fedkeep.models.weights import all_finite
 
 T = TypeVar("T")
 Path: TypeAlias = tuple[Any, ...]
@@ -186,14 +187,10 @@ def find_nonfinite(tree: Any) -> str | None:
     Returns: The path of the first tensor or number that is not finite; None if there is none.
     """
     leaves = tree_leaves(tree)
-    # A norm is finite only if all its terms are, and checking all norms at once is faster than checking each tensor.
-    tensors = [leaf.detach() for leaf in leaves if _is_inexact(leaf)]
-    norms = [norm.float() for norm in torch._foreach_norm(tensors)] if tensors else []
-    stacked = torch.stack([one.to(norms[0].device) for one in norms]) if norms else torch.zeros(1)
     numbers = (leaf for leaf in leaves if isinstance(leaf, float))
-    if all(map(math.isfinite, numbers)) and bool(torch.isfinite(stacked).all()):
+    if all(map(math.isfinite, numbers)) and all_finite([leaf.detach() for leaf in leaves if _is_inexact(leaf)]):
         return None
-    for path, leaf in tree_leaves_with_path(tree):  # a norm of finite numbers may overflow
+    for path, leaf in tree_leaves_with_path(tree):
         if not isinstance(leaf, float) and not _is_inexact(leaf):
             continue
         if not (math.isfinite(leaf) if isinstance(leaf, float) else bool(torch.isfinite(leaf).all())):

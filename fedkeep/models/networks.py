@@ -494,7 +494,7 @@ class ResNet(Architecture):
 
     maps: ClassVar[tuple[int, ...]] = MAPS
     blocks: ClassVar[tuple[int, ...]]
-    bottleneck: ClassVar[bool]
+    bottleneck: ClassVar[bool] = False
 
     norm: Norm = option("batch", "batch norm, with running statistics, or group norm, without")
 
@@ -541,7 +541,6 @@ class ResNet18(ResNet):
 
     name: ClassVar[str] = "resnet18"
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
-    bottleneck: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -553,7 +552,6 @@ class ResNet34(ResNet):
 
     name: ClassVar[str] = "resnet34"
     blocks: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
-    bottleneck: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -582,7 +580,6 @@ class ResNet32(ResNet):
     name: ClassVar[str] = "resnet32"
     maps: ClassVar[tuple[int, ...]] = (16, 32, 64)
     blocks: ClassVar[tuple[int, ...]] = (5, 5, 5)
-    bottleneck: ClassVar[bool] = False
 
     shortcut: Literal["padding", "projection"] = option(
         "padding", "shortcut where the number of maps doubles: maps of zeros, or a 1x1 convolution"

@@ -178,7 +178,11 @@ CHUNK_BYTES = 2**22
 
 def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module that are not trained (``requires_grad`` is False), by each of their names."""
-    return {name: p.data for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: p.data for name, p in module.named_parameters(remove_duplicate=False) if _is_frozen(p)}
+
+
+def _is_frozen(entry: Any) -> bool:
+    return isinstance(entry, nn.Parameter) and not entry.requires_grad
 
 
 def state_dict_copy(module: nn.Module, *, with_frozen: bool = False) -> dict[str, Tensor]:
@@ -187,9 +191,8 @@ def state_dict_copy(module: nn.Module, *, with_frozen: bool = False) -> dict[str
     Returns: The copies by name, in contiguous layout.
     """
     weights = {}
-    frozen = () if with_frozen else frozen_parameters(module)
-    for name, tensor in module.state_dict().items():
-        if name in frozen:
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if not with_frozen and _is_frozen(tensor):
             continue
         if not isinstance(tensor, Tensor):
             raise ConfigError(
@@ -204,8 +207,8 @@ def state_dict_copy(module: nn.Module, *, with_frozen: bool = False) -> dict[str
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Weights) -> None:
     """Copy weights into a module, from any device; frozen parameters that are not among them stay."""
-    given, frozen = form_of(weights), frozen_parameters(module)
-    state = {name: tensor for name, tensor in module.state_dict().items() if name in given or name not in frozen}
+    given, state = form_of(weights), module.state_dict(keep_vars=True)
+    state = {name: tensor for name, tensor in state.items() if name in given or not _is_frozen(tensor)}
     _require_same_form(weights, state, f"these weights do not fit {type(module).__name__}")
     for name, tensor in state.items():
         tensor.copy_(weights[name])
@@ -223,6 +226,13 @@ def check_weights(value: object, what: str) -> None:
         f"{what} is {found} where weights are expected, a dict of tensors by name, such as the model of a Fit or the "
         "result of weighted_mean(replies)."
     )
+
+
+def all_finite(tensors: list[Tensor]) -> bool:
+    """Tell whether numbers are finite; False also if they are so large that a norm, or the norms' sum, overflows."""
+    # A norm is finite only if all its terms are, and `isfinite` takes ten times as long.
+    norms = torch._foreach_norm(tensors) if tensors else ()
+    return not norms or math.isfinite(torch.stack([norm.to(norms[0].device) for norm in norms]).sum())
 
 
 def check_finite(weights: Weights) -> None:
@@ -364,7 +374,8 @@ class RunningMean:
         share = weight / self._total
         if self._running is None:
             self._running = [model[name].detach().clone() for name in self._names]
-            self._infinite = [n for n, tensor in enumerate(self._running) if not tensor.isfinite().all()]
+            if not all_finite(self._running):
+                self._infinite = [n for n, tensor in enumerate(self._running) if not tensor.isfinite().all()]
             return
         kept = {n: self._running[n].clone() for n in self._infinite}
         if isinstance(model, StoredWeights):  # one tensor after another is read
@@ -433,7 +444,7 @@ def _type(tensor: Tensor) -> str:
 
 def _join(norms: Sequence[Tensor]) -> float:
     """Return the norm of everything whose parts have these norms."""
-    return float(torch.stack([norm.double() for norm in norms]).norm()) if norms else 0.0
+    return float(torch.linalg.vector_norm(torch.stack(list(norms)).double())) if norms else 0.0
 
 
 def _in_parts(model: Weights, names: Sequence[str]) -> Iterator[Sequence[str]]:

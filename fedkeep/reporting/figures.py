@@ -25,7 +25,7 @@ from fedkeep.metrics import Floats, kold
 from fedkeep.reporting.metric import LOGGED, METRICS, metric_of, rounds_covered
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run
 from fedkeep.reporting.summary import Row
-from fedkeep.reporting.trial import TrialResult
+from fedkeep.reporting.trial import TrialResult, mean_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -385,8 +385,8 @@ def heatmap(
     names = list(columns)
     if table.shape[1] > MOST_HEATMAP_COLUMNS:
         parts = np.array_split(np.arange(table.shape[1]), MOST_HEATMAP_COLUMNS)
-        known = [np.where(np.isnan(table[:, part]).all(axis=1), np.nan, _mean(table[:, part])) for part in parts]
-        table, names = np.stack(known, axis=1), [names[part[0]] for part in parts]
+        means = [[mean_of(row[~np.isnan(row)]) for row in table[:, part]] for part in parts]
+        table, names = np.asarray(means).T, [names[part[0]] for part in parts]
     pixels = np.empty((*table.shape, 4), dtype=np.uint8)
     pixels[..., :3] = BLUE
     pixels[..., 3] = np.round(255 * np.clip(np.nan_to_num(table), 0, 1))
@@ -396,13 +396,6 @@ def heatmap(
     what = {"rows": axes[0], "columns": axes[1], "unit": unit, "top": 100, **what}
     shown = {"title": title, "alt": alt, "png": base64.b64encode(file.getvalue()).decode()}
     return shown | {"rows": list(rows), "columns": names, "what": what, "named": len(rows) <= MOST_NAMED_ROWS}
-
-
-def _mean(values: Floats) -> Floats:
-    """Return the mean of the known values of each row; 0 where none is."""
-    known = ~np.isnan(values)
-    means: Floats = np.where(known, values, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    return means
 
 
 def class_names(trial: TrialResult) -> list[str]:
@@ -435,7 +428,8 @@ def teacher_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
         if not rounds or trial.path in seen:
             continue  # an average of a method's models has the method's teachers
         seen.add(trial.path)
-        clients = sorted({str(name) for _, log in rounds for name in log["teachers"]}, key=_natural)
+        names = {str(name) for _, log in rounds for name in log["teachers"]}
+        clients = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
         for name, words in (("target_weights", "target part"), ("nontarget_weights", "non-target part"), ("", "")):
             if (name and not all(name in log for _, log in rounds)) or (not name and "target_weights" in rounds[0][1]):
                 continue
@@ -509,7 +503,8 @@ def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
             box = [100 * float(value) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
             lines.append({"row": row, "texts": [f"{100 * value:.1f}" for value in columns], "box": box})
     own = any(trial.client_history for row in rows for trial in row.trials)
-    return {"lines": lines, "covered": _covered([line["row"] for line in lines]), "own": own}
+    covered = {rounds_covered(line["row"].trials[0]) for line in lines if line["row"].finished}
+    return {"lines": lines, "covered": covered.pop() if len(covered) == 1 else "the window", "own": own}
 
 
 def _of_clients(trial: TrialResult) -> Floats:
@@ -529,14 +524,3 @@ def _of_clients(trial: TrialResult) -> Floats:
     accuracy = history.mean(axis=0)
     values = [kold(held, accuracy)[0] for held in np.asarray(counts, dtype=np.float64) if sum(held)]
     return np.asarray([value for value in values if not np.isnan(value)])
-
-
-def _covered(rows: Sequence[Row]) -> str:
-    """Return the rounds that are covered, if they are the same of all rows."""
-    covered: Mapping[str, None] = dict.fromkeys(rounds_covered(row.trials[0]) for row in rows if row.finished)
-    return next(iter(covered)) if len(covered) == 1 else "the window"
-
-
-def _natural(name: str) -> tuple[int, int, str]:
-    """Sort numbers as numbers, before words."""
-    return (0, int(name), name) if name.isdecimal() else (1, 0, name)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.summary import Difference, Row, difference, trials_of
@@ -53,15 +55,10 @@ def _average(row: Row) -> str:
 
 def _from_the_best(rows: Sequence[Row], metric: Metric) -> tuple[Row, list[Difference]]:
     """Return the best row, and its differences to the others with which it can be compared, the smallest first."""
-    best = max(rows, key=lambda row: _rank(row, metric))
+    best = max(rows, key=lambda row: np.nan_to_num(metric.better * row.value(metric).mean, nan=-math.inf))
     found = [difference(best, row, metric) for row in rows if row is not best]
     known = [one for one in found if not math.isnan(one.interval.mean)]
     return best, sorted(known, key=lambda one: abs(one.interval.mean))
-
-
-def _rank(row: Row, metric: Metric) -> float:
-    value = metric.better * row.value(metric).mean
-    return -math.inf if math.isnan(value) else value
 
 
 def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
@@ -74,7 +71,8 @@ def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
     values = {row.label: f"{row.label} ({100 * row.value(metric).mean:.1f} %)" for row in rows}
     alike = [values[one.reference] for one in found if not one.interval.separated]
     apart = [one for one in found if one.interval.separated]
-    heading, seeds = metric.heading(trials_of(rows)), _seeds(found)
+    heading, count = metric.heading(trials_of(rows)), min(len(one.seeds) for one in found)
+    seeds = f"{count} seeds" if count > 1 else "one seed"
     heading = heading[:1].upper() + heading[1:]
     if not apart:
         return f"{heading}: {_listed([values[best.label], *alike])} cannot be told apart with {seeds}."
@@ -157,11 +155,6 @@ def _interval(found: Difference) -> str:
     """Return the interval of a difference, whatever its sign."""
     low, high = sorted(abs(100 * end) for end in (found.interval.low, found.interval.high))
     return f"95 % interval {low:.1f} to {high:.1f}{' within one seed' * found.interval.blocks}"
-
-
-def _seeds(found: Sequence[Difference]) -> str:
-    count = min(len(one.seeds) for one in found)
-    return f"{count} seeds" if count > 1 else "one seed"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -83,9 +83,8 @@ class Metric:
         ]
         if wrong:
             raise ConfigError(f"the metric {self.name!r:.60}: {'; '.join(wrong)}.")
-        object.__setattr__(
-            self, "meaning", self.meaning or _first(self.compute or getattr(TrialResult, self.name, None))
-        )
+        source = self.compute or getattr(TrialResult, str(self.name), None)
+        object.__setattr__(self, "meaning", self.meaning or _first(source))
 
     @property
     def covers_window(self) -> bool:
@@ -148,7 +147,8 @@ class LoggedMetric(Metric):
 
 def _first(source: object) -> str:
     """Return the first paragraph of the docstring of what computes a metric."""
-    return inspect.cleandoc(source.__doc__ or "").split("\n\n")[0].removeprefix("Return ")
+    doc = None if source is None else source.__doc__
+    return inspect.cleandoc(doc or "").split("\n\n")[0].removeprefix("Return ")
 
 
 def rounds_covered(trial: TrialResult) -> str:

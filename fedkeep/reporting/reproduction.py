@@ -107,9 +107,10 @@ def caption(reproduction: Reproduction) -> str:
 
 
 def column_table(column: ColumnResult) -> TextTable:
-    """Return a column's table, with what is to be said of it as its note."""
+    """Return a column's table; its note says how far it is, how its order compares, and on which networks it rests."""
     heads, shown = zip(*cells(column), strict=True)
-    return TextTable(list(heads), [[cell(line) for cell in shown] for line in column.lines], about(column))
+    about = f"{column.scale}. {column.verdict}{frozen(column.run.trials)}"
+    return TextTable(list(heads), [[cell(line) for cell in shown] for line in column.lines], about)
 
 
 def _label(line: MethodResult) -> str:
@@ -122,21 +123,9 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     if reproduction.notes:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
-        table = column_table(column)
-        parts += [
-            f"{'#' * (level + 1)} {escaping.markdown(column.run.title)}",
-            "",
-            table.note,
-            "",
-            table.markdown(),
-            "",
-        ]
+        table, title = column_table(column), escaping.markdown(column.run.title)
+        parts += [f"{'#' * (level + 1)} {title}", "", table.note, "", table.markdown(), ""]
     return "\n".join([*parts, caption(reproduction), ""])
-
-
-def about(column: ColumnResult) -> str:
-    """Say how far a column is, how its order compares, and which frozen networks it rests on."""
-    return f"{column.scale}. {column.verdict}{frozen(column.run.trials)}"
 
 
 def write(reproduction: Reproduction, folder: Path) -> Path:
@@ -187,12 +176,8 @@ def _rounds_to(line: MethodResult, target: float) -> str:
 
 def _speedup(column: ColumnResult, line: MethodResult, target: float) -> str:
     """Return how many times as fast as the row with which the paper compares a line reached the target."""
-    others = {
-        trial.seed: trial
-        for row in column.rows
-        if column.paper["speedup"].get(row.label) == [1.0]
-        for trial in row.trials
-    }
+    slow = [row for row in column.rows if column.paper["speedup"].get(row.label) == [1.0]]
+    others = {trial.seed: trial for row in slow for trial in row.trials}
     trials = line.row.trials if line.row else ()
     pairs = [(others[trial.seed], trial) for trial in trials if trial.seed in others]
     times = Spread.of(other.seconds_to(target) / trial.seconds_to(target) for other, trial in pairs)
@@ -326,11 +311,9 @@ class ColumnResult:
         """
         name = "accuracy" if "accuracy" in self.paper else "forgetting"
         metric = self.measured[name == "forgetting"]
-        known = []
-        for line in self.lines:
-            paper = spread_of(self.paper.get(name, {}), line.label)
-            if paper is not None and line.row is not None and line.row.finished and not line.row.broken:
-                known.append((paper, line.row))
+        done = [(line.label, line.row) for line in self.lines if line.row and line.row.finished and not line.row.broken]
+        papers = [(spread_of(self.paper.get(name, {}), label), row) for label, row in done]
+        known = [(paper, row) for paper, row in papers if paper is not None]
         same = pairs = clear_same = clear = 0
         for (paper, row), (other, rival) in combinations(known, 2):
             gap, common = paper.mean - other.mean, set(row.seeds) & set(rival.seeds)
@@ -349,30 +332,22 @@ class ColumnResult:
         if not any(self.paper.get(name) for name in ("accuracy", "forgetting")):
             return "No accuracy or forgetting is printed for it."
         same, pairs, clear_same, clear = self.agreement
-        broken = [
-            line.label for line in self.lines if line.paper and line.row and line.row.finished and line.row.broken
-        ]
+        done = [line for line in self.lines if line.paper and line.row and line.row.finished]
+        broken = [line.label for line in done if line.row and line.row.broken]
         without = f", without {' and '.join(broken)}, in whose window rounds were rolled back" if broken else ""
         if not pairs:
             return "There are no two finished methods to compare the order of."
         if same == pairs:
-            return (
-                f"The order of the methods is the paper's, in all {pairs} pairs{without}."
-                if pairs > 1
-                else f"The order of the two methods is the paper's{without}."
-            )
+            order = f"methods is the paper's, in all {pairs} pairs" if pairs > 1 else "two methods is the paper's"
+            return f"The order of the {order}{without}."
         wide = f"; of those that the paper separates by more than two standard deviations, {clear_same} of {clear}"
         return f"In the paper's order: {same} of {pairs} pairs of methods{wide if clear else ''}{without}."
 
     @property
     def share(self) -> str:
         """Say which part of the rounds was run; nothing if it was all."""
-        full = self.paper.get("rounds")
-        return f"{self._rounds} of {full} rounds" if full and full != self._rounds else ""
-
-    @property
-    def _rounds(self) -> Any:
-        return self.run.settings.get("run", {}).get("rounds")
+        full, rounds = self.paper.get("rounds"), self.run.settings.get("run", {}).get("rounds")
+        return f"{rounds} of {full} rounds" if full and full != rounds else ""
 
     @property
     def scale(self) -> str:
@@ -381,7 +356,7 @@ class ColumnResult:
         told = ", ".join(map(str, seeds)) if seeds else "none yet"
         best = any(line.paper and line.row and line.row.label != line.label for line in self.lines)
         grid = "; a method with values in brackets is the best of its grid on the test set, as papers print it"
-        rounds = self.share or f"{self._rounds} rounds"
+        rounds = self.share or f"{self.run.settings.get('run', {}).get('rounds')} rounds"
         return f"{rounds}; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
 
     @property

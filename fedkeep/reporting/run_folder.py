@@ -14,7 +14,8 @@ import io
 import json
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
@@ -132,24 +133,17 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     Where a method treats one client of its cohort apart in each round, in turn, its accuracy has the period of a turn.
     The window is then of whole turns.
     """
-    known = algorithms()
-    turns = [
-        int(trial.info["cohort_size"])
-        for trial in trials
-        if trial.algorithm in known
-        and known[trial.algorithm].has_rotating_role
-        and trial.info.get("cohort_size")
-        # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
-        and trial.info["cohort_size"] == trial.info.get("num_clients")
-    ]
+    known = {name for name, one in algorithms().items() if one.has_rotating_role}
+    cohorts = [t.info for t in trials if t.algorithm in known and t.info.get("cohort_size")]
+    # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
+    turns = [int(of["cohort_size"]) for of in cohorts if of["cohort_size"] == of.get("num_clients")]
     section = settings.get("run")
     given = section.get("evaluation_window") if isinstance(section, Mapping) else None
-    window = (
-        float(given) if isinstance(given, int | float) and given > 0 else RunSettings().evaluation_window
-    )  # old recipes name none
-    decay = section.get("ema_decay") if isinstance(section, Mapping) else None
-    decay = float(decay) if isinstance(decay, int | float) and 0 <= decay < 1 else RunSettings().ema_decay
-    return [replace(trial, window=Window(window, max(turns, default=1), 1 / (1 - decay))) for trial in trials]
+    usual = RunSettings()  # old recipes name no window
+    share = float(given) if isinstance(given, int | float) and given > 0 else usual.evaluation_window
+    memory = _memory(section) if isinstance(section, Mapping) else 0.0
+    window = Window(share, max(turns, default=1), memory or 1 / (1 - usual.ema_decay))
+    return [replace(trial, window=window) for trial in trials]
 
 
 def method_of(label: str) -> str:
@@ -171,12 +165,10 @@ def _read_trial(folder: Traversable, path: Path) -> TrialResult:
         names = ", ".join(wrong or ["test_total"])
         raise RunError(f"{description} holds {names} of another kind than a run writes. Restore it, or repeat the run.")
     rounds = _by_round(_read_lines(folder / "rounds.jsonl"))
-    longer = next((row for row in rounds if len(row.get("correct") or ()) > len(info["test_total"])), None)
-    if longer is not None:
-        raise RunError(
-            f"{folder / 'rounds.jsonl'}, round {longer['round']}: 'correct' counts more classes than the "
-            f"{len(info['test_total'])} of the test set. Restore the file, or repeat the run from its recipe.toml."
-        )
+    classes = len(info["test_total"])
+    if longer := [row["round"] for row in rounds if len(row.get("correct") or ()) > classes]:
+        where = f"{folder / 'rounds.jsonl'}, round {longer[0]}"
+        raise RunError(f"{where}: 'correct' counts more classes than the {classes} of the test set. {REPEAT}")
     return TrialResult(
         label=str(info["label"]),
         rounds=rounds,
@@ -186,7 +178,7 @@ def _read_trial(folder: Traversable, path: Path) -> TrialResult:
         info=info,
         finished=finished,
         path=path,
-        confusions=_read_confusions(folder / "confusion.json", len(info["test_total"])),
+        confusions=_read_confusions(folder / "confusion.json", classes),
     )
 
 
@@ -215,14 +207,17 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
             label=trial.label + AVERAGE_SUFFIX[name],
             rounds=rounds,
             confusions=trial.confusions if name == first else (),
-            window=trial.window if name == "moving" else replace(trial.window, memory=_memory_of(trial)),
+            window=trial.window if name == "moving" else replace(trial.window, memory=_memory(trial.options)),
         )
 
 
-def _memory_of(trial: TrialResult) -> float:
-    """Return on how many rounds the model depends that a method averages itself, as SeqKeep does; 0 for others."""
-    decay = trial.options.get("ema_decay")
+def _memory(options: Mapping[str, Any]) -> float:
+    """Return on how many rounds a moving average of such options depends, as SeqKeep's own; 0 where there is none."""
+    decay = options.get("ema_decay")
     return 1 / (1 - decay) if isinstance(decay, int | float) and 0 <= decay < 1 else 0.0
+
+
+REPEAT = "Restore the file, or repeat the run from its recipe.toml."
 
 
 def _read_lines(path: Traversable) -> list[dict[str, Any]]:
@@ -238,17 +233,12 @@ def _read_lines(path: Traversable) -> list[dict[str, Any]]:
             if place == len(lines):
                 break
             raise RunError(
-                f"{path}, line {number} is damaged: expected one JSON object a line; only the last may be cut. "
-                "Restore the file, or repeat the run from its recipe.toml."
+                f"{path}, line {number} is damaged: expected one JSON object a line; only the last may be cut. {REPEAT}"
             ) from None
         if not isinstance(row, dict) or type(row.get("round")) is not int or type(row.get("task", 1)) is not int:
             raise RunError(f"{path}, line {number}: expected an object with a 'round' and a 'task', two integers.")
-        wrong = next((name for name, value in row.items() if not _fits(name, value)), None)
-        if wrong is not None:
-            raise RunError(
-                f"{path}, line {number}: {wrong!r} is of another kind than a run writes. Restore the file, or repeat "
-                "the run from its recipe.toml."
-            )
+        if wrong := [name for name, value in row.items() if not _fits(name, value)]:
+            raise RunError(f"{path}, line {number}: {wrong[0]!r} is of another kind than a run writes. {REPEAT}")
         rows.append(row)
     return rows
 
@@ -342,12 +332,7 @@ def verify_run(path: str | Path) -> list[Verification]:
     root = open_run(Path(path))
     if not (root / "run.json").is_file():
         read_run(path)  # says what is there instead
-    found: list[str] = []
-    for name, read in (("run.json", read_json), ("recipe.toml", read_toml)):
-        try:
-            read(root / name)
-        except RunError as error:
-            found.append(str(error))
+    found = _errors(lambda: read_json(root / "run.json"), lambda: read_toml(root / "recipe.toml"))
     found = found or provenance.find_code_damage(root)
     status: Status = "damaged" if found else "finished"
     folders = trial_folders(root)
@@ -360,6 +345,17 @@ def verify_run(path: str | Path) -> list[Verification]:
     whole = status == "finished"
     run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
     return [run, *(_verify_trial(root, folder, belongs=whole) for folder in folders)]
+
+
+def _errors(*checks: Callable[[], object]) -> list[str]:
+    """Return what checks raise."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except RunError as error:
+            found.append(str(error))
+    return found
 
 
 def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
@@ -382,11 +378,7 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
     else:
         status, names = "unfinished", manifests(trial / "checkpoint")
         found = [damage for name in names for damage in provenance.find_checkpoint_damage(trial, name)]
-        try:
-            if names or (trial / TRIAL_FILE).is_file():
-                read_json(trial / TRIAL_FILE)
-        except RunError as error:
-            found.append(str(error))
+        found += _errors(lambda: read_json(trial / TRIAL_FILE)) if names or (trial / TRIAL_FILE).is_file() else []
         rounds = ", ".join(name[9:-5] for name in reversed(names))
         checked = f"checkpoints of rounds {rounds}" if names else "no checkpoint"
     details = list(dict.fromkeys(found)) or [checked]
@@ -456,11 +448,11 @@ def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, 
         raise RunError(f"{target} is the archive of one run; others cannot be added to it. Choose another --out.")
     files = held | files
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(packed, "w", compresslevel=9) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(name)  # with no time of its own: 1980
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(entry, files[name])
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, files[name], zipfile.ZIP_DEFLATED)
     with zipfile.ZipFile(packed) as archive:
         _check_entries(target, archive)  # what could not be read again is not written
     return atomic_write(target, packed.getvalue())
@@ -468,10 +460,9 @@ def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, 
 
 def _started(info: bytes | None) -> str:
     """Return when the run of a run.json was started; empty without a file that tells it."""
-    try:
-        return str(json.loads(info).get("started", "")) if info else ""
-    except ValueError:
-        return ""
+    with suppress(ValueError):
+        return str(json.loads(info or b"{}").get("started", ""))
+    return ""
 
 
 def _files_of(target: Path) -> dict[str, bytes]:
@@ -525,11 +516,11 @@ def _without_folders(word: Any) -> Any:
 def _check_entries(path: Path, archive: zipfile.ZipFile) -> None:
     """Raise `RunError` for an archive that no run wrote."""
     entries = archive.infolist()
-    names = [entry.filename for entry in entries]
-    if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
+    names, size = [entry.filename for entry in entries], sum(entry.file_size for entry in entries)
+    if len(entries) > MOST_FILES or size > MOST_BYTES:
         raise RunError(
-            f"{path} says that it holds {len(entries):,} files of {sum(entry.file_size for entry in entries):,} bytes "
-            f"in all. An archive of a run has at most {MOST_FILES:,} files and {MOST_BYTES:,} bytes."
+            f"{path} says that it holds {len(entries):,} files of {size:,} bytes in all. An archive of a run has at "
+            f"most {MOST_FILES:,} files and {MOST_BYTES:,} bytes."
         )
     for entry in entries:
         name = PurePosixPath(entry.filename)

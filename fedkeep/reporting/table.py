@@ -266,9 +266,10 @@ def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None
 
     By default it is the first that can be compared.
     """
-    reference = against or _reference(rows)
-    if not reference:
+    finished = [row for row in rows if row.finished]
+    if not against and len(finished) < 2:
         return None
+    reference = against or next((row.label for row in finished if not row.trouble), finished[0].label)
     columns = headline(trials_of(rows))
     found = [differences(rows, reference, metric) for metric in columns]
     reference = found[0][0].reference if found[0] else reference
@@ -278,12 +279,6 @@ def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None
         for of_row in zip(*found, strict=True)
     ]
     return TextTable(heads, lines, f"Difference to {reference}, paired by seed, in percentage points. {EXPLANATION}")
-
-
-def _reference(rows: Sequence[Row]) -> str:
-    """Return the first finished method that can be compared, or else the first; empty where it is the only one."""
-    finished = [row for row in rows if row.finished]
-    return next((row.label for row in finished if not row.trouble), finished[0].label) if len(finished) > 1 else ""
 
 
 def target_table(rows: Sequence[Row], target: float) -> TextTable:

@@ -555,24 +555,16 @@ class TrialResult:
 
         Weighted by the clients' examples, over the window.
         """
-        sums, weights = np.zeros(2), np.zeros(2)
-        for _, examples, pair in self._kolds(support):
-            sums += np.where(np.isnan(pair), 0.0, examples * pair)
-            weights += np.where(np.isnan(pair), 0.0, examples)
-        inside, outside = np.divide(sums, weights, out=np.full(2, np.nan), where=weights > 0)
-        return float(inside), float(outside)
-
-    def _kolds(self, support: bool) -> list[tuple[int, float, Floats]]:
-        """Return (round, the client's examples, inside and outside) of each local model that counts for `kold`."""
-        counts = self.partition.get("counts") or []
+        counts, sums, weights = self.partition.get("counts") or [], np.zeros(2), np.zeros(2)
         window = self.window_local_accuracies if counts else {}
-        found = []
         for model in (model for model in self.local_models if model["round"] in window):
             own = np.asarray(counts[int(model["client"])], dtype=np.float64)
-            if own.sum():
-                pair = metrics.kold(own, self.accuracy_by_class(model), support=support)
-                found.append((int(model["round"]), float(own.sum()), np.asarray(pair)))
-        return found
+            if examples := float(own.sum()):
+                pair = np.asarray(metrics.kold(own, self.accuracy_by_class(model), support=support))
+                sums += np.where(np.isnan(pair), 0.0, examples * pair)
+                weights += np.where(np.isnan(pair), 0.0, examples)
+        inside, outside = np.divide(sums, weights, out=np.full(2, np.nan), where=weights > 0)
+        return float(inside), float(outside)
 
     @cached_property
     def client_history(self) -> dict[int, dict[str, float]]:
@@ -646,8 +638,7 @@ class TrialResult:
     @property
     def recent_accuracy(self) -> float:
         """Return the mean accuracy over `last_quarter`; NaN without any."""
-        values = [metrics.accuracy(*self.counted(row)) for row in self.last_quarter]
-        return float(np.mean(values)) if values else math.nan
+        return mean_of(metrics.accuracy(*self.counted(row)) for row in self.last_quarter)
 
     @cached_property
     def at_chance(self) -> bool:

@@ -24,7 +24,6 @@ from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.models import Network
 from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.rounds.messages import StepRequest
-from fedkeep.testing import federation as tiny
 from fedkeep.testing import runs
 from fedkeep.testing.runs import AnyAlgorithm
 from fedkeep.training.party import LocalParty
@@ -34,16 +33,16 @@ from fedkeep.trials.trial import run_trial
 
 def _builds(algorithm: AnyAlgorithm) -> list[Callable[..., Simulation]]:
     """Return what builds simulations, with one task and with several; recipes with auxiliary examples have one."""
-    return [tiny.simulation] if "auxiliary" in algorithm.needs else [tiny.simulation, tiny.simulation_with_tasks]
+    return [runs.simulation] if "auxiliary" in algorithm.needs else [runs.simulation, runs.simulation_with_tasks]
 
 
 def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
     """Check that two runs with one seed leave the same, that something is learned, and that records are JSON."""
-    one, two = runs.undisturbed(algorithm), tiny.simulation(algorithm)
+    one, two = runs.undisturbed(algorithm), runs.simulation(algorithm)
     for record in one.records:
         runs.expect_json(algorithm, record)
-    runs.expect_same_run(one, tiny.run_rounds(two), two, "in a second run with the same seed")
-    learned = not tiny.equal(one.model, one.initial)
+    runs.expect_same_run(one, runs.run_rounds(two), two, "in a second run with the same seed")
+    learned = not runs.equal(one.model, one.initial)
     runs.expect(
         learned,
         algorithm,
@@ -54,8 +53,8 @@ def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
 
 def check_another_seed_differs(algorithm: AnyAlgorithm) -> None:
     """Check that the seed matters."""
-    one, two = runs.undisturbed(algorithm), tiny.simulation(algorithm, seed=1)
-    differs = one.records != tiny.run_rounds(two) and not tiny.equal(one.model, two.server.model)
+    one, two = runs.undisturbed(algorithm), runs.simulation(algorithm, seed=1)
+    differs = one.records != runs.run_rounds(two) and not runs.equal(one.model, two.server.model)
     runs.expect(differs, algorithm, "records and model should differ with another seed")
 
 
@@ -65,7 +64,7 @@ def check_common_randomness(algorithm: AnyAlgorithm) -> None:
     runs.expect_equal(own["cohorts"], reference["cohorts"], algorithm, "cohorts should be those of every method")
     first = slice(None, None, algorithm.rows_per_class)  # where a class has several rows, its first is everybody's
     begins = {name: t[first] if name in (WEIGHT, BIAS) else t for name, t in own["initial"].items()}
-    same = tiny.equal(begins, reference["initial"])
+    same = runs.equal(begins, reference["initial"])
     runs.expect(same, algorithm, "initial weights should be those of every method with this network")
     labels = {client: own["labels"].get(client) for client in reference["labels"]}
     runs.expect_equal(
@@ -86,8 +85,8 @@ def check_common_randomness(algorithm: AnyAlgorithm) -> None:
 
 def check_evaluation_interval_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on how often the model is evaluated."""
-    often, seldom = runs.undisturbed(algorithm), tiny.simulation(algorithm, evaluate_every=3)
-    records = tiny.run_rounds(seldom)
+    often, seldom = runs.undisturbed(algorithm), runs.simulation(algorithm, evaluate_every=3)
+    records = runs.run_rounds(seldom)
     runs.expect(all("correct" in record for record in often.records), algorithm, "every round should be evaluated")
     runs.expect_equal(
         [_unevaluated(record) for record in records],
@@ -95,14 +94,14 @@ def check_evaluation_interval_changes_nothing(algorithm: AnyAlgorithm) -> None:
         algorithm,
         "records should not depend on how often is evaluated",
     )
-    same = tiny.equal(often.model, seldom.server.model)
+    same = runs.equal(often.model, seldom.server.model)
     runs.expect(same, algorithm, "the model should not depend on how often is evaluated")
 
 
 def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on whether clients' models are evaluated."""
-    watched = tiny.simulation(algorithm, evaluate_local_models=True)
-    records = tiny.run_rounds(watched)
+    watched = runs.simulation(algorithm, evaluate_local_models=True)
+    records = runs.run_rounds(watched)
     evaluated = [record.pop("local_models") for record in records]
     runs.expect_same_run(runs.undisturbed(algorithm), records, watched, "with `evaluate_local_models`")
     for record, each in zip(records, evaluated, strict=True):
@@ -115,25 +114,25 @@ def check_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that messages and states come through the codec as they were."""
     for build in _builds(algorithm):
         one, coded = runs.undisturbed(algorithm, build), build(algorithm, through_codec=True)
-        runs.expect_same_run(one, tiny.run_rounds(coded), coded, "when every message goes through the codec")
+        runs.expect_same_run(one, runs.run_rounds(coded), coded, "when every message goes through the codec")
 
 
 def check_order_of_work_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on which client is quicker."""
     for build in _builds(algorithm):
-        forward = runs.undisturbed(algorithm, build, cohort_size=5, training=tiny.SHORT)
-        backward = build(algorithm, cohort_size=5, training=tiny.SHORT)
+        forward = runs.undisturbed(algorithm, build, cohort_size=5, training=runs.SHORT)
+        backward = build(algorithm, cohort_size=5, training=runs.SHORT)
         backward.executor = runs.BackwardExecutor(backward.serial)
-        records = tiny.run_rounds(backward)
+        records = runs.run_rounds(backward)
         runs.expect_same_run(forward, records, backward, "when clients are asked in another order")
 
 
 def check_stacked_training(algorithm: AnyAlgorithm) -> None:
     """Check that clients trained as one stacked model learn the same, up to rounding."""
     for build in _builds(algorithm):
-        looped = runs.undisturbed(algorithm, build, cohort_size=5, training=tiny.SHORT)
-        stacked = build(algorithm, cohort_size=5, training=tiny.SHORT, stack=4)
-        runs.expect_close_run(looped, tiny.run_rounds(stacked), stacked)
+        looped = runs.undisturbed(algorithm, build, cohort_size=5, training=runs.SHORT)
+        stacked = build(algorithm, cohort_size=5, training=runs.SHORT, stack=4)
+        runs.expect_close_run(looped, runs.run_rounds(stacked), stacked)
 
 
 def check_global_randomness(algorithm: AnyAlgorithm) -> None:
@@ -141,7 +140,7 @@ def check_global_randomness(algorithm: AnyAlgorithm) -> None:
     first = runs.undisturbed(algorithm)
     with temporary_seed(runs.GLOBAL_SEED + 1):
         before = torch.get_rng_state()
-        records = tiny.run_rounds(tiny.simulation(algorithm))
+        records = runs.run_rounds(runs.simulation(algorithm))
         after = torch.get_rng_state()
     advice = "draw from `client.rng(purpose)` or `server.rng(purpose)`, not from a global generator"
     runs.expect_equal(records, first.records, algorithm, advice)
@@ -156,10 +155,10 @@ def _seen_in_plain_training() -> dict[str, Any]:
 
 def _seen(algorithm: AnyAlgorithm) -> dict[str, Any]:
     """Run a method and return what its clients saw."""
-    simulation = tiny.simulation(algorithm)
+    simulation = runs.simulation(algorithm)
     seen = runs.record_batches(simulation)
     initial = simulation.server.model
-    cohorts = [record["cohort"] for record in tiny.run_rounds(simulation)]
+    cohorts = [record["cohort"] for record in runs.run_rounds(simulation)]
     return {"cohorts": cohorts, "initial": initial, "labels": seen.labels, "orders": dict(seen.orders)}
 
 
@@ -172,17 +171,17 @@ def check_resume(algorithm: AnyAlgorithm) -> None:
     for build in _builds(algorithm):
         with tempfile.TemporaryDirectory() as folder:
             whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
-            run_trial(build(algorithm, training=tiny.SHORT), whole)
+            run_trial(build(algorithm, training=runs.SHORT), whole)
             lines = (whole / "rounds.jsonl").read_bytes().splitlines()
             for at in range(1, len(lines)):
                 with suppress(runs.Stopped):
-                    run_trial(build(algorithm, training=tiny.SHORT), stopped, [runs.stop_after(at)])
+                    run_trial(build(algorithm, training=runs.SHORT), stopped, [runs.stop_after(at)])
                 found = (stopped / "rounds.jsonl").read_bytes().splitlines()
                 why = f"records should be the same when stopped after round {at}"
                 runs.expect_equal(found, lines[:at], algorithm, why)
                 runs.expect(not (stopped / "result.json").exists(), algorithm, "a stopped trial should have no result")
-                tiny.run_rounds(build(algorithm, training=tiny.SHORT), 1)  # overwrites what is kept outside a state
-            run_trial(build(algorithm, training=tiny.SHORT), stopped)
+                runs.run_rounds(build(algorithm, training=runs.SHORT), 1)  # overwrites what is kept outside a state
+            run_trial(build(algorithm, training=runs.SHORT), stopped)
             runs.expect_same_files(algorithm, stopped, whole, "when stopped after every round and resumed")
 
 
@@ -194,8 +193,8 @@ def check_lost_clients(algorithm: AnyAlgorithm) -> None:
         victims = dict(reversed(made))  # the first of each round
         odd = max(number % 2 for number in victims)  # every second round, so that whole ones follow
         lost = {number: victim for number, victim in victims.items() if number % 2 == odd}
-        simulation = tiny.simulation(algorithm, fault_injector=_failing(lost, step), training=tiny.SHORT)
-        records = tiny.run_rounds(simulation)
+        simulation = runs.simulation(algorithm, fault_injector=_failing(lost, step), training=runs.SHORT)
+        records = runs.run_rounds(simulation)
         for record in records:
             number = record["round"]
             wanted = {lost[number]: "lost it"} if number in lost else {}
@@ -211,7 +210,7 @@ def check_bad_replies(algorithm: AnyAlgorithm) -> None:
     dataclasses = {name for name, step in steps.items() if is_dataclass(annotations_of(step)["return"])}
     carriers = runs.replies_with(algorithm, Fit) or dataclasses or set(steps)
     faults = {"4": lambda tensor: torch.full_like(tensor, float("nan")), "3": lambda tensor: torch.cat([tensor] * 2)}
-    simulation = tiny.simulation(algorithm, cohort_size=6, rounds=3, training=tiny.SHORT)
+    simulation = runs.simulation(algorithm, cohort_size=6, rounds=3, training=runs.SHORT)
 
     def wrap(request: StepRequest) -> Callable[..., Any]:
         @functools.wraps(request.step)
@@ -222,7 +221,7 @@ def check_bad_replies(algorithm: AnyAlgorithm) -> None:
         return wrapped if is_broken else request.step
 
     runs.wrap_steps(simulation, wrap)
-    records = tiny.run_rounds(simulation)
+    records = runs.run_rounds(simulation)
     for record, wanted in zip(records, [set(), set(faults), set()], strict=True):
         why = f"in round {record['round']} exactly the broken replies should be refused; see `validate_reply`"
         runs.expect_equal(set(record["lost"]), wanted, algorithm, why)
@@ -241,14 +240,14 @@ def _broken(reply: Any, fault: Callable[[Tensor], Tensor]) -> Any:
 
 def check_too_few_clients(algorithm: AnyAlgorithm) -> None:
     """Check that a round with too few clients changes nothing, whenever they are lost."""
-    second = tiny.simulation(algorithm).sample_cohort(2)
+    second = runs.simulation(algorithm).sample_cohort(2)
     at_once: Injector = lambda number, client, step: "gone" if number == 2 else None  # noqa: E731
     late = _failing({2: second[-1]}, runs.last_step(algorithm))
     for injector in (at_once, late):
-        simulation = tiny.simulation(algorithm, min_clients=3, fault_injector=injector, training=tiny.SHORT)
-        tiny.run_rounds(simulation, 1)
+        simulation = runs.simulation(algorithm, min_clients=3, fault_injector=injector, training=runs.SHORT)
+        runs.run_rounds(simulation, 1)
         before = runs.condition(simulation)
-        (record,) = tiny.run_rounds(simulation, 1)
+        (record,) = runs.run_rounds(simulation, 1)
         runs.expect(
             record["rolled_back"] is True, algorithm, "a round with fewer than `min_clients` should be rolled back"
         )
@@ -256,7 +255,7 @@ def check_too_few_clients(algorithm: AnyAlgorithm) -> None:
         same = runs.condition(simulation) == before | {"finished": 2}
         runs.expect(same, algorithm, "a round that is rolled back should change nothing; never change a state in place")
         if injector is at_once:
-            later = [record["rolled_back"] for record in tiny.run_rounds(simulation)]
+            later = [record["rolled_back"] for record in runs.run_rounds(simulation)]
             runs.expect_equal(later, [False, False], algorithm, "later rounds should go on")
 
 
@@ -272,22 +271,22 @@ def check_odd_federations(algorithm: AnyAlgorithm) -> None:
     """Check rounds with one client or all, clients that return, and clients with few examples, one class or nothing."""
     for name, changes in _odd_federations().items():
         try:
-            runs.run_settled(tiny.simulation(algorithm, training=tiny.SHORT, **changes))
+            runs.run_settled(runs.simulation(algorithm, training=runs.SHORT, **changes))
         except Exception as error:
             error.add_note(f"This happened with {name}.")
             raise
 
 
 def _odd_federations() -> dict[str, dict[str, Any]]:
-    data = tiny.dataset(30)
-    one_class = [torch.nonzero(data.train["label"] == c).flatten().tolist() for c in range(tiny.CLASSES)]
-    empty = {"federation": tiny.federation((6, 0, 9, 0)), "rounds": 6, "evaluate_local_models": True}
+    data = runs.dataset(30)
+    one_class = [torch.nonzero(data.train["label"] == c).flatten().tolist() for c in range(runs.CLASSES)]
+    empty = {"federation": runs.federation((6, 0, 9, 0)), "rounds": 6, "evaluate_local_models": True}
     return {
         "one client in a round": {"cohort_size": 1, "rounds": 8},
-        "two clients that return": {"federation": tiny.federation((8, 9)), "cohort_size": 1, "rounds": 7},
+        "two clients that return": {"federation": runs.federation((8, 9)), "cohort_size": 1, "rounds": 7},
         "all clients in a round": {"cohort_size": 6},
-        "clients with one example": {"federation": tiny.federation((1, 6, 1))},
-        "clients with one class": {"federation": tiny.by_hand(data, one_class)},
+        "clients with one example": {"federation": runs.federation((1, 6, 1))},
+        "clients with one class": {"federation": runs.by_hand(data, one_class)},
         "clients without examples": empty,
         "clients without examples, through the codec": empty | {"through_codec": True},
     }
@@ -295,11 +294,11 @@ def _odd_federations() -> dict[str, dict[str, Any]]:
 
 def check_nobody_with_examples(algorithm: AnyAlgorithm) -> None:
     """Check a federation in which nobody holds anything."""
-    simulation = tiny.simulation(algorithm, federation=tiny.by_hand(tiny.dataset(9), [[], []]), cohort_size=2)
+    simulation = runs.simulation(algorithm, federation=runs.by_hand(runs.dataset(9), [[], []]), cohort_size=2)
     if "generator" in algorithm.needs:  # what nobody has cannot be described
         runs.expect_data_error(simulation)
         return
-    losses = [record["loss"] for record in tiny.run_rounds(simulation)]
+    losses = [record["loss"] for record in runs.run_rounds(simulation)]
     runs.expect_equal(losses, [None] * runs.ROUNDS, algorithm, "there should be no loss where nobody has examples")
     runs.expect_finite(algorithm, simulation.server.model)
 
@@ -309,10 +308,10 @@ def check_batch_norm(algorithm: AnyAlgorithm) -> None:
 
     They are averaged, however a method moves the parameters: carried further, a variance may become negative.
     """
-    clients = tiny.federation((9, 1, 6, 0, 7, 23))
+    clients = runs.federation((9, 1, 6, 0, 7, 23))
     # One round more than is run: at its end a task may leave the model of an earlier round.
-    simulation = tiny.simulation(
-        algorithm, factory=_normed, federation=clients, cohort_size=4, rounds=runs.ROUNDS + 1, training=tiny.SHORT
+    simulation = runs.simulation(
+        algorithm, factory=_normed, federation=clients, cohort_size=4, rounds=runs.ROUNDS + 1, training=runs.SHORT
     )
     fits = _record_fits(simulation)
     for _ in range(runs.ROUNDS):
@@ -354,16 +353,16 @@ def check_memory(algorithm: AnyAlgorithm) -> None:
 
     After the 31st the task ends, of which a method may keep something once.
     """
-    clients = tiny.federation((4, 4, 5))  # one step each: what leaks, leaks once a training
+    clients = runs.federation((4, 4, 5))  # one step each: what leaks, leaks once a training
     gc.collect()
     gc.freeze()  # what was there before is left out: to count it takes longer than the rounds
     try:
-        simulation = tiny.simulation(
-            algorithm, cohort_size=2, rounds=31, evaluate_every=10, federation=clients, training=tiny.SHORT
+        simulation = runs.simulation(
+            algorithm, cohort_size=2, rounds=31, evaluate_every=10, federation=clients, training=runs.SHORT
         )
-        tiny.run_rounds(simulation, 10)
+        runs.run_rounds(simulation, 10)
         before = _living()
-        tiny.run_rounds(simulation, 20)
+        runs.run_rounds(simulation, 20)
         after = _living()
     finally:
         gc.unfreeze()
@@ -378,7 +377,7 @@ def check_memory(algorithm: AnyAlgorithm) -> None:
 def _normed() -> Network:
     """Return a network with batch norm."""
     layers = OrderedDict(flatten=nn.Flatten(), full=nn.Linear(16, 8), norm=nn.BatchNorm1d(8), relu=nn.ReLU())
-    return Network(nn.Sequential(layers), 8, tiny.CLASSES)
+    return Network(nn.Sequential(layers), 8, runs.CLASSES)
 
 
 def _living() -> tuple[int, int]:
@@ -390,7 +389,7 @@ def _living() -> tuple[int, int]:
 
 def check_tasks(algorithm: AnyAlgorithm) -> None:
     """Check that all tasks are run, and that the model knows each task's classes."""
-    whole = runs.undisturbed(algorithm, tiny.simulation_with_tasks)
+    whole = runs.undisturbed(algorithm, runs.simulation_with_tasks)
     places = [(record["task"], record["round"]) for record in whole.records]
     runs.expect_equal(places, [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)], algorithm, "all tasks should be run")
     classes = [len(record["correct"]) for record in whole.records]
@@ -402,15 +401,15 @@ def check_tasks(algorithm: AnyAlgorithm) -> None:
 
 def check_tasks_without_examples(algorithm: AnyAlgorithm) -> None:
     """Check a task of whose class nobody holds an example."""
-    stream = tiny.stream((2, 1), absent=0)
+    stream = runs.stream((2, 1), absent=0)
     partition = stream.tasks[1].partition
     nobody = replace(partition, rows=partition.rows[:0], offsets=torch.zeros_like(partition.offsets))
     stream = replace(stream, tasks=(stream.tasks[0], replace(stream.tasks[1], partition=nobody)))
-    simulation = tiny.simulation_with_tasks(algorithm, stream)
+    simulation = runs.simulation_with_tasks(algorithm, stream)
     if "generator" in algorithm.needs:  # what nobody has cannot be described
         runs.expect_data_error(simulation)
         return
-    records = tiny.run_rounds(simulation)
+    records = runs.run_rounds(simulation)
     classes = [len(record["correct"]) for record in records]
     runs.expect_equal(classes, [2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
     runs.expect_settled(algorithm, records, simulation.server.model)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeep._utils.noise_stream import KEY_BYTES, NoiseStream, derive_key
 from fedkeep.data import Augmentation, ImageFormat
 from fedkeep.errors import ConfigError
-from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.generator import Generator
 from fedkeep.interface import Training
 from fedkeep.interface.privacy import Privacy
 from fedkeep.training.model_runner import ModelRunner

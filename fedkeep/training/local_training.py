@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim.sgd import sgd
 
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.noise_stream import NoiseStream
@@ -108,7 +107,7 @@ class BatchStream:
         count, size = len(self.data["input"]), self.batch_size or size
         order = to_device(torch.randperm(count, generator=self.order), self.data["input"].device)
         # Gathering once per pass leaves only views to the steps, which is faster than gathering in each.
-        rows = {name: column[order] for name, column in self.data.items()}
+        rows = {name: column.index_select(0, order) for name, column in self.data.items()}
         starts = list(range(0, count, size))
         if merge_last and count == 1:  # batch norm needs two: the only example is there twice
             rows = {name: torch.cat((column, column)) for name, column in rows.items()}
@@ -132,7 +131,7 @@ class BatchStream:
         """
         chosen = (noise.uniform(len(self.data["input"])) < probability).nonzero().squeeze(1)
         order = to_device(chosen, self.data["input"].device)
-        return self._batch({name: column[order] for name, column in self.data.items()}, order, 0, len(order))
+        return self._batch({name: c.index_select(0, order) for name, c in self.data.items()}, order, 0, len(order))
 
     def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
         data = {name: column[start:end] for name, column in rows.items()}
@@ -253,17 +252,17 @@ class SGDStepper:
         if versions != [column._version for batch in batches for column in batch.data.values()]:
             raise ConfigError(IN_PLACE.format(f"the network or the loss {type(loss).__name__}"))
         check_scalar(value, loss)
-        if not value.requires_grad:
+        found = torch.autograd.grad(value, self.parameters, allow_unused=True) if value.requires_grad else ()
+        used = [number for number, gradient in enumerate(found) if gradient is not None]
+        if not used:
             raise ConfigError(
                 f"the loss {type(loss).__name__} does not depend on the weights that are trained. Compute it from "
                 "model.logits, model.features or model.weights, without detach() or item()."
             )
-        gradients_or_none = torch.autograd.grad(value, self.parameters, allow_unused=True)
-        used = [number for number, gradient in enumerate(gradients_or_none) if gradient is not None]
         parameters = [self.parameters[number] for number in used]
-        gradients = [_strided_like(self.parameters[number], gradients_or_none[number]) for number in used]
+        gradients = [_strided_like(self.parameters[number], found[number]) for number in used]
         if step_callback is not None:
-            for parameter, gradient in zip(self.parameters, gradients_or_none, strict=True):
+            for parameter, gradient in zip(self.parameters, found, strict=True):
                 parameter.grad = gradient
             step_callback(self.weights)
         self.runner.classifier_input = None  # it keeps this step's autograd graph alive
@@ -274,17 +273,17 @@ class SGDStepper:
             if self.optimizer is not None:
                 _step(self.optimizer, parameters, gradients)
                 return
-            sgd(
+            torch._fused_sgd_(
                 parameters,
                 gradients,
-                [self.momenta[number] for number in used] if training.momentum else [None] * len(used),
-                fused=True,
+                [self.momenta[number] for number in used] if training.momentum else [],
                 weight_decay=training.weight_decay,
                 momentum=training.momentum,
                 lr=self.lr,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
+                is_first_step=False,
             )
 
 

@@ -15,7 +15,7 @@ from fedkeep._utils import seeds
 from fedkeep._utils.noise_stream import laplace_on_grid
 from fedkeep.data import ImageFormat
 from fedkeep.errors import ConfigError
-from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.generator import Generator
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, steps_name

@@ -117,7 +117,7 @@ class Checkpoint:
     """
 
     folder: Path
-    share: float = 0.05
+    share: float = 0.01
     identity: Identity = Identity()
     cost: float = 0.0
     _saved_at: float = field(default_factory=time.perf_counter)

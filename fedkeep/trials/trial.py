@@ -47,7 +47,7 @@ def run_trial(
     *,
     own: Sequence[Callback] = (),
     identity: Identity = Identity(),  # noqa: B008  # which is frozen
-    checkpoint_share: float = 0.05,
+    checkpoint_share: float = 0.01,
     may_repeat: MayRepeat = lambda state, result: False,
 ) -> None:
     """Run a simulation to its last round inside a folder, and resume from the folder's checkpoint if there is one.

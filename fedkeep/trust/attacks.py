@@ -46,7 +46,8 @@ class PoisonedFederation(Federation):
         if self.kind == "label_flip":
             return {**honest, "label": first + self.cumulative_classes[-1] - 1 - honest["label"]}
         chosen = torch.arange(len(honest["label"]), device=honest["label"].device) % 2 == 0
-        inputs = torch.where(_like(chosen, honest["input"]), add_trigger(honest["input"]), honest["input"])
+        shape = (-1, *[1] * (honest["input"].dim() - 1))
+        inputs = torch.where(chosen.view(shape), add_trigger(honest["input"]), honest["input"])
         return {**honest, "input": inputs, "label": honest["label"].masked_fill(chosen, first)}
 
 
@@ -76,10 +77,6 @@ def add_trigger(images: Tensor) -> Tensor:
     changed = images.clone()
     changed[..., -TRIGGER:, -TRIGGER:] = images.max() if images.numel() else 0
     return changed
-
-
-def _like(chosen: Tensor, images: Tensor) -> Tensor:
-    return chosen.view(-1, *[1] * (images.dim() - 1))
 
 
 def backdoor_success(predict: Callable[[Tensor], Tensor], test: Mapping[str, Tensor], target: int) -> float:

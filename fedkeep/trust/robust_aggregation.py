@@ -12,16 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedkeep.aggregation.robust import (
-    Rule,
-    clip_model,
-    clip_norm,
-    coordinate_median,
-    max_byzantine,
-    merge,
-    select_krum,
-    trimmed_mean,
-)
+from fedkeep.aggregation import robust
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import replace_nodes
 from fedkeep.models import Weights
@@ -73,13 +64,13 @@ class RobustAggregation(ReplyStep):
                     reason,
                 )
                 self.has_warned = True
-        robust = robust_replies(values, sent, state.settings.defense, store.keep, state.context.runner.parameters)
+        kept = robust_replies(values, sent, state.settings.defense, store.keep, state.context.runner.parameters)
         for client, reply in replies.items():
-            if client not in robust:
+            if client not in kept:
                 self.left_out.append(client)
                 if state.settings.defense.robust_aggregation in KRUM and isinstance(reply.value, Fit):
                     round.restore(reply)  # Krum did not choose it: what it trained never happened, for itself too
-        return {client: replies[client].with_value(value) for client, value in robust.items()}
+        return {client: replies[client].with_value(value) for client, value in kept.items()}
 
     def record(self, round: Round) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -111,14 +102,14 @@ def robust_replies(
     malicious = _assumed_byzantine(defense, len(trained))
     if defense.robust_aggregation in KRUM:
         count = 1 if defense.robust_aggregation == "krum" else len(trained) - malicious
-        chosen = sorted(select_krum([fit.model for fit in trained.values()], malicious, count, parameters))
+        chosen = sorted(robust.select_krum([fit.model for fit in trained.values()], malicious, count, parameters))
         names = list(trained)
         return {names[position]: trained[names[position]] for position in chosen}
     if defense.robust_aggregation == "norm_clipping":
         return _clipped(fits, sent, keep, parameters)
     if defense.robust_aggregation == "median":
-        return dict(_merged(trained, coordinate_median))
-    return dict(_merged(trained, partial(trimmed_mean, cut=malicious)))
+        return dict(_merged(trained, robust.coordinate_median))
+    return dict(_merged(trained, partial(robust.trimmed_mean, cut=malicious)))
 
 
 def reason_less_robust(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> str | None:
@@ -147,10 +138,10 @@ def reason_less_robust(replies: Mapping[str, Any], sent: Mapping[str, Weights], 
 def _assumed_byzantine(defense: Defense, count: int) -> int:
     """Return how many of some trained models are assumed to be malicious; with Krum as many as it is defined for."""
     malicious = defense.num_byzantine(count)
-    return min(malicious, max_byzantine(count)) if defense.robust_aggregation in KRUM else malicious
+    return min(malicious, robust.max_byzantine(count)) if defense.robust_aggregation in KRUM else malicious
 
 
-def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
+def _merged(fits: Mapping[str, Fit], rule: robust.Rule) -> dict[str, Fit]:
     """Return the replies with each tensor replaced by what a rule makes of all clients' tensors.
 
     All tell the same number of steps: FedNova goes further than the models that it is given where these differ.
@@ -159,9 +150,9 @@ def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
     nodes = {client: _tensors_of(fit) for client, fit in fits.items()}
     forms = {tuple(tuple(t.shape for t in form_of(node).values()) for node in found) for found in nodes.values()}
     if len(forms) > 1:  # what differs in form between clients cannot be merged: only models are
-        model = merge([fit.model for fit in fits.values()], rule)
+        model = robust.merge([fit.model for fit in fits.values()], rule)
         return {client: replace(fit, model=model, num_steps=steps) for client, fit in fits.items()}
-    merged = [merge(column, rule) for column in zip(*nodes.values(), strict=True)]
+    merged = [robust.merge(column, rule) for column in zip(*nodes.values(), strict=True)]
     return {client: replace(_replaced(fit, merged), num_steps=steps) for client, fit in fits.items()}
 
 
@@ -215,7 +206,7 @@ def _clipped(
         if client in known:
             changes["model"] = dict(fit.model)
             for names, limit in zip(groups, limits, strict=True):
-                changes["model"] |= clip_model(fit.model, sent[client], names, limit)
+                changes["model"] |= robust.clip_model(fit.model, sent[client], names, limit)
         return keep(replace(fit, **changes))
 
     return {client: clipped(client, fit) for client, fit in fits.items()}
@@ -232,7 +223,7 @@ def _shortened(tree: Any, limit: float) -> Any:
     tensors = _floats_of(tree)
     if not tensors:
         return tree
-    remaining = iter(clip_norm(tensors, [torch.zeros_like(tensor) for tensor in tensors], limit))
+    remaining = iter(robust.clip_norm(tensors, [torch.zeros_like(tensor) for tensor in tensors], limit))
     nodes = [
         {name: next(remaining) if form.is_floating_point() else node[name] for name, form in form_of(node).items()}
         for node in _tensors_of(tree)

@@ -212,9 +212,10 @@ def _norms(model: Weights, names: Sequence[str]) -> list[float]:
 
 def fingerprint(model: Weights) -> str:
     """Return a short hash of values from every tensor: equal for equal models, and hardly ever for two trainings."""
-    values = [tensor.detach().reshape(-1) for _, tensor in sorted(model.items()) if tensor.is_floating_point()]
-    sampled = [one[:: max(1, one.numel() // FINGERPRINT_VALUES)][:FINGERPRINT_VALUES] for one in values]
-    joined = torch.cat(sampled).double().cpu() if sampled else torch.zeros(0)
+    values = [tensor.reshape(-1) for _, tensor in sorted(model.items()) if tensor.is_floating_point()]
+    steps = [max(1, one.numel() // FINGERPRINT_VALUES) for one in values]
+    sampled = [one[: step * FINGERPRINT_VALUES : step] for one, step in zip(values, steps, strict=True)]
+    joined = torch.cat(sampled).detach().double().cpu() if sampled else torch.zeros(0)
     return hashlib.blake2b(joined.numpy().tobytes(), digest_size=8).hexdigest()
 
 

@@ -13,7 +13,8 @@ from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
 from fedkeep.aggregation.transport import ChannelLayer, channel_groups
 from fedkeep.errors import ConfigError
-from fedkeep.models import MLP, VGG16, LeNet5, MeanCNN, ResNet18, ResNet32, ResNet50, Shape
+from fedkeep.models import Shape
+from fedkeep.models.networks import MLP, VGG16, LeNet5, MeanCNN, ResNet18, ResNet32, ResNet50
 
 
 def test_a_chain_reads_what_the_layer_before_writes() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkeep.aggregation.transport import _cheapest, _move, channel_groups, distances, project
-from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
-from fedkeep.models.networks import STAGES, Convolution, convolutional
+from fedkeep.models import Network, Shape, Weights
+from fedkeep.models.networks import MLP, STAGES, VGG16, Convolution, LeNet5, ResNet18, convolutional
 from fedkeep.models.weights import add, mean, state_dict_copy
 
 

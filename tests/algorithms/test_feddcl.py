@@ -19,7 +19,7 @@ from fedkeep.algorithms.incremental.generated_replay import PrototypeReply
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
+from fedkeep.generation.prototypes import PrototypeSearch, search_prototypes
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import copy_containers, iter_instances
 from fedkeep.losses.distillation import SubsetDistillation
@@ -198,14 +198,15 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     rows = simulation.context.load_generator().initial_prototypes(3)
     settings = PrototypeSearch(fed.prototype_steps, fed.prototype_batch_size)
     for use in range(fed.prototype_rounds):
-        found = []
+        found, counts = [], []
         for client in federation.clients:
             data = federation.data(client)
             rng = seeds.rng(0, "prototypes", task=1, round=1, client=client, use=use)
-            found.append(search_prototypes(tiny.ToyGenerator(), rows, data["input"], data["label"], settings, rng))
+            found.append(search_prototypes(tiny.ToyGenerator(), rows, data["input"], data["label"], settings, rng)[0])
+            counts.append(torch.bincount(data["label"], minlength=3))
         for c in range(3):
-            counts = [one.counts[c].item() for one in found]
-            rows[c] = sum(n * one.prototypes[c] for n, one in zip(counts, found, strict=True)) / sum(counts)
+            held = [of[c].item() for of in counts]
+            rows[c] = sum(n * one[c] for n, one in zip(held, found, strict=True)) / sum(held)
     torch.testing.assert_close(simulation.server.state.prototypes, [rows])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedkeep.cli import main
-from fedkeep.generation.diffusion.pixel import read_card
+from fedkeep.generation.pixel import read_card
 from fedkeep.reporting.run_folder import read_run
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -22,10 +22,10 @@ from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.trial_runner import write_description
-from fedkeep.generation.diffusion.generator import REGIMES
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.generation.diffusion.pixel import CARD, FINGERPRINTS, read_card, read_fingerprints
-from fedkeep.generation.diffusion.training import HELD_OUT, load_training_data
+from fedkeep.generation.generator import REGIMES
+from fedkeep.generation.generator_config import GeneratorConfig
+from fedkeep.generation.pixel import CARD, FINGERPRINTS, read_card, read_fingerprints
+from fedkeep.generation.training import HELD_OUT, load_training_data
 
 QUICK = ["unet.widths=[8,8]", "unet.blocks=1", "noise_schedule.num_timesteps=20", "training.steps=2"]
 

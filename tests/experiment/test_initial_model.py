@@ -23,7 +23,7 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import fit_weights, initial_model, read_weights
 from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
 from fedkeep.interface import algorithms, get_algorithm
-from fedkeep.models import MLP
+from fedkeep.models.networks import MLP
 from fedkeep.reporting.figures import history
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary

@@ -27,7 +27,7 @@ from fedkeep.experiment import recipe_loader
 from fedkeep.experiment.recipe import Recipe, client_architectures
 from fedkeep.experiment.recipe_loader import ROOT, PaperTable, _read, merge_tables, paper_tables, recipe_names
 from fedkeep.interface import Training
-from fedkeep.models import Pretrained
+from fedkeep.models.pretrained import Pretrained
 from fedkeep.reporting.metric import METRICS as SHOWN
 from fedkeep.rounds.run_settings import RunSettings
 

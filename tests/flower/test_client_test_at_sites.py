@@ -16,7 +16,7 @@ from fedkeep.cli import main
 from fedkeep.data import load
 from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.export.files import export_model
+from fedkeep.export.trained_model import export_model
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import data_of_form, pool, serve
 from fedkeep.flower.views import describe_dataset

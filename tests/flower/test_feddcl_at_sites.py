@@ -20,8 +20,8 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import client_handler
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
-from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.generation.diffusion.training import load_training_data
+from fedkeep.generation.generator_config import GeneratorConfig
+from fedkeep.generation.training import load_training_data
 from fedkeep.reporting.run_folder import read_run
 
 

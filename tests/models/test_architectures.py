@@ -16,21 +16,20 @@ from torch import Tensor, nn
 
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
-from fedkeep.models import (
+from fedkeep.models import Architecture, Network, Shape, architectures, get_architecture
+from fedkeep.models.base import _full_name
+from fedkeep.models.custom import split_classifier
+from fedkeep.models.networks import (
     MLP,
     VGG16,
     AlexNet8,
-    Architecture,
+    Convolution,
     LeNet5,
+    MaxPool2,
     MeanCNN,
-    Network,
-    Shape,
-    architectures,
-    get_architecture,
+    convolutional,
+    flattened_side,
 )
-from fedkeep.models.base import _full_name
-from fedkeep.models.custom import split_classifier
-from fedkeep.models.networks import Convolution, MaxPool2, convolutional, flattened_side
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table, build
 

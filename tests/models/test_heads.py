@@ -13,9 +13,10 @@ from torch.nn.functional import linear
 
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
-from fedkeep.models import Architecture, LeNet5, MeanCNN, ResNet32, Shape, Weights
+from fedkeep.models import Architecture, Shape, Weights
 from fedkeep.models.custom import custom
 from fedkeep.models.heads import add_views, classifier_tensors, expand_rows, truncate
+from fedkeep.models.networks import LeNet5, MeanCNN, ResNet32
 from fedkeep.models.weights import load_weights, state_dict_copy
 
 GREY: Shape = (1, 28, 28)

@@ -16,10 +16,10 @@ from torch.nn.functional import interpolate
 
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError, MissingExtra, RunError
-from fedkeep.models import Pretrained, get_architecture
+from fedkeep.models import get_architecture
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.heads import expand_rows
-from fedkeep.models.pretrained import READING, Extractor, InputSpec, load_extractor
+from fedkeep.models.pretrained import READING, Extractor, InputSpec, Pretrained, load_extractor
 
 GREY = (1, 12, 10)
 READ = InputSpec(small_extractor.SIDE, (small_extractor.MEAN,), (small_extractor.STD,))

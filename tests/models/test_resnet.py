@@ -17,8 +17,8 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import DataSet, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
-from fedkeep.models import Network, ResNet18, ResNet32, ResNet34, ResNet50, Shape, Weights
-from fedkeep.models.networks import Norm
+from fedkeep.models import Network, Shape, Weights
+from fedkeep.models.networks import Norm, ResNet18, ResNet32, ResNet34, ResNet50
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table
 from fedkeep.trials.simulation import Simulation

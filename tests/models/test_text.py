@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedkeep.errors import ConfigError
-from fedkeep.models import MLP, EmbeddingBag, LeNet5
 from fedkeep.models.custom import custom
+from fedkeep.models.networks import MLP, EmbeddingBag, LeNet5
 
 TOKENS = torch.tensor([[3, 4, 4, 0, 0, 0], [5, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
 

@@ -15,8 +15,8 @@ from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
 from fedkeep.losses import CrossEntropy, LinearTerm
-from fedkeep.models import CNN4, LeNet5, Network, Shape, Weights
-from fedkeep.models.networks import Norm, Residual
+from fedkeep.models import Network, Shape, Weights
+from fedkeep.models.networks import CNN4, LeNet5, Norm, Residual
 from fedkeep.training.local_training import BatchStream, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner, has_batch_norm
 

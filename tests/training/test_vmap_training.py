@@ -21,7 +21,8 @@ from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.losses.decoupled import MergedTeachers
 from fedkeep.losses.distillation import CachedDistillation
 from fedkeep.losses.penalties import QuadraticPenalty
-from fedkeep.models import EmbeddingBag, LeNet5, Network, ResNet18, Weights
+from fedkeep.models import Network, Weights
+from fedkeep.models.networks import EmbeddingBag, LeNet5, ResNet18
 from fedkeep.options import option
 from fedkeep.rounds.executor import Future
 from fedkeep.rounds.messages import StepRequest

@@ -11,7 +11,7 @@ import fedkeep
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import IID
 from fedkeep.interface import Training
-from fedkeep.models import MLP
+from fedkeep.models.networks import MLP
 from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.rounds.state import Settings
 from fedkeep.trials.autotune import choose_stack_size

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedkeep.algorithms.incremental.class_incremental import concat, mark_generated
 from fedkeep.errors import RunError
-from fedkeep.generation.diffusion.prototypes import (
+from fedkeep.generation.inversion import InversionProblem
+from fedkeep.generation.prototypes import (
     AverageRule,
     PrototypeSearch,
     average_prototypes,
@@ -23,7 +24,6 @@ from fedkeep.generation.diffusion.prototypes import (
     cached_search,
     check_held,
 )
-from fedkeep.generation.inversion import InversionProblem
 from fedkeep.interface import Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models.heads import truncate
@@ -64,9 +64,9 @@ class PrototypeOptions(Options):
         settings = PrototypeSearch(self.prototype_steps, self.prototype_batch_size)
         labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
         images = client.data["input"]
-        result = cached_search(client.generator, prototypes, images, labels, settings, rng)
-        counts = result.counts.to(prototypes.device)
-        found = client.noised_change(prototypes, result.prototypes)
+        own = cached_search(client.generator, prototypes, images, labels, settings, rng)
+        counts = torch.bincount(labels.cpu(), minlength=len(prototypes)).to(prototypes.device)
+        found = client.noised_change(prototypes, own)
         return PrototypeReply(found, counts, client.generator.loaded_hash)
 
 

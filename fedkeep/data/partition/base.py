@@ -58,15 +58,19 @@ class Partition:
     offsets: Tensor
     dropped: int = 0
 
+    @cached_property
+    def _bounds(self) -> Integers:
+        return self.offsets.numpy()  # the same memory, of which single numbers are read in a tenth of the time
+
     def __len__(self) -> int:
         """Return the number of clients."""
-        return len(self.offsets) - 1
+        return len(self._bounds) - 1
 
     def __getitem__(self, client: int) -> Tensor:
         """Return the row numbers of one client, int64 ``[size]``."""
         if not 0 <= client < len(self):
             raise IndexError(f"There is no client {client}: the partition has {len(self)}, counted from 0.")
-        return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
+        return self.rows[self._bounds[client] : self._bounds[client + 1]]
 
     @classmethod
     def empty(cls) -> Partition:
@@ -75,7 +79,7 @@ class Partition:
 
     def size(self, client: int) -> int:
         """Return the number of rows of one client."""
-        return int(self.offsets[client + 1]) - int(self.offsets[client])
+        return int(self._bounds[client + 1] - self._bounds[client])
 
     @property
     def sizes(self) -> Tensor:

@@ -10,8 +10,8 @@ import pytest
 import toy
 from filelock import FileLock
 
-from fedkeep.generation.diffusion.pixel import PixelGenerator, load_generator
-from fedkeep.generation.diffusion.training import GeneratorTraining, train_generator
+from fedkeep.generation.pixel import PixelGenerator, load_generator
+from fedkeep.generation.training import GeneratorTraining, train_generator
 
 STEPS = 100
 

@@ -12,7 +12,7 @@ import torch
 import toy
 
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError, ValueRefused
-from fedkeep.generation.diffusion.pixel import UNet, load_generator
+from fedkeep.generation.pixel import UNet, load_generator
 
 
 @pytest.mark.parametrize("unet", [toy.UNET, UNet(widths=(8, 16), blocks=1, patch=2)])

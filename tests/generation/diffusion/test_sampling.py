@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedkeep._utils import progress
 from fedkeep.errors import ConfigError, RunError, ValueRefused
-from fedkeep.generation.diffusion.generator import NoiseSchedule, Sampler
-from fedkeep.generation.diffusion.pixel import PixelGenerator
-from fedkeep.generation.diffusion.prototypes import MAX_BYTES, cached_images, sample
+from fedkeep.generation.generator import NoiseSchedule, Sampler
+from fedkeep.generation.pixel import PixelGenerator
+from fedkeep.generation.prototypes import MAX_BYTES, cached_images, sample
 
 SAMPLER = Sampler(steps=4)
 METHODS = ("ddim", "dpm-solver++", "ddpm")
@@ -129,7 +129,7 @@ class Sampled:
             self.images += len(rows)
             return sample(generator, prototypes, rows, *rest, **named)
 
-        monkeypatch.setattr("fedkeep.generation.diffusion.prototypes.sample", counted)
+        monkeypatch.setattr("fedkeep.generation.prototypes.sample", counted)
 
     def since(self) -> int:
         count, self.images = self.images, 0
@@ -137,18 +137,18 @@ class Sampled:
 
 
 def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled, output, heard = Sampled(monkeypatch), [], []
+    sampled, heard = Sampled(monkeypatch), []
     with progress.subscribe(lambda word, _: heard.append(word), every=0.0):
-        first = stored(tmp_path, on_images=lambda done, total: output.append((done, total)))
-    assert heard[-1] == "images generated 6/6"
+        first = stored(tmp_path)
+        assert heard[-1] == "images generated 6/6"
     assert first["label"].tolist() == [4, 4, 7, 7, 2, 2]
     assert first["input"].shape == (6, 1, 8, 8)
-    assert output[-1] == (6, 6)
     assert sampled.since() == 6
-    again = stored(tmp_path, on_images=lambda done, total: output.append((done, total)))
+    with progress.subscribe(lambda word, _: heard.append(word), every=0.0):
+        again = stored(tmp_path)
     assert torch.equal(again["input"], first["input"])
     assert sampled.since() == 0
-    assert output[-1] == (6, 6)
+    assert heard[-1] == "images generated 6/6"
     rows = toy.generator().class_embeddings()
     rows[1] += 0.1
     for changes, fresh in (
@@ -217,7 +217,7 @@ def test_images_of_another_device_are_others(tmp_path: Path, monkeypatch: pytest
     elsewhere = toy.generator()
     elsewhere.device = torch.device("meta")
     drawn = torch.zeros(2, *elsewhere.shape, dtype=torch.uint8)
-    monkeypatch.setattr("fedkeep.generation.diffusion.prototypes.sample", lambda *_, **__: drawn)
+    monkeypatch.setattr("fedkeep.generation.prototypes.sample", lambda *_, **__: drawn)
     assert not stored(tmp_path, elsewhere)["input"].any()
     assert torch.equal(stored(tmp_path)["input"], first["input"])
 

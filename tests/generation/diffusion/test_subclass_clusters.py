@@ -11,8 +11,8 @@ import toy
 from torch import Tensor
 
 from fedkeep.errors import DataError
-from fedkeep.generation.diffusion.pixel import load_generator
-from fedkeep.generation.diffusion.training import (
+from fedkeep.generation.pixel import load_generator
+from fedkeep.generation.training import (
     GeneratorTraining,
     _Batches,
     cluster_subclasses,

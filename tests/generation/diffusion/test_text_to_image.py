@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedkeep.errors import DataError, MissingExtra, RunError, ValueRefused
-from fedkeep.generation.diffusion.generator import Sampler, diffusers, transformers
-from fedkeep.generation.diffusion.prototypes import PrototypeSearch, sample, search_prototypes
-from fedkeep.generation.diffusion.text_to_image import TRAINING_PROMPTS, LatentGenerator, load_latent
+from fedkeep.generation.generator import Sampler, diffusers, transformers
+from fedkeep.generation.generator_config import TRAINING_PROMPTS, LatentGenerator, load_latent
+from fedkeep.generation.prototypes import PrototypeSearch, sample, search_prototypes
 
 WIDTH = 16
 
@@ -92,7 +92,7 @@ def test_a_prototype_takes_the_place_of_a_word(result: LatentGenerator) -> None:
 def test_prototypes_learn_and_nothing_else_does(result: LatentGenerator) -> None:
     before, state = result.hash(), torch.get_rng_state()
     labels = torch.tensor([0, 0, 2, 2, 0, 2])
-    found = search_prototypes(
+    found, losses = search_prototypes(
         result,
         result.initial_prototypes(3),
         images(),
@@ -102,9 +102,9 @@ def test_prototypes_learn_and_nothing_else_does(result: LatentGenerator) -> None
     )
     assert result.hash() == before
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(found.prototypes[1], result.initial_prototypes(3)[1])
-    assert not torch.equal(found.prototypes[0], result.initial_prototypes(3)[0])
-    assert len(found.losses) == 3
+    assert torch.equal(found[1], result.initial_prototypes(3)[1])
+    assert not torch.equal(found[0], result.initial_prototypes(3)[0])
+    assert len(losses) == 3
 
 
 def test_images_from_prototypes(result: LatentGenerator) -> None:

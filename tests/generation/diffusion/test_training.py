@@ -11,7 +11,7 @@ import torch
 import toy
 
 from fedkeep.errors import DataError, RunError
-from fedkeep.generation.diffusion.training import GeneratorTraining, _Batches, train_generator
+from fedkeep.generation.training import GeneratorTraining, _Batches, train_generator
 
 
 def train(folder: Path, settings: GeneratorTraining = toy.TRAINING, **changes: Any) -> Any:

@@ -12,8 +12,8 @@ import torch
 from fedkeep.data import DataSet
 from fedkeep.data.combine import emnist_style_letters
 from fedkeep.errors import ConfigError
-from fedkeep.generation.diffusion import training as module
-from fedkeep.generation.diffusion.training import HELD_OUT, load_benchmark, load_training_data, rgb_to_grey
+from fedkeep.generation import training as module
+from fedkeep.generation.training import HELD_OUT, load_benchmark, load_training_data, rgb_to_grey
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils import seeds
-from fedkeep.generation.diffusion.generator import NoiseSchedule
-from fedkeep.generation.diffusion.pixel import ModelCard, PixelGenerator, UNet
-from fedkeep.generation.diffusion.training import GeneratorTraining
+from fedkeep.generation.generator import NoiseSchedule
+from fedkeep.generation.pixel import ModelCard, PixelGenerator, UNet
+from fedkeep.generation.training import GeneratorTraining
 
 CLASSES = 3
 UNET = UNet(widths=(8, 8), blocks=1, attention=1)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import DataError, RunError, ValueRefused
-from fedkeep.generation.diffusion.generator import Generator, Sampler
+from fedkeep.generation.generator import Generator, Sampler
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import Options, as_table, option
 
@@ -44,20 +44,6 @@ class PrototypeSearch(Options):
     batch_size: int = option(128, "images a step; 12 for the latent model", low=1)
 
 
-@dataclass(frozen=True, eq=False)
-class PrototypeSearchResult:
-    """The result of `search_prototypes`.
-
-    ``prototypes``: [classes, ...]. Those of classes without an image are as they were given.
-    ``counts``: int64 [classes], the images of each class.
-    ``losses``: The loss of each step; empty without images.
-    """
-
-    prototypes: Tensor
-    counts: Tensor
-    losses: tuple[float, ...]
-
-
 def search_prototypes(
     generator: Generator,
     prototypes: Tensor,
@@ -65,7 +51,7 @@ def search_prototypes(
     labels: Tensor,
     settings: PrototypeSearch,
     rng: torch.Generator,
-) -> PrototypeSearchResult:
+) -> tuple[Tensor, list[float]]:
     """Search for the prototypes with which a frozen generator denoises images best.
 
     The loss is the mean squared error of the noise, E || e - e(x_t, t, p_y) ||^2 / d (FedDCL, eq. 4). Batches mix all
@@ -77,12 +63,12 @@ def search_prototypes(
     ``labels``: int64 [n], the row of each image's prototype.
     ``settings``: Steps, batch size and optimizer.
     ``rng``: Draws batches, timesteps and noise, on the CPU.
+    Returns: The prototypes, those of classes without an image as they were given; and the loss of each step.
     """
     generator.check_images(images)
     generator.check_prototypes(prototypes)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(prototypes):
         raise DataError(f"labels must lie in 0..{len(prototypes) - 1}, one row of the prototypes for each class.")
-    counts = torch.bincount(labels.cpu(), minlength=len(prototypes))
     trained = prototypes.detach().to(generator.device, torch.float32, copy=True).requires_grad_(True)
     losses: list[float] = []
     if len(images):
@@ -93,7 +79,7 @@ def search_prototypes(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
-    return PrototypeSearchResult(trained.detach().to(prototypes.device), counts, tuple(losses))
+    return trained.detach().to(prototypes.device), losses
 
 
 def _denoising_loss(
@@ -223,9 +209,6 @@ VERSION = 1
 MAX_BYTES = 4e9
 """Default limit of the cache: images generated anew in every round of a long run would fill a disk."""
 
-OnProgress = Callable[[int, int], None]
-"""Called with the number of images so far, and of all."""
-
 
 def cached_images(
     generator: Generator,
@@ -235,7 +218,6 @@ def cached_images(
     sampler: Sampler,
     *,
     seed: int = 0,
-    on_images: OnProgress | None = None,
     max_bytes: float = MAX_BYTES,
 ) -> Data:
     """Return images of classes, sorted by class; they are kept in the cache folder (``FEDKEEP_CACHE``), a file a class.
@@ -244,7 +226,6 @@ def cached_images(
     class, the number of images, and the seed. The first images of a class are the same for any number of images.
 
     ``prototypes``: [classes, ...].
-    ``on_images``: Called with the number of images so far, and of all.
     ``max_bytes``: Limit of all files together. Beyond it, the least recently used are removed.
     Returns: ``"input"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
     """
@@ -254,8 +235,6 @@ def cached_images(
 
         def report(num_images: int, done: int = row * count) -> None:
             progress.report("images generated", done + num_images, len(labels) * count)
-            if on_images is not None:
-                on_images(done + num_images, len(labels) * count)
 
         key = {
             "version": VERSION,
@@ -268,8 +247,8 @@ def cached_images(
             "seed": seed,
         }
         path = _entry("generated", key)
-        kept = _read(path, "generated images", {"image": (count, *generator.shape)})
-        if kept is None:
+        images = _read(path, "image", (count, *generator.shape))
+        if images is None:
             image_seeds = [seeds.derive(seed, f"image of class {label}", use=use) for use in range(count)]
             images = sample(generator, prototypes, [row] * count, image_seeds, sampler, on_images=report)
             try:
@@ -281,7 +260,7 @@ def cached_images(
                     "there already is used again."
                 ) from error
             _evict(path.parent, max_bytes)
-        parts.append(images if kept is None else kept["image"])
+        parts.append(images)
         report(count)
     return {"input": torch.cat(parts), "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
 
@@ -295,8 +274,8 @@ def cached_search(
     rng: torch.Generator,
     *,
     max_bytes: float = MAX_BYTES / 10,
-) -> PrototypeSearchResult:
-    """Return what `search_prototypes` returns for these arguments; ``rng`` may stay as it is.
+) -> Tensor:
+    """Return the prototypes that `search_prototypes` finds; ``rng`` may stay as it is.
 
     Results are kept in the cache folder, so that methods that share a search search once. An entry is found by hashes
     of all that decides it; examples are not kept themselves.
@@ -313,18 +292,15 @@ def cached_search(
         "labels": tensor_hash(labels),
     }
     path = _entry("prototypes", key)
-    shapes = {"prototypes": tuple(prototypes.shape), "counts": (len(prototypes),), "losses": None}
-    kept = _read(path, "prototypes", shapes)
-    if kept is not None:
-        found = kept["prototypes"].to(prototypes.device)
-        return PrototypeSearchResult(found, kept["counts"], tuple(kept["losses"].tolist()))
-    result = search_prototypes(generator, prototypes, images, labels, settings, rng)
-    columns = {"prototypes": result.prototypes, "counts": result.counts, "losses": torch.tensor(result.losses)}
+    found = _read(path, "prototypes", tuple(prototypes.shape))
+    if found is not None:
+        return found.to(prototypes.device)
+    found, _ = search_prototypes(generator, prototypes, images, labels, settings, rng)
     # Unlike images, of which there are many, prototypes are soon searched again where they cannot be kept.
     with suppress(OSError):
-        write_sealed(path, tensor_bytes({name: t.cpu().contiguous() for name, t in columns.items()}))
+        write_sealed(path, tensor_bytes({"prototypes": found.cpu().contiguous()}))
         _evict(path.parent, max_bytes)
-    return result
+    return found
 
 
 def _entry(folder: str, key: dict[str, Any]) -> Path:
@@ -332,20 +308,19 @@ def _entry(folder: str, key: dict[str, Any]) -> Path:
     return cache_folder() / folder / f"{name}.safetensors"
 
 
-def _read(path: Path, what: str, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor] | None:
-    """Return the tensors of an entry, or None if there is none that is complete."""
+def _read(path: Path, name: str, shape: tuple[int, ...]) -> Tensor | None:
+    """Return the tensor of an entry, or None if there is none that is complete."""
     try:
         if not path.is_file():
             return None
-        read = read_tensors(read_sealed(path))
-        for name, shape in shapes.items():
-            if shape not in (None, tuple(read[name].shape)):
-                raise ValueError(f"its {name} is {list(read[name].shape)}")
+        read = read_tensors(read_sealed(path))[name]
+        if tuple(read.shape) != shape:
+            raise ValueError(f"{name} of shape {list(read.shape)}")
         with suppress(OSError):  # somebody else's cache may be read-only
             os.utime(path)  # the time of last use, for `_evict`
         return read
     except (OSError, DamagedFile, SafetensorError, KeyError, ValueError) as error:
-        log.warning("The %s in %s cannot be read (%s); they are made again.", what, path, error)
+        log.warning("The %s in %s cannot be read (%s) and is made again.", name, path, error)
         return None
 
 

@@ -23,16 +23,8 @@ from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
 from fedkeep.data.holdout import hold_out, image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.generation.diffusion.generator import Regime, hash_weights
-from fedkeep.generation.diffusion.pixel import (
-    CARD,
-    CHECKPOINT,
-    ModelCard,
-    PixelGenerator,
-    load_generator,
-    to_signed,
-    write_fingerprints,
-)
+from fedkeep.generation import pixel
+from fedkeep.generation.generator import Regime, hash_weights
 from fedkeep.models.weights import check_finite, diverged, load_weights, state_dict_copy
 from fedkeep.options import Options, as_table, option
 
@@ -101,24 +93,16 @@ def load_training_data(name: str, regime: Regime, data_dir: DataDir = None) -> G
     if regime == "ldm" or (name, regime) == ("rgb", "paper"):
         raise ConfigError(
             f"{name} under the regime {regime!r} has nothing to train: it is the public text-to-image model, which is "
-            "loaded (fedkeep.generation.diffusion.text_to_image). Train with the regime same_classes or disjoint."
+            "loaded (fedkeep.generation.generator_config). Train with the regime same_classes or disjoint."
         )
-    disjoint = regime == "disjoint" and name in _DISJOINT
-    dataset = _DISJOINT[name](data_dir) if disjoint else load_benchmark(name, data_dir)
+    dataset = load_benchmark("cifar10" if (name, regime) == ("rgb", "disjoint") else name, data_dir)
+    if (name, regime) == ("grey", "disjoint"):
+        dataset = concatenate(
+            [load("femnist-letters", data_dir=data_dir), _to_grey(load("cifar10", data_dir=data_dir))]
+        )
     labels = dataset.train["label"].cpu()
     is_seen = hold_out(labels, HELD_OUT) if regime == "same_classes" else torch.ones_like(labels, dtype=torch.bool)
     return GeneratorData(name, regime, dataset, is_seen)
-
-
-def _disjoint_grey(data_dir: DataDir) -> DataSet:
-    return concatenate([load("femnist-letters", data_dir=data_dir), _to_grey(load("cifar10", data_dir=data_dir))])
-
-
-def _disjoint_rgb(data_dir: DataDir) -> DataSet:
-    return load("cifar10", data_dir=data_dir)
-
-
-_DISJOINT: dict[str, Callable[[DataDir], DataSet]] = {"grey": _disjoint_grey, "rgb": _disjoint_rgb}
 
 
 def rgb_to_grey(images: Tensor, side: int = 28) -> Tensor:
@@ -192,7 +176,7 @@ class GeneratorTraining(Options):
 
 
 def train_generator(
-    card: ModelCard,
+    card: pixel.ModelCard,
     data: Data,
     settings: GeneratorTraining,
     folder: Path,
@@ -201,7 +185,7 @@ def train_generator(
     device: torch.device | str = "cpu",
     half: bool = False,
     on_step: OnStep | None = None,
-) -> PixelGenerator:
+) -> pixel.PixelGenerator:
     """Train a generator and save it into a folder; continue from the folder's checkpoint if there is one.
 
     Every step draws from random generators of its own, so that a resumed training ends in the same weights, on a CPU to
@@ -216,11 +200,11 @@ def train_generator(
     ``half``: Save 16 bits a weight; the returned generator is what was saved.
     ``on_step``: Called after every step with its number and loss.
     """
-    if (folder / CARD).is_file():
+    if (folder / pixel.CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
     if card.regime == "same_classes":
-        card = replace(card, seen=write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
-    run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
+        card = replace(card, seen=pixel.write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
+    run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / pixel.CHECKPOINT
     if path.is_file():
         run.restore(path)
     saved = time.monotonic()
@@ -236,14 +220,14 @@ def train_generator(
     check_finite(run.average)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
-    return load_generator(folder, device)
+    return pixel.load_generator(folder, device)
 
 
 class _TrainingRun:
     """A training between two steps."""
 
     def __init__(
-        self, card: ModelCard, data: Data, settings: GeneratorTraining, seed: int, device: torch.device
+        self, card: pixel.ModelCard, data: Data, settings: GeneratorTraining, seed: int, device: torch.device
     ) -> None:
         self.card, self.settings, self.seed, self.device = card, settings, seed, device
         with seeds.temporary_seed(seeds.derive(seed, "generator weights")):
@@ -279,7 +263,7 @@ class _TrainingRun:
         self.losses.append(loss.item())
         return self.losses[-1]
 
-    def result(self) -> PixelGenerator:
+    def result(self) -> pixel.PixelGenerator:
         """Return the moving average as a generator."""
         last = self.losses[-100:]
         training = as_table(self.settings) | {
@@ -287,7 +271,7 @@ class _TrainingRun:
             "images": len(self.batches.labels),
             "loss": round(sum(last) / len(last), 6),
         }
-        return PixelGenerator(replace(self.card, training=training), self.average, self.device)
+        return pixel.PixelGenerator(replace(self.card, training=training), self.average, self.device)
 
     def save(self, path: Path) -> None:
         """Write all that the next step depends on, as one file, atomically."""
@@ -332,7 +316,7 @@ class _TrainingRun:
 class _Batches:
     """The batch of each step: images with their subclasses, timesteps and noise, a function of the step's number."""
 
-    def __init__(self, data: Data, card: ModelCard, settings: GeneratorTraining, seed: int) -> None:
+    def __init__(self, data: Data, card: pixel.ModelCard, settings: GeneratorTraining, seed: int) -> None:
         self.images, self.labels = data["input"].cpu(), data["label"].cpu()
         if ("subclass" in data) != (card.clusters_per_class > 1):
             raise DataError(
@@ -362,7 +346,7 @@ class _Batches:
         share = torch.rand(self.batch_size, generator=rng, dtype=torch.float64)
         position = (share * self.counts[classes]).long()
         chosen = self.order[self.first[classes] + position]
-        images = to_signed(self.images[chosen])
+        images = pixel.to_signed(self.images[chosen])
         timesteps = torch.randint(self.num_timesteps, (self.batch_size,), generator=rng)
         noise = torch.randn(images.shape, generator=rng)
         has_class = torch.rand(self.batch_size, generator=rng) >= self.p_null

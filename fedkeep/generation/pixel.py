@@ -19,7 +19,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.generation.diffusion.generator import Generator, NoiseSchedule, Regime, diffusers, hash_weights
+from fedkeep.generation.generator import Generator, NoiseSchedule, Regime, diffusers, hash_weights
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import load_weights, parameter_count, tensor_hash
 from fedkeep.options import Options, as_table, build, option
@@ -73,12 +73,10 @@ class UNet(Options):
                 f"they must be square, and {divisor} must divide their side. Give UNet.widths fewer entries; 28 pixels "
                 "take up to 3, and 2 with squares of 2."
             )
-        return ClassUNet(self._unet(channels * self.patch**2, height // self.patch), classes, self)
-
-    def _unet(self, channels: int, side: int) -> nn.Module:
+        channels *= self.patch**2
         num_plain = len(self.widths) - self.attention
         config: dict[str, Any] = {
-            "sample_size": side,
+            "sample_size": height // self.patch,
             "in_channels": channels,
             "out_channels": channels,
             "block_out_channels": self.widths,
@@ -90,8 +88,7 @@ class UNet(Options):
             "down_block_types": ("DownBlock2D",) * num_plain + ("AttnDownBlock2D",) * self.attention,
             "up_block_types": ("AttnUpBlock2D",) * self.attention + ("UpBlock2D",) * num_plain,
         }
-        unet: nn.Module = diffusers().UNet2DModel(**config)
-        return unet
+        return ClassUNet(diffusers().UNet2DModel(**config), classes, self)
 
 
 class ClassUNet(nn.Module):

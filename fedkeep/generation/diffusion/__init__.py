@@ -1,1 +1,0 @@
-"""A frozen diffusion model generates images of the classes that prototypes describe."""
