@@ -144,6 +144,7 @@ SECTIONS = {
     "averaged-sequences.md": "findings",
     "averaged-sequences-tried.md": "findings",
     "which-method-tables.md": "findings",
+    "tried-readings.md": "findings",
     "results.md": "findings",
     "reproduction.md": "findings",
     "privacy.md": "security",
