@@ -30,6 +30,7 @@ from fedkeep.data.readers import (
     Problems,
     RawSplits,
     Where,
+    check_utf8,
     hub_commit,
     is_offline,
     read_batches,
@@ -346,6 +347,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
         return from_arrays(**read_npz(path), name=name)
     found = find_data_files(path)
+    check_utf8([path, *found.files])
 
     def build() -> DataSet:
         return assemble_own(name, found.read(), str(path), options, found.note, columns)

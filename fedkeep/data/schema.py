@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -73,7 +75,7 @@ GROUP = "group"
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation per channel."""
 _INDEX = re.compile(r"|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # what pandas and R call the numbers of rows
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,9})?")
 _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
@@ -234,7 +236,9 @@ def number_values(
             problems.notes.append(f"Blanks around {blank} values of {column!r} were cut off.")
         if is_class:
             check_classes([value for values in raw for value in values], f"{wheres[0]}: the column {column!r}")
-        _check_spelling({value.strip() for value in every}, f"{wheres[0]}: the column {column!r}")
+        declared = _class_names(splits[0].features[column]) or ()
+        names = {to_nfc(value).strip() for value in every} | set(map(to_nfc, declared))
+        check_spelling(names, f"{wheres[0]}: the column {column!r}")
     columns = [
         _names(values, split.features[column], column, where, as_text)
         for split, where, values in zip(splits, wheres, raw, strict=True)
@@ -295,17 +299,33 @@ def check_classes(values: Sequence[Any], where: str) -> None:
         )
 
 
-def _check_spelling(names: Collection[str], where: str) -> None:
-    spellings: dict[str, list[str]] = {}
+def check_spelling(names: Iterable[str], where: str) -> None:
+    """Raise `DataError` if names of classes or clients differ in nothing that a reader takes for a difference."""
+    spellings: dict[Any, list[str]] = {}
     for name in sorted(names):
-        spellings.setdefault(name.casefold(), []).append(name)
+        if not name.isascii() and any("\ud800" <= sign <= "\udfff" for sign in name):
+            raise DataError(f"{where} has the name {name!r}, which is no Unicode text. Write it anew.")
+        spellings.setdefault(_look(name), []).append(name)
     # Single letters are told apart, as those of a handwriting are.
-    twice = [" and ".join(map(repr, found)) for found in spellings.values() if len(found) > 1 and len(found[0]) > 1]
-    if twice:
+    several = [found for found in spellings.values() if len(found) > 1 and not all(map(_is_letter, found))]
+    if several:
+        listed = "; ".join(" and ".join(map(repr, found)) for found in several[:5])
         raise DataError(
-            f"{where} has names that differ in upper and lower case alone: {'; '.join(twice[:5])}. Write each "
-            "in one way."
+            f"{where} has names that differ in upper and lower case, in blanks, or as 1 and 1.0 do: {listed}. Write "
+            "each in one way."
         )
+
+
+def _look(name: str) -> Any:
+    """Return what is equal for names that look alike; leading zeros are told apart, as those of a code are."""
+    text = unicodedata.normalize("NFKC", name.casefold())
+    text = " ".join("".join(sign for sign in text if unicodedata.category(sign) != "Cf").split())
+    is_number = _NUMBER.fullmatch(text) and not re.match(r"[-+]?0\d", text)
+    return Decimal(text) if is_number else text
+
+
+def _is_letter(name: str) -> bool:
+    return len(name) == 1 and name.isalpha()
 
 
 def _names(values: Sequence[Any], feature: Any, column: str, where: Where | str, as_text: bool) -> list[Any]:
