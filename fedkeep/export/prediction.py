@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedkeep.data.arrays import read_inputs_of_npz
@@ -158,11 +159,14 @@ def load_model(
         raise RunError(_unreadable(folder, "config.json: " + "; ".join(wrong)))
     about = config["input"]
     try:
+        weights = (folder / "model.safetensors").read_bytes()
+        if config.get("weights_sha256", found := hashlib.sha256(weights).hexdigest()) != found:
+            raise RunError(_unreadable(folder, "model.safetensors is not the one that config.json was written for"))
         predictor = build_predictor(
             _architecture(config["network"], folder / "config.json", allow_code)
             if network is None
             else architecture_of(network),
-            load_file(folder / "model.safetensors"),
+            load(weights),
             shape=tuple(about["shape"]),
             classes=config["first_classes"],
             mean=about["mean"],
@@ -195,10 +199,11 @@ def _faults(config: Any) -> list[str]:
         and min(shape, default=0) > 0
         and math.prod(shape) < 2**31,
         "input.type should be uint8, int64 or float32": about.get("type") in ("uint8", "int64", "float32"),
-        "input.mean and input.std should list as many numbers": _is_list(mean, (int, float))
+        "input.mean and input.std should list as many numbers, the latter above 0": _is_list(mean, (int, float))
         and _is_list(std, (int, float))
         and len(mean) == len(std)
-        and all(map(math.isfinite, (*mean, *std))),
+        and all(map(math.isfinite, (*mean, *std)))
+        and min(std, default=1) > 0,
         "input.features should list texts": _is_list(about.get("features", []), str),
         "first_classes should be the number of classes, from 1 to 2^20": _is_count(classes),
         "rows_per_class should be a number, from 1 to 2^20": _is_count(config.get("rows_per_class")),

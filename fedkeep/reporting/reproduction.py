@@ -119,15 +119,15 @@ def _label(line: MethodResult) -> str:
 
 def markdown(reproduction: Reproduction, level: int = 2) -> str:
     """Return the reproduction as Markdown, a section per column."""
-    parts = [f"{'#' * level} {reproduction.title}", ""]
+    parts = [f"{'#' * level} {escaping.markdown(reproduction.title)}", ""]
     if reproduction.notes:
-        parts += [reproduction.notes, ""]
+        parts += [escaping.prose(reproduction.notes), ""]
     for column in reproduction.columns:
         table = column_table(column)
         parts += [
             f"{'#' * (level + 1)} {escaping.markdown(column.run.title)}",
             "",
-            table.note,
+            escaping.prose(table.note),
             "",
             table.markdown(),
             "",

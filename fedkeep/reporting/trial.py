@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -40,7 +40,7 @@ class LocalModelMetrics(Record):
     def chain_history(self) -> Floats:
         """Return the class-wise test accuracy after each local training of a sequence, float64 [trainings, C]."""
         values = [self.accuracy_by_class(model) for model in self.chain]
-        return np.asarray(values, dtype=np.float64).reshape(len(values), len(self.test_total))
+        return _kept(values, len(self.test_total))
 
     @property
     def chain_forgetting(self) -> float:
@@ -210,31 +210,31 @@ class TrialResult(TaskMetrics, LocalModelMetrics, ClientTestMetrics, LearningMet
     def accuracies(self) -> Floats:
         """Return the top-1 accuracy of each evaluated round, float64 [T]."""
         values = [metrics.accuracy(*self.counted(row)) for row in self.evaluations]
-        return np.asarray(values, dtype=np.float64)
+        return _kept(values)
 
     @cached_property
     def class_history(self) -> Floats:
         """Return the class-wise accuracy of each evaluated round, float64 [T, C]; NaN for a class without test data."""
         values = [self.accuracy_by_class(row) for row in self.evaluations]
-        return np.asarray(values, dtype=np.float64).reshape(len(values), len(self.test_total))
+        return _kept(values, len(self.test_total))
 
     @cached_property
     def balanced_history(self) -> Floats:
         """Return the mean class-wise accuracy of each evaluated round, float64 [T]."""
         values = [metrics.balanced_accuracy(*self.counted(row)) for row in self.evaluations]
-        return np.asarray(values, dtype=np.float64)
+        return _kept(values)
 
     @cached_property
     def forgetting_history(self) -> Floats:
         """Return the class-wise forgetting up to each evaluated round, float64 [T]; NaN at the first, with no past."""
         values = [metrics.forgetting(self.class_history[: t + 1]) if t else np.nan for t in range(len(self.evaluated))]
-        return np.asarray(values, dtype=np.float64)
+        return _kept(values)
 
     @cached_property
     def test_losses(self) -> Floats:
         """Return the mean cross-entropy of each evaluated round, float64 [T]; NaN where there is no finite one."""
         values = [row.get("test_loss") for row in self.evaluations]
-        return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+        return _kept([math.nan if value is None else value for value in values])
 
     @property
     def last(self) -> float:
@@ -296,14 +296,14 @@ class TrialResult(TaskMetrics, LocalModelMetrics, ClientTestMetrics, LearningMet
         if name == "specificity":
             return np.asarray([mean_of(_known(by_class)) for by_class in self.specificities], dtype=np.float64)
         values = [(row.get("scores") or {}).get(name) for row in self.evaluations]
-        return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+        return _kept([math.nan if value is None else value for value in values])
 
     @cached_property
     def specificities(self) -> Floats:
         """Return the specificity of each class in each evaluated round, float64 [T, C]; NaN where it is not known."""
         lines = [(row.get("scores") or {}).get("specificity") or [] for row in self.evaluations]
         values = [[*line, *[None] * (len(self.test_total) - len(line))] for line in lines]
-        return np.asarray(values, dtype=np.float64).reshape(len(values), len(self.test_total))
+        return _kept(values, len(self.test_total))
 
     def window_scores(self, name: str) -> dict[int, float]:
         """Return a score by round, of the evaluations in the window (with tasks, of the last)."""
@@ -470,6 +470,14 @@ class TrialResult(TaskMetrics, LocalModelMetrics, ClientTestMetrics, LearningMet
 def _told_counts(uses: Mapping[str, int]) -> int:
     """Return in how many tasks label counts were told."""
     return sum(count for name, count in uses.items() if name.startswith(COUNTS_TOLD))
+
+
+def _kept(values: Sequence[Any], width: int | None = None) -> Floats:
+    """Return numbers of rounds as an array, which a metric of a user's own, or what it calls, cannot change."""
+    array = np.array(values, dtype=np.float64)
+    array = array if width is None else array.reshape(len(values), width)
+    array.setflags(write=False)
+    return array
 
 
 def _known(values: Iterable[float]) -> list[float]:
