@@ -236,9 +236,9 @@ def number_values(
             problems.notes.append(f"Blanks around {blank} values of {column!r} were cut off.")
         if is_class:
             check_classes([value for values in raw for value in values], f"{wheres[0]}: the column {column!r}")
-        declared = _class_names(splits[0].features[column]) or ()
-        names = {to_nfc(value).strip() for value in every} | set(map(to_nfc, declared))
-        check_spelling(names, f"{wheres[0]}: the column {column!r}")
+        written = {to_nfc(value).strip() for value in every}
+        written |= {to_nfc(name) for name in _class_names(splits[0].features[column]) or ()}
+        check_spelling(written, f"{wheres[0]}: the column {column!r}")
     columns = [
         _names(values, split.features[column], column, where, as_text)
         for split, where, values in zip(splits, wheres, raw, strict=True)
