@@ -77,9 +77,6 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/answers.py
-	$(BIN)/python benchmarks/stacks.py
-	$(BIN)/python benchmarks/transport.py
-	$(BIN)/python benchmarks/class_incremental.py
 
 bench-peers: .venv/dev
 	$(BIN)/python benchmarks/peers

@@ -7,7 +7,8 @@ A peer that cannot be set up, or fails, is named and left out.
 
     python benchmarks/peers [--workloads w1-mlp,w2-fedavg] [--peers fedkeep,pfl] [--cycles 20] [--data-dir DIR]
 
-writes results.json, results.md and results.png beside itself. ``--out`` writes them elsewhere.
+writes results.json, results.md and results.png beside itself. ``--out`` writes them elsewhere. ``--parts`` adds where
+the rounds go; ``--pages`` writes the pages again, and the table of ``benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import parts
 import prepare
 import report
 from driver import Measured, Schedule, Turns, alternate
@@ -32,15 +34,20 @@ REPOSITORY = HERE.parent.parent
 # A gap after a few rounds that rounding does not explain. It grows from step to step, most in a sequence: the bare loop
 # with another number of threads is 0.02 away there, and one whose steps come in another order about 1.
 OTHER_WORK = 0.2
+PROFILER = "py-spy"
+LOOKED_AT = ("fedkeep", "pfl", "fedjax")
 
 
 def main() -> None:
     """Set up, measure, and write the results."""
     options = parsed()
+    if options.pages:
+        report.rewrite(options.out, HERE.parent / "README.md")
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nobody who was started outlives this
     os.environ.setdefault("FEDKEEP_CACHE", str(options.cache / "decoded"))
     os.environ["PYTHONPATH"] = str(REPOSITORY)  # FedKeep's runners measure this checkout
-    pythons, missing = environments(options.peers, options.cache)
+    pythons, missing = environments([*options.peers, *[PROFILER] * options.parts], options.cache)
     results = report.read(options.out) if options.keep else {}
     for name in options.workloads:
         results[name] = measured(WORKLOADS[name], pythons, missing, options)
@@ -65,7 +72,7 @@ def parsed() -> argparse.Namespace:
 
         return split
 
-    peers = ["fedkeep", *STEPS]
+    peers = ["fedkeep", *(name for name in STEPS if name != PROFILER)]
     arguments.add_argument("--workloads", type=names(list(WORKLOADS)), default=list(WORKLOADS))
     arguments.add_argument("--peers", type=names(peers), default=peers, help=f"some of: {', '.join(peers)}")
     arguments.add_argument("--cycles", type=int, default=20, help="most rounds that count, of each contestant (20)")
@@ -73,7 +80,11 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--settle", type=float, default=10.0, help="pause after the first round, in seconds (10)")
     arguments.add_argument("--data-dir", default=os.environ.get("FEDKEEP_DATA"), help="Fashion-MNIST and CIFAR-10")
     arguments.add_argument("--cache", type=Path, default=REPOSITORY / ".venv-peers", help="environments and data")
+    arguments.add_argument("--parts", action="store_true", help="also where rounds go, of FedKeep, pfl, FedJAX")
     arguments.add_argument("--out", type=Path, default=HERE, help="folder of the results")
+    arguments.add_argument(
+        "--pages", action="store_true", help="measure nothing: write the pages of results.json again"
+    )
     arguments.add_argument("--keep", action="store_true", help="keep the earlier results of other workloads")
     arguments.add_argument("--note", default="", help="a sentence for the result, such as what else ran")
     options = arguments.parse_args()
@@ -105,13 +116,22 @@ def measured(
     data, note, steps = options.cache, "synthetic images", None
     if workload.recipe is not None:
         data, note = prepare.data_for(workload.recipe, options.data_dir, options.cache)
-        steps = prepare.write(workload.recipe, workload.method, data, schedule.cycles + 10, folder)
+        steps = prepare.write(
+            workload.recipe, workload.method, data, schedule.cycles + 10 + parts.MOST * options.parts, folder
+        )
     playing = [contestant for contestant in workload.contestants if contestant.peer in pythons]
+    looked_at = [one.label for one in playing if one.peer in LOOKED_AT and not one.label.startswith("bare")]
+
+    def look(turns: Turns) -> parts.Parts:
+        spy = pythons[PROFILER].with_name(PROFILER) if PROFILER in pythons else None
+        return parts.sampled(turns, spy, folder) if spy and turns.label in looked_at else {}
+
     found = alternate(
         {one.label: partial(started, one, pythons[one.peer], folder, data) for one in playing},
         schedule,
         folder,
         tell=lambda line: print(line, flush=True),
+        look=look,
     )
     compare(found, {one.label: one.slug for one in playing}, folder)
     for one in workload.contestants:

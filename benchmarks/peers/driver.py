@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # as where they are installed: nobody compiles its modules at each start
 }
 MEMORY_ROUNDS = 3
 
@@ -131,7 +132,8 @@ class Measured:
     ----------
     about : versions, as it said. start : seconds until it was ready. seconds : of each round that counts.
     memory : bytes, the largest sum over its processes. rounds : that it had played when it showed its weights.
-    gap : see `report`; None if there is nothing to compare with. failed : why it was left out; empty if it was not.
+    gap : see `report`; None if there is nothing to compare with. parts : see `parts`; empty if nobody looked.
+    failed : why it was left out; empty if it was not.
     """
 
     label: str
@@ -141,6 +143,7 @@ class Measured:
     memory: int = 0
     rounds: int = 0
     gap: float | None = None
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
     failed: str = ""
 
 
@@ -171,12 +174,14 @@ def alternate(
     schedule: Schedule,
     folder: Path,
     tell: Callable[[str], None] = lambda line: None,
+    look: Callable[[Turns], dict[str, dict[str, float]]] = lambda turns: {},
 ) -> dict[str, Measured]:
     """Start contestants, let them take turns, measure them, and end them; after the warm-up they show their weights.
 
     Parameters
     ----------
     starters : by label, what starts a contestant. folder : where the weights go, as ``LABEL.npz``.
+    look : lets a contestant play on, not timed, and returns its `Measured.parts`.
 
     One that fails is left out from then on; its `Measured` says why.
     """
@@ -208,6 +213,9 @@ def alternate(
     def remember_memory(turns: Turns) -> None:
         found[turns.label].memory = turns.memory(MEMORY_ROUNDS if pace[turns.label] < schedule.budget / 4 else 1)
 
+    def look_at(turns: Turns) -> None:
+        found[turns.label].parts = look(turns)
+
     try:
         for label, start in starters.items():
             found[label] = Measured(label)
@@ -235,6 +243,8 @@ def alternate(
                     guarded(label, play)
         for label in list(alive):
             guarded(label, remember_memory)
+        for label in list(alive):
+            guarded(label, look_at)
     finally:
         for turns in alive.values():
             turns.end()

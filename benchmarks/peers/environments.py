@@ -27,6 +27,7 @@ STEPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "fedjax": (
         ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "numpy==1.26.4", "dm-haiku==0.0.13", "optax==0.2.3"),
     ),
+    "py-spy": (("py-spy==0.4.3",),),
 }  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def python_of(peer: str, cache: Path) -> Path:
 
     Parameters
     ----------
-    peer : a key of `STEPS`, or ``fedkeep`` for the environment that runs this.
+    peer : a key of `STEPS` (the last is no peer but a profiler), or ``fedkeep`` for the environment that runs this.
     cache : the folder of the environments.
 
     Raises

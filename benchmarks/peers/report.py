@@ -6,10 +6,12 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import parts
 
 Results = Mapping[str, Mapping[str, Any]]
 """By workload, what `__main__.measured` returns."""
@@ -39,6 +41,64 @@ def read(folder: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text())["workloads"]) if file.is_file() else {}
 
 
+TARGETS = {
+    "w1-mlp": "FedJAX 1.0, pfl 1.5",
+    "w1-lenet5": "pfl 1.1",
+    "w3": "pfl 1.2",
+    "w5-10": "pfl 1.1",
+    "w5-100": "pfl 1.1",
+}
+"""Times as fast as whom FedKeep shall be, with two processes; nowhere slower than the loops."""
+BEGIN, END = "<!-- peers -->\n", "<!-- end of peers -->\n"
+
+
+def overview(results: Results) -> str:
+    """Return a row for each workload that a loop of plain PyTorch plays too, as Markdown."""
+    lines = [
+        "| workload | s a round: two processes (one) | times as fast as the better loop (one thread) "
+        "| as pfl's better | as FedJAX | target | ready, s | memory, MB |",
+        "|:--|--:|--:|--:|--:|:--|--:|--:|",
+    ]
+    for name, workload in results.items():
+        found = workload["found"]
+        middle = {label: statistics.median(one["seconds"]) for label, one in found.items() if one["seconds"]}
+        ours = [middle.get(f"FedKeep{which}") for which in ("", ", 1 process")]
+        loops = {label: seconds for label, seconds in middle.items() if label.startswith("bare")}
+        if None in ours or not loops:
+            continue
+        pfl = min((seconds for label, seconds in middle.items() if label.startswith("pfl")), default=None)
+        told = [found[f"FedKeep{which}"] for which in ("", ", 1 process")]
+        cells = [
+            workload["title"].split(":")[0],
+            _both(ours, ".3f"),
+            _both([min(loops.values()) / ours[0], loops["bare PyTorch loop, 1 thread"] / ours[1]], ".2f"),
+            _times(pfl, ours[0]),
+            _times(middle.get("FedJAX"), ours[0]),
+            TARGETS.get(name, ""),
+            _both([one["start"] for one in told], ".1f"),
+            _both([one["memory"] / 1e6 for one in told], ",.0f"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _both(two: Sequence[float | None], form: str) -> str:
+    first, second = ("–" if one is None else f"{one:{form}}" for one in two)
+    return f"{first} ({second})"
+
+
+def _times(theirs: float | None, ours: float) -> str:
+    return "" if theirs is None else f"{theirs / ours:.2f}"
+
+
+def rewrite(folder: Path, readme: Path) -> None:
+    """Write the pages of results that are there already, and the overview into a page that has room for it."""
+    results = read(folder)
+    write(results, folder, json.loads((folder / "results.json").read_text())["note"])
+    before, _, rest = readme.read_text().partition(BEGIN)
+    readme.write_text(f"{before}{BEGIN}{overview(results)}{END}{rest.partition(END)[2]}")
+
+
 def write(results: Results, folder: Path, note: str) -> None:
     """Write results.json, results.md and results.png."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +121,7 @@ def page(results: Results, note: str) -> str:
         "Ready is the time from its start until it can play a round (FedKeep from a recipe: until its first is over).",
         "Gap is the largest difference of its weights from those of the bare loop with one thread after the warm-up,",
         "some three rounds, as a share of how far these have moved.",
+        "Milliseconds of a round: what its processes are doing while py-spy looks, as shares of the median round.",
         "",
     ]
     return "\n".join(lines)
@@ -84,6 +145,7 @@ def _table(workload: Mapping[str, Any]) -> list[str]:
         "|:--|--:|--:|--:|--:|--:|--:|",
         *rows,
         "",
+        *parts.table(found),
         *([f"Left out: {'; '.join(failed)}", ""] if failed else []),
     ]
 

@@ -111,6 +111,7 @@ SMALL_PEERS = (
     Contestant("Flower, 50 nodes", "flower", script("with_flower.py", "50")),
     Contestant("Flower, 1,000 nodes", "flower", script("with_flower.py", "1000")),
 )
+BIG_PEERS = (bare()[0], *PFL)
 
 
 def of_recipe(name: str, title: str, *others: Contestant, file: str = "", method: str = "fedavg") -> Workload:
@@ -139,5 +140,7 @@ _ALL = (
         "W4: FedAvg, clients with 10 examples, 50 a round, 1 process",
         (*of_population(100), *of_population(10_000), *of_population(1_000_000)),
     ),
+    of_recipe("w5-10", "W5, 10 clients a round: FedAvg, ResNet-18 of 45 MB, CIFAR-10, one step each", *BIG_PEERS),
+    of_recipe("w5-100", "W5, 100 clients a round: the same", *BIG_PEERS),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}

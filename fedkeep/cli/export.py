@@ -18,8 +18,7 @@ from fedkeep.experiment.provenance import ARCHIVE_SUFFIX
 from fedkeep.experiment.reproduce import NOTE
 from fedkeep.export.files import export_model, onnx_available
 from fedkeep.export.prediction import predict
-from fedkeep.reporting.archive import open_run, write_archive
-from fedkeep.reporting.run_folder import read_run, verify_run
+from fedkeep.reporting.run_folder import open_run, read_run, verify_run, write_archive
 
 
 def export(options: Namespace, console: Console) -> int:

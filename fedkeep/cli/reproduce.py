@@ -23,9 +23,9 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting import reproduction as report
-from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.html import write_all
 from fedkeep.reporting.reproduction import Reproduction, read_reproduction
+from fedkeep.reporting.run_folder import open_run
 
 
 def reproduce(options: Namespace, console: Console) -> int:

@@ -29,12 +29,12 @@ from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_comma
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of
-from fedkeep.reporting.findings import is_undecided
+from fedkeep.reporting.findings import is_undecided, warnings
 from fedkeep.reporting.html import REPORT, write_all
 from fedkeep.reporting.metric import check_main
-from fedkeep.reporting.record import data_read, warnings
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table
+from fedkeep.reporting.trial import data_read
 from fedkeep.tuning import BEST, RUN
 from fedkeep.tuning import tune as choose
 

@@ -25,8 +25,8 @@ from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import describe_type, options_of
 from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
+from fedkeep.reporting.findings import warnings
 from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
-from fedkeep.reporting.record import warnings
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import SUFFIXES, TEXTS, TextTable, print_table, tables

@@ -34,7 +34,7 @@ TRIALS = "trials"
 TRIAL_FILE = "trial.json"
 """The file in a trial's folder that describes the trial."""
 ARCHIVE_SUFFIX = ".zip"
-"""The suffix of a file with the records of a run folder (see `fedkeep.reporting.archive`)."""
+"""The suffix of a file with the records of a run folder (see `fedkeep.reporting.run_folder`)."""
 RECORD_SUFFIXES = frozenset({".json", ".jsonl", ".toml"})
 """The suffixes of the files that an archive holds, and that reports are made of."""
 

@@ -31,10 +31,9 @@ from fedkeep.interface import get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.models.custom import Custom
 from fedkeep.options import Options, as_table
-from fedkeep.reporting.record import NOT_KNOWN
 from fedkeep.reporting.run_folder import Run, method_of, read_run
 from fedkeep.reporting.table import human_bytes, initial_models
-from fedkeep.reporting.trial import TrialResult
+from fedkeep.reporting.trial import NOT_KNOWN, TrialResult
 from fedkeep.rounds.run_settings import EvaluationModel
 
 

@@ -1,8 +1,15 @@
-"""Curves over rounds by Matplotlib, for a paper and for notebooks."""
+"""Curves over rounds by Matplotlib, for a paper and for notebooks; line charts and heatmaps of the HTML report.
+
+A chart of the report is whole without a script: its lines are SVG paths in a square of 1,000 by 1,000 that the page
+stretches, its heatmaps small PNG files, its labels text of the page, so that they keep their size on any screen. The
+page's script reads the values back from the paths and the pixels; there is no second copy of them.
+"""
 
 from __future__ import annotations
 
+import base64
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, did_you_mean
-from fedkeep.metrics import Floats
-from fedkeep.reporting.metric import LOGGED, METRICS, metric_of
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
+from fedkeep.metrics import Floats, kold
+from fedkeep.reporting.metric import LOGGED, METRICS, metric_of, rounds_covered
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run
+from fedkeep.reporting.summary import Row
 from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
@@ -271,17 +279,264 @@ def _add_legend(figure: Figure, drawn: Iterable[str], line_styles: Mapping[str, 
     ]
     width, height = figure.get_size_inches()
     beside = width >= WIDE
-    columns = (
-        1 if beside else max(1, min(len(looks), int(72 * width // (max(map(len, looks)) * LETTER * FONT_SIZE + 47))))
-    )
+    widest = max(map(len, looks)) * LETTER * FONT_SIZE + 47
+    columns = 1 if beside else max(1, min(len(looks), int(72 * width // widest)))
     if not beside:
         figure.set_size_inches(width, height + -(-len(looks) // columns) * 1.5 * FONT_SIZE / 72)
-    figure.legend(
-        samples,
-        looks,
-        loc="outside right upper" if beside else "outside lower left",
-        ncols=columns,
-        frameon=False,
-        fontsize=0.9 * FONT_SIZE,
-        handlelength=2.5,
+    place = "outside right upper" if beside else "outside lower left"
+    legend: Any = figure.legend
+    legend(samples, looks, loc=place, ncols=columns, frameon=False, fontsize=0.9 * FONT_SIZE, handlelength=2.5)
+
+
+CHART_SIDE = 1000  # of the square in which lines are drawn
+MOST_HEATMAP_COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
+MOST_CLIENTS = 1000  # of more, evenly spaced ones are shown
+MOST_NAMED_ROWS = 24  # more rows than this have no room for a name each
+BLUE = (38, 125, 210)  # seen on white and on the dark ground
+UNKNOWN = (128, 128, 128, 56)  # of what was not measured
+
+
+def line_chart(rows: Sequence[Row], metric: CurveMetric, window: int = 1) -> dict[str, Any]:
+    """Return a chart of one metric over rounds: the mean over the seeds of each row, and a band around all seeds.
+
+    ``window``: How many evaluations a running mean takes in.
+    Returns: ``name``, ``title`` and ``alt``; the ends of the axes, ``x`` and ``y``; ``x_ticks`` and ``y_ticks``, each
+        where it stands in percent of the axis, and its text; ``series``, of each row the label, the name, its paths
+        (``line``, as smoothed; ``raw``, as measured, empty where nothing is smoothed; ``band``, around all seeds, empty
+        of one), and whether it is ``finished``: otherwise it is a thin line that ends in a cross.
+    """
+    found = [(row, *history(row.trials, metric, window), history(row.trials, metric)[1]) for row in rows]
+    found = [(row, rounds, smooth, raw) for row, rounds, smooth, raw in found if len(rounds)]
+    first, last = ([rounds[end] for _, rounds, _, _ in found] for end in (0, -1))
+    x = (float(min(1, *first)) if first else 1.0, float(max(last, default=1)))
+    y = _range(np.concatenate([smooth.ravel() for _, _, smooth, _ in found]) if found else np.zeros(0))
+    series, ends = [], []
+    for row, rounds, smooth, raw in found:
+        across = (np.asarray(rounds) - x[0]) / max(x[1] - x[0], 1)
+        low, high, mean, measured = (
+            (each - y[0]) / (y[1] - y[0])
+            for each in (smooth.min(axis=0), smooth.max(axis=0), smooth.mean(axis=0), raw.mean(axis=0))
+        )
+        of_row = {"label": row.label, "name": row.name, "line": _path(across, mean), "finished": row.finished}
+        of_row["raw"] = _path(across, measured) if window > 1 else ""
+        of_row["band"] = f"{_path(across, low)}L{_path(across[::-1], high[::-1])[1:]}Z" if len(smooth) > 1 else ""
+        series.append(of_row)
+        ends.append(f"{row.name} {smooth.mean(axis=0)[-1]:.1f} at round {rounds[-1]}")
+    curve = curve_of(metric)
+    unit = " in percent" if curve.scale == 100 else ""
+    alt = f"Line chart of {metric}{unit} over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
+    x_ticks = [(100 * (tick - x[0]) / max(x[1] - x[0], 1), f"{tick:g}") for tick in _ticks(*x, whole=True)]
+    y_ticks = [(100 * (tick - y[0]) / (y[1] - y[0]), f"{tick:g}") for tick in _ticks(*y)]
+    shown = {"name": metric, "title": curve.heading, "alt": alt, "series": series}
+    return shown | {"x": x, "y": y, "x_ticks": x_ticks, "y_ticks": y_ticks}
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    """Return the ends of an axis; a few values far above all others are cut off, such as losses that diverge."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    usual = float(np.quantile(known, 0.9))
+    high = 1.5 * usual if high > 5 * usual > 0 else high
+    room = 0.05 * (high - low or abs(high) or 1.0)
+    return low - room, high + room
+
+
+def _path(across: ArrayLike, up: ArrayLike) -> str:
+    """Return an SVG path through points."""
+    points = zip(np.asarray(across, dtype=float), np.asarray(up, dtype=float), strict=True)
+    return "M" + "L".join(f"{CHART_SIDE * a:.0f} {CHART_SIDE * (1 - u):.1f}" for a, u in points if math.isfinite(u))
+
+
+def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Return four to seven round numbers between two ends."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span))
+    factors = (0.1, 0.2, 0.5, 1.0) if whole else (0.1, 0.2, 0.25, 0.5, 1.0)
+    step *= next((factor for factor in factors if span / (step * factor) <= 6.5), 2.0)
+    step = max(step, 1.0) if whole else step
+    return [round(step * k, 10) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def heatmap(
+    values: ArrayLike,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    alt: str,
+    axes: tuple[str, str],
+    unit: str,
+    **what: Any,
+) -> dict[str, Any]:
+    """Return values from 0 to 1, float [rows, columns], as a picture of one pixel each; NaN, not measured, is grey.
+
+    Of more than `MOST_HEATMAP_COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
+
+    Returns: ``title`` and ``alt``; ``png``, in base64, in which the opacity is the value; the names of ``rows`` and
+        ``columns``; ``what`` the script needs: ``rows`` and ``columns`` (what they are called), ``unit``, and ``top``,
+        the value of full opacity; ``log`` if values grow with the exponential of the opacity.
+    """
+    from PIL import Image
+
+    table = np.asarray(values, dtype=np.float64).reshape(len(rows), -1)
+    names = list(columns)
+    if table.shape[1] > MOST_HEATMAP_COLUMNS:
+        parts = np.array_split(np.arange(table.shape[1]), MOST_HEATMAP_COLUMNS)
+        known = [np.where(np.isnan(table[:, part]).all(axis=1), np.nan, _mean(table[:, part])) for part in parts]
+        table, names = np.stack(known, axis=1), [names[part[0]] for part in parts]
+    pixels = np.empty((*table.shape, 4), dtype=np.uint8)
+    pixels[..., :3] = BLUE
+    pixels[..., 3] = np.round(255 * np.clip(np.nan_to_num(table), 0, 1))
+    pixels[np.isnan(table)] = UNKNOWN
+    file = io.BytesIO()
+    Image.fromarray(pixels, "RGBA").save(file, format="PNG", optimize=True)
+    what = {"rows": axes[0], "columns": axes[1], "unit": unit, "top": 100, **what}
+    shown = {"title": title, "alt": alt, "png": base64.b64encode(file.getvalue()).decode()}
+    return shown | {"rows": list(rows), "columns": names, "what": what, "named": len(rows) <= MOST_NAMED_ROWS}
+
+
+def _mean(values: Floats) -> Floats:
+    """Return the mean of the known values of each row; 0 where none is."""
+    known = ~np.isnan(values)
+    means: Floats = np.where(known, values, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    return means
+
+
+def class_names(trial: TrialResult) -> list[str]:
+    """Return the names of a trial's classes, or their numbers."""
+    names = [str(name) for name in trial.info.get("label_names") or []]
+    return names if len(names) == len(trial.test_total) else [str(number) for number in range(len(trial.test_total))]
+
+
+def class_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the accuracy of each class over rounds for each method, with its first seed."""
+    maps = []
+    for row in rows:
+        trial = row.trials[0]
+        if len(trial.evaluated) > 1:
+            names, rounds = class_names(trial), list(map(str, trial.evaluated))
+            ends = zip(names, trial.class_history[-1], strict=True)
+            last = ", ".join(f"{name} {100 * value:.0f}" for name, value in ends if not np.isnan(value))
+            alt = f"Map of {row.name}: accuracy of each class over rounds. In percent at the end: {last}."
+            maps.append(heatmap(trial.class_history.T, names, rounds, row.name, alt, ("class", "round"), " %"))
+    return maps
+
+
+def teacher_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the weight of each teacher over rounds, of methods that record who teaches; with the first seed."""
+    maps = []
+    seen = set()
+    for row in rows:
+        trial = row.trials[0]
+        rounds = [(entry["round"], entry["log"]) for entry in trial.rounds if (entry.get("log") or {}).get("teachers")]
+        if not rounds or trial.path in seen:
+            continue  # an average of a method's models has the method's teachers
+        seen.add(trial.path)
+        clients = sorted({str(name) for _, log in rounds for name in log["teachers"]}, key=_natural)
+        for name, words in (("target_weights", "target part"), ("nontarget_weights", "non-target part"), ("", "")):
+            if (name and not all(name in log for _, log in rounds)) or (not name and "target_weights" in rounds[0][1]):
+                continue
+            weights = np.zeros((len(clients), len(rounds)))
+            for place, (_, log) in enumerate(rounds):
+                for client, weight in zip(log["teachers"], log.get(name) or [1.0] * len(log["teachers"]), strict=True):
+                    weights[clients.index(str(client)), place] = weight
+            top = float(weights.max()) or 1.0
+            title = f"{row.label}, weight of the {words}" if words else f"{row.label}, teachers"
+            most = clients[int(weights.sum(axis=1).argmax())]
+            alt = f"Map of {title} over rounds, one row for each client that taught. The most: client {most}."
+            numbers, axes = [str(number) for number, _ in rounds], ("client", "round")
+            maps.append(heatmap(weights / top, clients, numbers, title, alt, axes, "", top=round(top, 3)))
+    return maps
+
+
+def confusion_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return how often each class was taken for each at the end, in shares of the true class; with the first seed."""
+    maps = []
+    for row in rows:
+        trial = row.trials[0]
+        counts = np.asarray(trial.confusions, dtype=np.float64)
+        if len(counts):
+            total = counts.sum(axis=1, keepdims=True)
+            shares = np.divide(counts, total, out=np.full_like(counts, np.nan), where=total > 0)
+            wrong = np.nan_to_num(shares * (1 - np.eye(len(shares))))
+            true, taken = divmod(int(wrong.argmax()), len(shares))
+            names = class_names(trial)
+            alt = (
+                f"Confusion matrix of {row.name}, true classes in rows, predicted ones in columns. Most often "
+                f"{names[true]} is taken for {names[taken]}, {100 * wrong[true, taken]:.0f} %."
+            )
+            maps.append(heatmap(shares, names, names, row.name, alt, ("true class", "predicted as"), " %"))
+    return maps
+
+
+def partition_heatmap(run: Run) -> dict[str, Any]:
+    """Return the heatmap of the first partition, its seed, and how many different partitions there are besides."""
+    drawn = next((trial for trial in run.trials if trial.partition.get("counts")), None)
+    if drawn is None:
+        return {"map": None, "others": 0, "seed": None}
+    counts = np.asarray(drawn.partition["counts"], dtype=np.float64)
+    names = list(map(str, drawn.info.get("label_names") or range(counts.shape[1])))
+    alt = (
+        f"Map of the examples per client and class: {len(counts)} clients, {len(names)} classes; a client holds "
+        f"{(counts > 0).sum(axis=1).mean():.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
     )
+    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(np.int64))
+    top = float(counts.max()) or 1.0
+    share, clients, axes = np.log1p(counts[shown].T) / np.log1p(top), list(map(str, shown)), ("class", "client")
+    picture = heatmap(share, names, clients, "", alt, axes, " examples", top=top, log=True)
+    hashes = {str(trial.partition.get("hash", trial.seed)) for trial in run.trials if trial.partition}
+    return {"map": picture, "others": len(hashes) - 1, "seed": drawn.seed, "top": f"{top:,.0f}"}
+
+
+def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return for each client the model's accuracy on classes in the client's proportions.
+
+    It is the mean over the window (unfinished: of the last evaluation) of the accuracies on clients' own test examples;
+    where they have none, of the class-wise test accuracies, weighted by the client's label distribution.
+
+    Returns: ``lines`` of a ``row``, the ``texts`` of its columns, and its ``box``: the quantiles 0, 0.1, 0.5, 0.9 and
+        1.
+    """
+    lines: list[dict[str, Any]] = []
+    for row in rows:
+        values = np.concatenate([_of_clients(trial) for trial in row.trials])
+        if len(values):
+            worst = np.sort(values)[: max(1, len(values) // 10)]
+            columns = (values.mean(), worst.mean(), values.min(), values.std(ddof=1) if len(values) > 1 else 0.0)
+            box = [100 * float(value) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
+            lines.append({"row": row, "texts": [f"{100 * value:.1f}" for value in columns], "box": box})
+    own = any(trial.client_history for row in rows for trial in row.trials)
+    return {"lines": lines, "covered": _covered([line["row"] for line in lines]), "own": own}
+
+
+def _of_clients(trial: TrialResult) -> Floats:
+    """Return the accuracy of a trial's model for each client, float64 [clients]; empty where it is not known."""
+    if trial.client_history:
+        told = trial.client_history
+        shown = [of for number, of in told.items() if trial.windows and number in trial.windows[-1]]
+        shown = shown or list(told.values())[-1:]
+        names = dict.fromkeys(client for of in shown for client in of)
+        return np.asarray([np.mean([of[client] for of in shown if client in of]) for client in names])
+    counts = trial.partition.get("counts") or []
+    if not len(trial.evaluated) or trial.task_sizes or any(len(held) != len(trial.test_total) for held in counts):
+        return np.zeros(0)
+    window = trial.windows[-1] if trial.windows else range(0)
+    inside = [number in window for number in trial.evaluated]
+    history = trial.class_history[inside] if any(inside) else trial.class_history[-1:]
+    accuracy = history.mean(axis=0)
+    values = [kold(held, accuracy)[0] for held in np.asarray(counts, dtype=np.float64) if sum(held)]
+    return np.asarray([value for value in values if not np.isnan(value)])
+
+
+def _covered(rows: Sequence[Row]) -> str:
+    """Return the rounds that are covered, if they are the same of all rows."""
+    covered: Mapping[str, None] = dict.fromkeys(rounds_covered(row.trials[0]) for row in rows if row.finished)
+    return next(iter(covered)) if len(covered) == 1 else "the window"
+
+
+def _natural(name: str) -> tuple[int, int, str]:
+    """Sort numbers as numbers, before words."""
+    return (0, int(name), name) if name.isdecimal() else (1, 0, name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.summary import Difference, Row, difference, trials_of
+from fedkeep.reporting.trial import TrialResult
 
 TELLING = 0.2
 """Loss of a class from which it is told."""
@@ -168,3 +170,58 @@ def _listed(names: Sequence[str]) -> str:
     if len(shown) > NAMED + 1:
         shown = [*shown[:NAMED], f"{len(shown) - NAMED} others"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list[str]:
+    """Say which methods have not learned, or lost local trainings that were not finite, and what to change.
+
+    ``trials``: Finished or not; one that is in its first quarter is left out, as any may still be at chance there.
+    ``settings``: The recipe; its learning rate and its clipping are named.
+    Returns: A sentence or two for each kind of trouble.
+    """
+    begun = [trial for trial in trials if 4 * trial.rounds_done >= trial.rounds_planned]
+    stuck = [trial for trial in begun if not trial.learned]
+    unstable = [trial for trial in trials if trial.not_finite]
+    too_far = [trial for trial in stuck if trial.too_large]
+    said = []
+    if stuck:
+        first = stuck[0]
+        guess = f"{100 * first.recent_accuracy:.1f} % where guessing gives {100 * first.chance:.1f} %"
+        said.append(
+            f"{_with_seeds(stuck)} did not learn: accuracy is at chance ({guess}), and so is its mean over classes. "
+            "What such a method forgets says nothing, and it is compared with no other."
+        )
+    for found, ended in (
+        (unstable, "ended in numbers that are not finite"),
+        (too_far, "ended too far from where they began, and were refused"),
+    ):
+        if found:
+            lost = sum(trial.not_finite if found is unstable else trial.too_large for trial in found)
+            asked = sum(len(row.get("cohort", ())) for trial in found for row in trial.rounds)
+            said.append(f"{lost:,} of {asked:,} local trainings of {_with_seeds(found)} {ended}.")
+    if unstable or too_far:
+        rate, clip = _change(settings, "lr", 0.1), _change(settings, "max_grad_norm", 0.1)
+        said.append(f"Local training diverges. Lower the learning rate, {rate}, or clip gradients, {clip}.")
+    elif stuck:
+        rates = _change(settings, "lr", 10, 0.1)
+        said.append(f"Give it more rounds (--rounds), or change the learning rate, {rates}.")
+    return said
+
+
+def _with_seeds(trials: Sequence[TrialResult]) -> str:
+    """Return the labels of trials, each with its seeds."""
+    seeds: dict[str, list[int]] = {}
+    for trial in trials:
+        seeds.setdefault(trial.label, []).append(trial.seed)
+    return ", ".join(
+        f"{label} (seed{'s' * (len(numbers) > 1)} {', '.join(map(str, dict.fromkeys(numbers)))})"
+        for label, numbers in seeds.items()
+    )
+
+
+def _change(settings: Mapping[str, Any], option: str, *factors: float) -> str:
+    """Say how to change an option of local training: to multiples of what it is, if that is known."""
+    value = settings.get("training", {}).get(option)
+    if not isinstance(value, int | float):
+        return f"--set training.{option}=1" if option == "max_grad_norm" else f"--set training.{option}"
+    return f"--set training.{option}={' or '.join(f'{value * factor:g}' for factor in factors)} (it is {value:g})"

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +27,9 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
-from fedkeep.reporting.figures import COLOURS, CURVES, LineStyle, smoothing, styles
-from fedkeep.reporting.findings import findings
+from fedkeep.reporting import figures, table
+from fedkeep.reporting.findings import findings, warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
-from fedkeep.reporting.record import warnings
-from fedkeep.reporting.report_charts import (
-    class_heatmaps,
-    class_names,
-    client_accuracies,
-    confusion_heatmaps,
-    line_chart,
-    partition_heatmap,
-    teacher_heatmaps,
-)
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import (
     EXPLANATION,
@@ -51,25 +41,13 @@ from fedkeep.reporting.summary import (
     summary,
     trials_of,
 )
-from fedkeep.reporting.table import (
-    NOTHING,
-    TextTable,
-    human_bytes,
-    initial_models,
-    markdown,
-    result_table,
-    show,
-    trials_csv,
-)
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
-
+    from jinja2 import Template
 
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 CLIENTS_LISTED = 40  # with test examples of their own, the worst served first
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
-SEEDS = ("seed", "seeds")
 
 
 def write_report(runs: Run | Sequence[Run], path: str | Path) -> Path:
@@ -82,7 +60,7 @@ def write_report(runs: Run | Sequence[Run], path: str | Path) -> Path:
 
 def render(runs: Run | Sequence[Run]) -> str:
     """Return the report of a run, or of several that are compared, as HTML text."""
-    return page("report.html.jinja", context(runs))
+    return _template().render(context(runs))
 
 
 def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
@@ -90,11 +68,14 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     runs = [runs] if isinstance(runs, Run) else list(runs)
     rows = summary(runs)
     run = _combined(runs)
-    line_styles = styles(trial.label for row in rows for trial in row.trials)
-    window = smoothing(trial for row in rows for trial in row.trials)
+    line_styles = figures.styles(trial.label for row in rows for trial in row.trials)
+    window = figures.smoothing(trial for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     main = main_metric(run.trials)
-    drawn = ([main.name] if main else []) + [name for name, curve in CURVES.items() if curve.heading]
+    chain, local = (
+        [row for row in rows if any(map(attrgetter(name), row.trials))] for name in ("chain", "local_models")
+    )
+    drawn = ([main.name] if main else []) + [name for name, curve in figures.CURVES.items() if curve.heading]
     return {
         "run": run,
         "facts": _facts(run),
@@ -106,20 +87,18 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "window": window,
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
-        "chain": result_table([row for row in rows if any(t.chain for t in row.trials)], shown_in("sequences")),
-        "local": result_table(
-            [row for row in rows if any(t.local_models for t in row.trials)], shown_in("local models")
-        ),
+        "chain": table.result_table(chain, shown_in("sequences")),
+        "local": table.result_table(local, shown_in("local models")),
         "differences": _differences(finished),
         "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
-        "charts": [line_chart(rows, line_styles, name, window) for name in drawn],
+        "charts": [figures.line_chart(rows, name, window) for name in drawn],
         "legend": list(line_styles),
-        "class_heatmaps": class_heatmaps(rows),
-        "teachers": teacher_heatmaps(rows),
-        "confusions": confusion_heatmaps(rows),
-        "clients": client_accuracies(rows),
+        "class_heatmaps": figures.class_heatmaps(rows),
+        "teachers": figures.teacher_heatmaps(rows),
+        "confusions": figures.confusion_heatmaps(rows),
+        "clients": figures.client_accuracies(rows),
         "by_client": by_client(rows),
-        "partition": partition_heatmap(run),
+        "partition": figures.partition_heatmap(run),
         "script": script(),
         "tasks": _tasks(rows),
         "classes": _classes(rows),
@@ -153,20 +132,21 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     cohorts = {trial.info.get("cohort_size") for trial in run.trials}
     seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
     rounds = sorted({trial.rounds_planned for trial in run.trials})
+    threads = f" ({count} thread{'s' * (count != 1)})" if (count := run.info.get("threads")) else ""
     idle_parts = [(trial.label, trial.info["idle_part"]) for trial in run.trials if trial.info.get("idle_part")]
     facts = [
         ("data", str(info.get("dataset") or "")),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
-        ("initial model", initial_models(run.trials)),
+        ("initial model", table.initial_models(run.trials)),
         ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
         ("clients", f"{info['num_clients']}" + (f", {info['cohort_size']} a round" if len(cohorts) == 1 else "")),
-        ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
+        ("partition", f"{scheme} ({split})" if split else str(scheme or table.NOTHING)),
         ("tasks", ", ".join(filter(None, (str(len(info.get("tasks") or "") or ""), str(info.get("sharing") or ""))))),
         ("rounds", ", ".join(map(str, rounds))),
         ("does nothing here", "; ".join(dict.fromkeys(f"{label}: {idle}" for label, idle in idle_parts))),
         ("local training", _training(run.settings.get("training") or {})),
-        (SEEDS[len(seeds) > 1], ", ".join(seeds)),
-        ("device", " ".join(_device(run))),
+        ("seed" + "s" * (len(seeds) > 1), ", ".join(seeds)),
+        ("device", f"{run.info.get('device', '')}{threads}"),
         ("started", _moment(run.info.get("started"))),
     ]
     return [(name, text) for name, text in facts if text]
@@ -177,17 +157,7 @@ def _training(settings: Mapping[str, Any]) -> str:
     defaults = as_table(Training())
     shown = {name: settings[name] for name in ("optimizer", "epochs", "batch_size", "lr") if name in settings}
     shown |= {name: value for name, value in settings.items() if value != defaults.get(name, value)}
-    return _listed(shown)
-
-
-def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
-
-
-def _device(run: Run) -> list[str]:
-    threads = run.info.get("threads")
-    words = [str(run.info.get("device", ""))]
-    return words + [f"({threads} {'thread' if threads == 1 else 'threads'})"] * bool(threads)
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 def _moment(text: Any) -> str:
@@ -198,24 +168,21 @@ def _moment(text: Any) -> str:
         return str(text or "")
 
 
-def _swatch(style: LineStyle, place: int) -> dict[str, Any]:
+def _swatch(style: figures.LineStyle, place: int) -> dict[str, Any]:
     """Return a sample of the line: its place in the legend, the number of its colour, and its dashes in pixels."""
-    return {
-        "place": place,
-        "colour": style.index % len(COLOURS),
-        "dashes": " ".join(f"{2 * length:g}" for length in style.dashes),
-    }
+    dashes = " ".join(f"{2 * length:g}" for length in style.dashes)
+    return {"place": place, "colour": style.index % len(figures.COLOURS), "dashes": dashes}
 
 
-def _results(rows: Sequence[Row]) -> TextTable:
+def _results(rows: Sequence[Row]) -> table.TextTable:
     beside = {"window_mean": [METRICS["window_std"]]}
     columns = [one for m in columns_for(trials_of(rows)) for one in (m, *beside.get(m.name, ()))]
-    table = result_table(rows, columns)
+    found = table.result_table(rows, columns)
     units = ["", "", *(", %" if metric.unit == "%" else "" for metric in columns)]
-    return replace(table, heads=[head + unit for head, unit in zip(table.heads, units, strict=True)])
+    return replace(found, heads=[head + unit for head, unit in zip(found.heads, units, strict=True)])
 
 
-def _differences(rows: Sequence[Row]) -> TextTable:
+def _differences(rows: Sequence[Row]) -> table.TextTable:
     """Return the gains of each method on every other that comes before it, paired by seed, with their intervals."""
     metric = headline(trials_of(rows))[0]
     lines = []
@@ -224,7 +191,7 @@ def _differences(rows: Sequence[Row]) -> TextTable:
         each = [", ".join(f"{100 * value:+.2f}" for value in gain.values) * (len(gain.values) > 1) for gain in found]
         gains = [f"{show_difference(gain)}\n{values}" for gain, values in zip(found, each, strict=True)]
         lines.append([row.label, *gains, *[""] * (len(rows) - 1 - place)])
-    return TextTable(["method", *(f"minus {row.label}" for row in rows[:-1])], lines, EXPLANATION)
+    return table.TextTable(["method", *(f"minus {row.label}" for row in rows[:-1])], lines, EXPLANATION)
 
 
 def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -257,24 +224,24 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
             values = [100 * Spread.of(column).mean for column in others.T]
             mean = Spread.of(values).mean
             lines.append({"row": row, "what": "specificity", "values": values, "mean": mean})
-    names = class_names(shown[0].trials[0]) if shown else []
+    names = figures.class_names(shown[0].trials[0]) if shown else []
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 
 
-def by_client(rows: Sequence[Row]) -> TextTable:
+def by_client(rows: Sequence[Row]) -> table.TextTable:
     """Return what the model at the end is worth to each client by its name, the worst served first.
 
     Empty where clients have no test examples of their own, or no names that mean the same with every seed.
     """
     trials = trials_of(rows)
     if not all(one.client_history and (one.partition.get("client_names") or not one.partition) for one in trials):
-        return TextTable([], [])
+        return table.TextTable([], [])
     score, lines = main_metric(trials), []
     for client in dict.fromkeys(name for trial in trials for name in trial.client_accuracy):
         cells, worst = [client], np.inf
         for row in rows:
             value = Spread.of(trial.client_accuracy.get(client, np.nan) for trial in row.trials).mean
-            cells.append(NOTHING if np.isnan(value) else f"{100 * value:.1f}")
+            cells.append(table.NOTHING if np.isnan(value) else f"{100 * value:.1f}")
             worst = np.nanmin([worst, value])
             of_clients = (trial.client_scores(score.name if score else "") for trial in row.trials)
             if score and not np.isnan(value := Spread.of(of.get(client, np.nan) for of in of_clients).mean):
@@ -283,19 +250,14 @@ def by_client(rows: Sequence[Row]) -> TextTable:
     listed = [line for _, line in sorted(lines, key=itemgetter(0))[:CLIENTS_LISTED]]
     more = len(lines) - len(listed)
     note = f"{more} better served clients are in the trials' rounds.jsonl." if more else ""
-    return TextTable(["client", *(row.label for row in rows)], listed, note)
+    return table.TextTable(["client", *(row.label for row in rows)], listed, note)
 
 
-PARTS = {
-    "training": "train",
-    "teachers": "teachers",
-    "server": "server",
-    "evaluation": "evaluate",
-    "saving": "checkpoint",
-}
+PARTS = {"training": "train", "teachers": "teachers", "server": "server"}
+PARTS |= {"evaluation": "evaluate", "saving": "checkpoint"}
 
 
-def _costs(rows: Sequence[Row]) -> TextTable:
+def _costs(rows: Sequence[Row]) -> table.TextTable:
     """Return the seconds of each part of a trial, and what was sent; `PARTS` are those of timings.jsonl."""
     played = {id(trial) for trial in deduplicate(rows)}
     rows = [row for row in rows if any(id(trial) in played for trial in row.trials)]  # an average costs nothing
@@ -303,12 +265,12 @@ def _costs(rows: Sequence[Row]) -> TextTable:
     heads += ["down per client and round", "up per client and round", "all traffic"]
     lines = []
     for row in rows:
-        parts = [show(Spread.of(trial.seconds(part) for trial in row.trials), "s") for part in PARTS.values()]
+        parts = [table.show(Spread.of(trial.seconds(part) for trial in row.trials), "s") for part in PARTS.values()]
         a_round = Spread.of(trial.train_seconds / trial.rounds_done for trial in row.trials if trial.rounds_done)
         traffic = (row.value("down"), row.value("up"), Spread.of(trial.traffic for trial in row.trials))
-        cells = [*parts, f"{a_round.mean:.2f}" if a_round.n else NOTHING]
-        lines.append(["\n".join([row.label, row.note]), *cells, *(human_bytes(spread.mean) for spread in traffic)])
-    return TextTable(heads, lines, dim={i for i, row in enumerate(rows) if not row.finished})
+        cells = [*parts, f"{a_round.mean:.2f}" if a_round.n else table.NOTHING]
+        lines.append([f"{row.label}\n{row.note}", *cells, *(table.human_bytes(spread.mean) for spread in traffic)])
+    return table.TextTable(heads, lines, dim={i for i, row in enumerate(rows) if not row.finished})
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
@@ -330,14 +292,8 @@ def _lost(rows: Sequence[Row]) -> dict[str, Any]:
     ]
     last = [(trial, trial.rounds[-1].get("set_aside", ())) for trial in trials if trial.rounds]
     aside = [f"{', '.join(named)} of {trial.label}, seed {trial.seed}" for trial, named in last if named]
-    return {
-        "clients": clients,
-        "rolled_back": count,
-        "refused": refused,
-        "set_aside": aside,
-        "lines": lines[:LOST_SHOWN],
-        "more": len(lines[LOST_SHOWN:]),
-    }
+    shown = {"lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
+    return shown | {"clients": clients, "rolled_back": count, "refused": refused, "set_aside": aside}
 
 
 def _repeat(run: Run) -> dict[str, Any]:
@@ -359,11 +315,6 @@ def _repeat(run: Run) -> dict[str, Any]:
     }
 
 
-def page(template: str, context: Mapping[str, Any]) -> str:
-    """Return a page as HTML text; what the context lacks and the template names is an error."""
-    return _environment().get_template(template).render(context)
-
-
 @cache
 def script() -> dict[str, str]:
     """Return the script of the report, and its hash, by which a page allows this script and no other."""
@@ -372,13 +323,14 @@ def script() -> dict[str, str]:
     return {"text": text, "hash": f"sha256-{digest}"}
 
 
-@cache  # it keeps the templates compiled
-def _environment() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
+@cache  # it stays compiled
+def _template() -> Template:
+    """Return the page; what the context lacks and the template names is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    folder = files("fedkeep.reporting")
-    loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    loader = PackageLoader("fedkeep", "reporting")
+    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=loader, undefined=StrictUndefined, **options).get_template("report.html.jinja")
 
 
 REPORT = "report.html"
@@ -402,8 +354,8 @@ def write_all(path: str | Path, out: str | Path | None = None) -> Run:
     run = read_run(path)
     rows = summary(run)
     folder = Path(out) if out is not None else default_out(run.path)
-    atomic_write(folder / "results.csv", trials_csv(rows))
-    atomic_write(folder / "table.md", markdown(rows))
+    atomic_write(folder / "results.csv", table.trials_csv(rows))
+    atomic_write(folder / "table.md", table.markdown(rows))
     write_report(run, folder / REPORT)
     return run
 

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from fedkeep import metrics
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.description import describe_data
-from fedkeep.reporting.record import Window
-from fedkeep.reporting.trial import TrialResult
+from fedkeep.reporting.trial import TrialResult, Window, mean_of
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback, Outcome
 
@@ -43,7 +43,8 @@ class Metric:
     unit : {"%", "s", "bytes", ""}
         ``"%"`` for a fraction that is shown in percent, ``"s"`` for seconds.
     compute : Callable[[TrialResult], float], optional
-        Computes it from a trial; NaN where nothing was measured. Default: the trial's property of that name.
+        Computes it from a trial; NaN where nothing was measured. Default: the mean of `series`, or else the trial's
+        property of that name.
     better : {1, -1, 0}
         1 where a higher value is better, -1 where a lower one is, 0 where methods are not ranked by it.
     shown : str
@@ -57,6 +58,8 @@ class Metric:
         Whether it covers the window without being the mean of such a series.
     of_history : bool
         Whether it depends on all rounds that were evaluated, whatever it covers.
+    meaning : str
+        What it is, in a sentence. Default: the first paragraph of the docstring of what computes it.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Metric:
     series: Callable[[TrialResult], dict[int, float]] | None = None
     windowed: bool = False
     of_history: bool = False
+    meaning: str = ""
 
     def __post_init__(self) -> None:
         """Check what was given."""
@@ -79,22 +83,19 @@ class Metric:
         ]
         if wrong:
             raise ConfigError(f"the metric {self.name!r:.60}: {'; '.join(wrong)}.")
+        object.__setattr__(
+            self, "meaning", self.meaning or _first(self.compute or getattr(TrialResult, self.name, None))
+        )
 
     @property
     def covers_window(self) -> bool:
         """Tell whether it is of the rounds of the window."""
         return self.series is not None or self.windowed
 
-    @property
-    def meaning(self) -> str:
-        """Return what it is: the first paragraph of the docstring of what computes it."""
-        doc = inspect.cleandoc((self.compute or getattr(TrialResult, self.name)).__doc__ or "")
-        return doc.split("\n\n")[0].removeprefix("Return ")
-
     def of(self, trial: TrialResult) -> float:
         """Return the value of one trial."""
         if self.compute is None:
-            return float(attrgetter(self.name)(trial))
+            return mean_of(self.series(trial).values()) if self.series else float(attrgetter(self.name)(trial))
         try:
             return float(self.compute(trial))
         except Exception as error:
@@ -110,7 +111,7 @@ class Metric:
     def by_evaluation(self, trial: TrialResult) -> dict[int, float]:
         """Return the value at each evaluation, as if it had been the last one, and the only one of the window."""
         if self.shown == "scored":
-            return dict(zip(map(int, trial.evaluated), map(float, trial.score_history(self.name)), strict=True))
+            return trial.by_round(trial.score_history(self.name))
         return {
             n: self.of(replace(trial, rounds=trial.rounds[: place + 1], finished=True, window=Window(1)))
             for place, n in enumerate(row["round"] for row in trial.rounds)
@@ -135,8 +136,7 @@ class LoggedMetric(Metric):
     windowed: bool = True
 
     def of(self, trial: TrialResult) -> float:
-        values = self.by_round(trial).values()
-        return sum(values) / len(values) if values else nan
+        return mean_of(self.by_round(trial).values())
 
     def by_round(self, trial: TrialResult) -> dict[int, float]:
         window = trial.windows[-1] if trial.windows else ()
@@ -144,6 +144,11 @@ class LoggedMetric(Metric):
             row["round"]: {**(row.get("log") or {}), **row.get("measured", {})}.get(self.title) for row in trial.rounds
         }
         return {n: float(value) for n, value in found.items() if n in window and isinstance(value, int | float)}
+
+
+def _first(source: object) -> str:
+    """Return the first paragraph of the docstring of what computes a metric."""
+    return inspect.cleandoc(source.__doc__ or "").split("\n\n")[0].removeprefix("Return ")
 
 
 def rounds_covered(trial: TrialResult) -> str:
@@ -157,21 +162,39 @@ ADD_REMOVE = "add or remove"
 """The neighbours that every epsilon is for: with and without one example, or one client."""
 
 
-def _percent(
-    name: str, title: str, better: int, shown: Shown, series: str = "", windowed: bool = False, of_history: bool = False
-) -> Metric:
-    """Return a metric that is a fraction, a property of a trial; ``series`` is another one."""
-    return Metric(name, title, "%", None, better, shown, attrgetter(series) if series else None, windowed, of_history)
+def _percent(name: str, title: str, better: int, shown: Shown, series: str = "", **more: Any) -> Metric:
+    """Return a metric that is a fraction, a property of a trial, or the mean of one that is a series."""
+    more["meaning"] = _first(getattr(TrialResult, name, None) or getattr(TrialResult, series))
+    return Metric(name, title, "%", None, better, shown, attrgetter(series) if series else None, **more)
 
 
-def _scored(name: str, title: str, better: int) -> Metric:
+def _scored(name: str, title: str, better: int, meaning: str) -> Metric:
     """Return a score that is measured where the recipe names a metric, in the mean over the window."""
-    return Metric(name, title, "%", None, better, "scored", lambda trial: trial.window_scores(name))
+    series: Callable[[TrialResult], dict[int, float]] = lambda trial: trial.window_scores(name)  # noqa: E731
+    return Metric(name, title, "%", None, better, "scored", series, meaning=f"the {meaning}, over the window")
 
 
-def _over_clients(name: str, title: str, how: Callable[[list[float]], float]) -> Metric:
+def _over_clients(name: str, title: str, how: Callable[[list[float]], float], unit: str = "%") -> Metric:
     """Return a metric of clients' accuracies on their own test examples, in the mean over the window."""
-    return Metric(name, title, "%", None, 1, "if measured", lambda trial: trial.over_clients(how))
+    meaning = f"{title}: of the accuracies of clients on their own test examples, in the mean over the window"
+    shown: Shown = "if measured" if unit else "CSV"
+    return Metric(
+        name, title, unit, None, int(bool(unit)), shown, lambda trial: trial.over_clients(how), meaning=meaning
+    )
+
+
+def _kold(name: str, title: str, which: int, classes: str, support: bool = False) -> Metric:
+    """Return an accuracy of local models over the window, inside or outside of what their clients hold."""
+    meaning = f"local models' accuracy over {classes}"
+    compute: Callable[[TrialResult], float] = lambda trial: trial.kold(support=support)[which]  # noqa: E731
+    return Metric(name, title, "%", compute, 1, "local models", windowed=True, meaning=meaning)
+
+
+def _of_tasks(name: str, title: str, measure: Callable[[Any], float], shown: Shown = "with tasks") -> Metric:
+    """Return a metric of the matrix of accuracies by task."""
+    compute: Callable[[TrialResult], float] = lambda t: measure(t.task_matrix) if len(t.task_matrix) else nan  # noqa: E731
+    compute.__doc__, better = measure.__doc__, -1 if "forgetting" in name else 1
+    return Metric(name, title, "%", compute, better, shown, of_history=better < 0)
 
 
 METRICS: dict[str, Metric] = {
@@ -184,11 +207,11 @@ METRICS: dict[str, Metric] = {
         Metric("train_seconds", "train s", "s", shown="always"),
         Metric("down", "down / client / round", "bytes", shown="always"),
         Metric("up", "up / client / round", "bytes", shown="always"),
-        _scored("balanced_accuracy", "balanced accuracy", 1),
-        _scored("f1", "F1", 1),
-        _scored("auroc", "AUROC", 1),
-        _scored("ece", "calibration error", -1),
-        _scored("specificity", "specificity", 1),
+        _scored("balanced_accuracy", "balanced accuracy", 1, "mean over classes of their accuracies (sensitivities)"),
+        _scored("f1", "F1", 1, "mean over classes of the F1 score"),
+        _scored("auroc", "AUROC", 1, "area under the ROC curve of one class against the rest, its mean over classes"),
+        _scored("ece", "calibration error", -1, "expected calibration error of the softmax in 15 bins"),
+        _scored("specificity", "specificity", 1, "share of other classes' examples not taken for a class, in the mean"),
         _percent("window_std", "standard deviation over rounds", 0, "CSV", windowed=True),
         _percent("forgetting", "forgetting, last", -1, "CSV", of_history=True),
         _percent("balanced", "mean over classes, last", 1, "CSV"),
@@ -197,22 +220,26 @@ METRICS: dict[str, Metric] = {
         _percent("drift", "drift", -1, "sequences"),
         _percent("local_accuracy", "accuracy of local models", 1, "local models", "window_local_accuracies"),
         _percent("local_last", "accuracy of local models, last", 1, "local models"),
-        _percent("kold_in", "inside own classes", 1, "local models", windowed=True),
-        _percent("kold_out", "outside own classes", 1, "local models", windowed=True),
-        _percent("seen", "seen classes", 1, "local models", windowed=True),
-        _percent("unseen", "unseen classes", 1, "local models", windowed=True),
+        _kold("kold_in", "inside own classes", 0, "classes, weighted by their clients' label distributions"),
+        _kold(
+            "kold_out", "outside own classes", 1, "classes, weighted by one minus their share of the client's labels"
+        ),
+        _kold("seen", "seen classes", 0, "the classes of which their clients have examples", support=True),
+        _kold("unseen", "unseen classes", 1, "the classes of which their clients have none", support=True),
         _percent("window_incremental", "mean over tasks", 1, "with tasks", "window_incrementals"),
-        _percent("incremental", "mean over tasks, after each", 1, "with tasks"),
+        _of_tasks("incremental", "mean over tasks, after each", metrics.average_incremental_accuracy),
         _percent("task_accuracy", "after the last task", 1, "with tasks"),
-        _percent("forgetting_chaudhry", "forgetting from the best", -1, "with tasks", of_history=True),
-        _percent("forgetting_fedskf", "forgetting a task", -1, "with tasks", of_history=True),
-        _percent("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", -1, "CSV", of_history=True),
-        _percent("backward", "backward transfer", 1, "CSV"),
+        _of_tasks("forgetting_chaudhry", "forgetting from the best", metrics.forgetting_tasks),
+        _of_tasks("forgetting_fedskf", "forgetting a task", metrics.fedskf),
+        _of_tasks(
+            "forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", metrics.chaudhry_mean, "CSV"
+        ),
+        _of_tasks("backward", "backward transfer", metrics.backward_transfer, "CSV"),
         _over_clients("client_mean", "mean over clients", np.mean),
         _over_clients("client_worst", "worst client", min),
         _over_clients("client_median", "median client", np.median),
         _over_clients("client_best", "best client", max),
-        Metric("clients_tested", "clients that tested", windowed=True, shown="CSV"),
+        _over_clients("clients_tested", "clients that tested", len, ""),
         Metric("epsilon", f"epsilon ({ADD_REMOVE} example)", better=-1),
         Metric("counts_epsilon", f"epsilon of label counts ({ADD_REMOVE} example)", better=-1),
         Metric("prototypes_epsilon", f"epsilon of prototypes ({ADD_REMOVE} client)", better=-1),

@@ -17,9 +17,8 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, table_of
-from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.metric import Metric, headline, metric_of
-from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
+from fedkeep.reporting.run_folder import Run, method_of, open_run, read_run, runs_in
 from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
 from fedkeep.reporting.table import NOTHING, TextTable, frozen, show
 

@@ -2,10 +2,15 @@
 
 A run that was killed leaves a cut last line and trials without a result; both are expected here, and marked. Whatever
 is read is checked against its digest (see `fedkeep._utils.digests`), and `verify_run` checks all files.
+
+An archive is a ZIP file with the records of runs, which is read without being unpacked. Of one run it has the run
+folder's own names; of several runs it has a folder for each, and ``results/choices.zip/confirm-sfedkd`` is the path of
+one. Models, checkpoints and what `fedkeep report` writes again stay out of it.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import tomllib
 import zipfile
@@ -13,27 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from fedkeep._utils import digests
 from fedkeep._utils.digests import ForeignFile, read_all, read_json, read_toml
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.experiment.provenance import (
-    ARCHIVE_SUFFIX,
-    TRIAL_FILE,
-    TRIALS,
-    UNKNOWN,
-    check_inputs,
-    check_recipe,
-    check_trial,
-    find_checkpoint_damage,
-    find_code_damage,
-    find_damage,
-)
+from fedkeep.experiment import provenance
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, RECORD_SUFFIXES, TRIAL_FILE, TRIALS
 from fedkeep.interface import algorithms
-from fedkeep.reporting.archive import open_run
-from fedkeep.reporting.record import Window
-from fedkeep.reporting.trial import TrialResult
+from fedkeep.reporting.trial import TrialResult, Window
 from fedkeep.rounds.run_settings import EvaluationModel, RunSettings
 from fedkeep.trials.checkpoint import manifests
 from fedkeep.trials.trial import LEDGER, MANIFEST
@@ -80,18 +75,18 @@ def read_run(path: str | Path) -> Run:
 
     Trials come in the order in which the recipe names their methods, then by seed.
 
-    ``path``: A run folder, an archive of one, or a folder in an archive of several (see `fedkeep.reporting.archive`).
+    ``path``: A run folder, an archive of one, or a folder in an archive of several.
     """
     path = Path(path)
     root = open_run(path)
     if not (root / "run.json").is_file():
         raise RunError(_not_a_run(path))
     info, text, folders = read_json(root / "run.json"), read_toml(root / "recipe.toml"), trial_folders(root)
-    check_recipe(root)
+    provenance.check_recipe(root)
     for folder in folders:
-        check_trial(root, folder)
+        provenance.check_trial(root, folder)
     trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders]
-    check_inputs((trial.path, trial.seed, trial.info.get("dependencies", {})) for trial in trials)
+    provenance.check_inputs((trial.path, trial.seed, trial.info.get("dependencies", {})) for trial in trials)
     run = Run(path, info, text, ())
     trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
     named = [str(method.get("label")) for method in run.settings.get("methods", ())]
@@ -118,9 +113,9 @@ def _check_records(trial: Traversable) -> bool:
     """Check what a report of a trial is made of, and return whether the trial is finished."""
     finished, found = (trial / MANIFEST).is_file(), []
     if finished:
-        found = find_damage(trial, only_records=True)
+        found = provenance.find_damage(trial, only_records=True)
     elif last := manifests(trial / "checkpoint")[:1]:
-        found = find_checkpoint_damage(trial, last[0], only_records=True)
+        found = provenance.find_checkpoint_damage(trial, last[0], only_records=True)
         # A trial that is running may have replaced its checkpoint meanwhile.
         found = found if manifests(trial / "checkpoint")[:1] == last else []
     if found:
@@ -353,13 +348,13 @@ def verify_run(path: str | Path) -> list[Verification]:
             read(root / name)
         except RunError as error:
             found.append(str(error))
-    found = found or find_code_damage(root)
+    found = found or provenance.find_code_damage(root)
     status: Status = "damaged" if found else "finished"
     folders = trial_folders(root)
     if not found:
         try:
-            check_recipe(root)
-            check_inputs(filter(None, map(_inputs, folders)))
+            provenance.check_recipe(root)
+            provenance.check_inputs(filter(None, map(_inputs, folders)))
         except ForeignFile as error:
             status, found = "foreign", [str(error)]
     whole = status == "finished"
@@ -380,10 +375,13 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
     """Check a trial, and whether it belongs to the run if that is asked; an archive holds no models and checkpoints."""
     status: Status = "finished"
     if (trial / MANIFEST).is_file():
-        found, checked = find_damage(trial, only_records=not isinstance(root, Path)), "all files of its manifest"
+        found, checked = (
+            provenance.find_damage(trial, only_records=not isinstance(root, Path)),
+            "all files of its manifest",
+        )
     else:
         status, names = "unfinished", manifests(trial / "checkpoint")
-        found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
+        found = [damage for name in names for damage in provenance.find_checkpoint_damage(trial, name)]
         try:
             if names or (trial / TRIAL_FILE).is_file():
                 read_json(trial / TRIAL_FILE)
@@ -393,8 +391,154 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
         checked = f"checkpoints of rounds {rounds}" if names else "no checkpoint"
     details = list(dict.fromkeys(found)) or [checked]
     try:
-        if belongs and not check_trial(root, trial) and not found:
-            details.append(UNKNOWN)
+        if belongs and not provenance.check_trial(root, trial) and not found:
+            details.append(provenance.UNKNOWN)
     except ForeignFile as error:
         return Verification(trial.name, "foreign", (str(error), *found))
     return Verification(trial.name, "damaged" if found else status, tuple(details))
+
+
+MOST_FILES = 100_000
+MOST_BYTES = 1 << 30
+"""Of an archive, and of all that it unpacks to: an archive that says it holds more is refused."""
+
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which can be unpacked in parts of a size that is asked for
+
+
+def open_run(path: Path) -> Traversable:
+    """Return the root of a run's files.
+
+    ``path``: A run folder, an archive of one, or a folder in an archive.
+    Returns: The folder itself, on disk or in the archive. What does not exist is returned as it is given.
+    """
+    file = None if path.is_dir() else next((place for place in (path, *path.parents) if place.is_file()), None)
+    if file is None:
+        return path
+    inside, path = path.relative_to(file).parts, file
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise RunError(f"{path} is larger than {MOST_BYTES:,} bytes, which no archive of a run is.")
+        # The whole file is read, so that none stays open for as long as somebody may still look into it.
+        archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise RunError(f"{path} is neither a run folder nor an archive of one ({error}).") from None
+    _check_entries(path, archive)
+    archive.filename = str(path)  # what errors call it
+    return zipfile.Path(archive).joinpath(*inside)
+
+
+def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, bytes] | None = None) -> Path:
+    """Write the records of run folders into one file; the same records give the same bytes.
+
+    ``runs``: Run folders by their names in the archive; an empty name makes it an archive of this run only.
+    ``target``: The file. In one that exists runs of the same names are replaced, unless files would be lost; others
+        stay.
+    ``further``: More files by name.
+    """
+    held, files = _files_of(target), dict(further or {})
+    for name, run in runs.items():
+        if not (run / "run.json").is_file():
+            raise RunError(f"{run} is not a run folder: it has no run.json.")
+        folder = f"{name}/" if name else ""
+        found = {f"{folder}{path}": content for path, content in _records(run).items()}
+        if lost := sorted(path for path in held if path.startswith(folder) and path not in found):
+            raise RunError(
+                f"{target} holds {lost[0]}{f' and {len(lost) - 1} more files' * (len(lost) > 1)}, which {run} has not. "
+                "Choose another --out, or remove it."
+            )
+        if (started := _started(held.get(f"{folder}run.json"))) not in ("", _started(found[f"{folder}run.json"])):
+            raise RunError(
+                f"{target} holds another run{f' named {name}' if name else ''}, which was started at {started}. Rename "
+                f"{run}, or choose another --out."
+            )
+        files |= found
+    if "run.json" in held and "" not in runs:
+        raise RunError(f"{target} is the archive of one run; others cannot be added to it. Choose another --out.")
+    files = held | files
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name)  # with no time of its own: 1980
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, files[name])
+    with zipfile.ZipFile(packed) as archive:
+        _check_entries(target, archive)  # what could not be read again is not written
+    return atomic_write(target, packed.getvalue())
+
+
+def _started(info: bytes | None) -> str:
+    """Return when the run of a run.json was started; empty without a file that tells it."""
+    try:
+        return str(json.loads(info).get("started", "")) if info else ""
+    except ValueError:
+        return ""
+
+
+def _files_of(target: Path) -> dict[str, bytes]:
+    """Return the files of an archive, none if there is no such archive yet."""
+    if not target.is_file():
+        return {}
+    root = open_run(target)
+    assert isinstance(root, zipfile.Path)
+    return {entry.filename: read_all(root / entry.filename) for entry in root.root.infolist() if not entry.is_dir()}
+
+
+def _records(run: Path) -> dict[str, bytes]:
+    """Return the files that a run recorded, by name: its own, those of its trials, and the user's code."""
+    code = {
+        path.relative_to(run).as_posix(): path.read_bytes() for path in sorted((run / provenance.CODE).rglob("*.py"))
+    }
+    return code | {
+        path.relative_to(run).as_posix(): _record(path)
+        for folder in (run, *sorted((run / TRIALS).glob("*")))
+        for path in sorted(folder.glob("*"))
+        if path.is_file() and path.suffix in RECORD_SUFFIXES
+    }
+
+
+def _record(path: Path) -> bytes:
+    """Return what the archive holds of a file.
+
+    A manifest lists what is in the archive only. Of the command's absolute paths only the last names stay, and of the
+    data's nothing: an archive is handed on, and where folders lie on somebody's machine is nobody else's business.
+    """
+    if path.name == "run.json":
+        info = read_json(path)
+        command, where = info.get("command"), info.pop("data_path", None)
+        short = [_without_folders(word) for word in command] if isinstance(command, list) else command
+        if where is not None or command != short:
+            info["command"] = short
+            return digests.format_json(info, indent=2).encode()
+    if path.name != MANIFEST:
+        return path.read_bytes()
+    files, further = digests.read_manifest(path)
+    kept = {name: digest for name, digest in files.items() if PurePosixPath(name).suffix in RECORD_SUFFIXES}
+    return digests.format_manifest(kept, **further).encode()
+
+
+def _without_folders(word: Any) -> Any:
+    """Return a word of a command with the last name of an absolute path in its place, also after an equals sign."""
+    before, equals, value = word.rpartition("=") if isinstance(word, str) else ("", "", word)
+    return f"{before}{equals}{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else word
+
+
+def _check_entries(path: Path, archive: zipfile.ZipFile) -> None:
+    """Raise `RunError` for an archive that no run wrote."""
+    entries = archive.infolist()
+    names = [entry.filename for entry in entries]
+    if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
+        raise RunError(
+            f"{path} says that it holds {len(entries):,} files of {sum(entry.file_size for entry in entries):,} bytes "
+            f"in all. An archive of a run has at most {MOST_FILES:,} files and {MOST_BYTES:,} bytes."
+        )
+    for entry in entries:
+        name = PurePosixPath(entry.filename)
+        if name.is_absolute() or ".." in name.parts or any(character in entry.filename for character in "\\:\0"):
+            raise RunError(
+                f"{path} holds a file named {entry.filename!r}, which leads out of the archive or is no name on every "
+                "system. Rename it, or its run folder."
+            )
+        if entry.compress_type not in _METHODS or entry.flag_bits & 0x61:  # encrypted, or patched data
+            raise RunError(f"{path} holds {entry.filename!r}, encrypted or compressed in another way than deflate.")
+    if len(set(names)) < len(names):
+        raise RunError(f"{path} holds two files of one name.")

@@ -26,14 +26,7 @@ from fedkeep.training.pooled import PooledTraining
 
 # What of a recipe says nothing about a method's result, or is already in the trial itself.
 NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "log"})
-NO_EFFECT = frozenset(
-    {
-        "recipe.run.evaluate_local_models",
-        "recipe.run.evaluation_models",
-        "recipe.run.evaluation_window",
-        "recipe.run.metric",
-    }
-)
+NO_EFFECT = [f"recipe.run.{n}" for n in ("evaluate_local_models", "evaluation_models", "evaluation_window", "metric")]
 
 
 @dataclass(frozen=True)
@@ -67,9 +60,7 @@ class Row:
     @property
     def broken(self) -> bool:
         """Tell whether a round of the window was rolled back: what the window shows is then no result."""
-        return any(
-            number in window for trial in self.trials for window in trial.windows for number in trial.rolled_back
-        )
+        return any(n in window for trial in self.trials for window in trial.windows for n in trial.rolled_back)
 
     @property
     def learned(self) -> bool:
@@ -224,9 +215,7 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     """Return what a result depends on, apart from the seed, as flat texts."""
     partition = {key: trial.partition.get(key) for key in ("scheme", "settings") if key in trial.partition}
     covered = f"{'-'.join(map(str, trial.window_rounds))}"
-    of_trial = {
-        key: trial.info[key] for key in ("rounds", "dataset", "num_clients", "cohort_size") if key in trial.info
-    }
+    of_trial = {k: trial.info[k] for k in ("rounds", "dataset", "num_clients", "cohort_size") if k in trial.info}
     # A section that a version did not know, or that was left out, is at its defaults.
     written: dict[str, Any] = {name: {} for name in ("data", *OPTIONS)} | dict(run.settings)
     recipe = {key: _section(key, value) for key, value in written.items() if key not in NOT_SETTINGS}
@@ -260,12 +249,8 @@ def _section(name: str, written: Any) -> Any:
         return written
     section = as_table(OPTIONS[name]()) | dict(written)
     # The options of a check that is off do nothing, and their defaults have changed.
-    off = (
-        ("loss_examples", "loss_slack", "logit_deviations", "rerun_distance")
-        if section.get("loss_check") == "off"
-        else ()
-    )
-    return {key: value for key, value in section.items() if key not in off}
+    off = ("loss_examples", "loss_slack", "logit_deviations", "rerun_distance")
+    return {key: value for key, value in section.items() if section.get("loss_check") != "off" or key not in off}
 
 
 def _options(trial: TrialResult) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
 from fedkeep.reporting.findings import findings
@@ -90,11 +92,8 @@ def show(spread: Spread, unit: str) -> str:
         return human_bytes(spread.mean)
     scale, digits = (100, 2) if unit == "%" else (1, 1)
     text = f"{scale * spread.mean:,.{digits}f}"
-    return (
-        text
-        if math.isnan(spread.std) or spread.mean == spread.std == 0
-        else f"{text} ±{scale * spread.std:,.{digits}f}"
-    )
+    alone = math.isnan(spread.std) or spread.mean == spread.std == 0
+    return text if alone else f"{text} ±{scale * spread.std:,.{digits}f}"
 
 
 def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
@@ -110,63 +109,54 @@ def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Say in a few sentences what the numbers are."""
-    counts = sorted({len(row.seeds) for row in rows if row.finished})
-    if not counts:
-        seeds = "No method is finished yet: the rows are single seeds, as far as they got."
-    else:
-        number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    """Say in a few sentences what the numbers are, and on which frozen networks they rest."""
+    finished, trials = [row for row in rows if row.finished], deduplicate(rows)
+    counts, main = sorted({len(row.seeds) for row in finished}), main_metric(trials_of(rows))
+    begins = "No method is finished yet: the rows are single seeds, as far as they got."
+    if counts:
+        number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (
+            " seed" if counts == [1] else " seeds"
+        )
         spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
-        what = "all but costs" if main_metric(trials_of(rows)) else "accuracy and forgetting"
-        seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, {what} in %."
-    trials = deduplicate(rows)
-    lost = sum(len(trial.lost) for trial in trials)
+        begins = f"{spread} {number}, {'all but costs' if main else 'accuracy and forgetting'} in %."
+    lost, refused = (sum(len(getattr(trial, name)) for trial in trials) for name in ("lost", "refused"))
     asked = sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds)
-    refused = sum(len(trial.refused) for trial in trials)
-    named = f", {refused:,} of them since their reply was refused" if refused else ""
-    seeds += f" {lost:,} of {asked:,} clients asked were lost{named}; report.html says why." if lost else ""
-    mixed = sum(len(trial.versions) > 1 for trial in trials)
-    if mixed:
-        seeds += f" Trials that another version continued, which report.html names: {mixed} of {len(trials)}."
-    if any(trial.task_sizes for trial in trials):
-        seeds += (
-            " Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then, over the"
-            " rounds named and after the last round of each task."
-            " Forgetting from the best: what old tasks have lost by the end since their best."
-            " A task: what they lose with each new one, on average."
-        )
-    else:
-        seeds += _window(rows)
-        gaps = any((trial.evaluated[1:] - trial.evaluated[:-1] > 1).any() for trial in trials)
-        seeds += " Forgetting is taken over the rounds that were evaluated." if gaps else ""
-    if sum(row.finished for row in rows) > 1:
-        seeds += " Bold: better than every other method by the 95 % interval of the difference, paired by seed"
-        seeds += " (of one seed, from blocks of its evaluations)." if counts == [1] else "."
-    if any(trial.client_history for trial in trials):
-        seeds += (
-            " Accuracy is over the test examples of all clients together; worst, median, best and mean over clients"
-        )
-        seeds += " are of each client's accuracy on its own."
-        seeds += " Other scores are means of those of clients, by test examples." * bool(main_metric(trials))
-        if any(not math.isnan(trial.epsilon) for trial in trials):
-            seeds += " Epsilon does not cover what clients tell of their test examples: it has no noise."
-    seeds += " A method at chance has not learned, and is compared with no other." * any(
-        not row.learned for row in rows if row.finished
-    )
-    seeds += " A method of whose window rounds were rolled back is compared with no other." * any(
-        row.broken for row in rows if row.finished
-    )
-    rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
-    return seeds + rest
+    named = f", {refused:,} of them since their reply was refused" * bool(refused)
+    mixed, tasks = sum(len(trial.versions) > 1 for trial in trials), any(trial.task_sizes for trial in trials)
+    evaluations = {len(trial.window_accuracies) for trial in trials_of(finished)}
+    count = evaluations.pop() if len(evaluations) == 1 and not tasks else 0
+    gaps = not tasks and any((np.diff(trial.evaluated) > 1).any() for trial in trials)
+    blocks = " (of one seed, from blocks of its evaluations)" * (counts == [1])
+    told = any(trial.client_history for trial in trials)
+    sentences = {
+        begins: True,
+        f"{lost:,} of {asked:,} clients asked were lost{named}; report.html says why.": lost,
+        f"Trials that another version continued, which report.html names: {mixed} of {len(trials)}.": mixed,
+        TASKS: tasks,
+        f"Over rounds: {f'the mean of {count} evaluations' if count > 1 else 'of one evaluation'}.": count,
+        "Forgetting is taken over the rounds that were evaluated.": gaps,
+        f"{BOLD}{blocks}.": len(finished) > 1,
+        CLIENTS: told,
+        "Other scores are means of those of clients, by test examples.": told and main,
+        UNCOVERED: told and any(not math.isnan(trial.epsilon) for trial in trials),
+        "A method at chance has not learned, and is compared with no other.": not all(r.learned for r in finished),
+        "A method of whose window rounds were rolled back is compared with no other.": any(r.broken for r in finished),
+        "Unfinished seeds stand in rows of their own.": finished and len(finished) < len(rows),
+    }
+    return " ".join(sentence for sentence, said in sentences.items() if said) + frozen(trials_of(rows))
 
 
-def _window(rows: Sequence[Row]) -> str:
-    """Say how many evaluations the mean of a window is of; nothing where they differ."""
-    counts = {len(trial.window_accuracies) for row in rows if row.finished for trial in row.trials}
-    if len(counts) != 1 or counts == {0}:
-        return ""
-    count = counts.pop()
-    return f" Over rounds: the mean of {count} evaluations." if count > 1 else " Over rounds: of one evaluation."
+TASKS = (
+    "Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then, over the rounds "
+    "named and after the last round of each task. Forgetting from the best: what old tasks have lost by the end since "
+    "their best. A task: what they lose with each new one, on average."
+)
+BOLD = "Bold: better than every other method by the 95 % interval of the difference, paired by seed"
+CLIENTS = (
+    "Accuracy is over the test examples of all clients together; worst, median, best and mean over clients are of each "
+    "client's accuracy on its own."
+)
+UNCOVERED = "Epsilon does not cover what clients tell of their test examples: it has no noise."
 
 
 def frozen(trials: Iterable[TrialResult]) -> str:
@@ -175,14 +165,11 @@ def frozen(trials: Iterable[TrialResult]) -> str:
     These are given initial models, generators of images, and extractors that read them for the server or for clients.
     """
     trials = list(trials)
-    drew, read = set(), set()
-    for trial in trials:
-        drew.add(trial.generator)
-        read.add(trial.extractor)
-    began = initial_models(trials)
-    said = [f" Initial model: {began}."] if began else []
-    said += [f" Generator of images: {name}." for name in sorted(drew - {""})]
-    return "".join([*said, *(f" Pre-trained extractor: {name}." for name in sorted(read - {""}))])
+    said = [f" Initial model: {began}."] if (began := initial_models(trials)) else []
+    said += [f" Generator of images: {name}." for name in sorted({trial.generator for trial in trials} - {""})]
+    return "".join(
+        said + [f" Pre-trained extractor: {n}." for n in sorted({trial.extractor for trial in trials} - {""})]
+    )
 
 
 def initial_models(trials: Iterable[TrialResult]) -> str:
@@ -196,11 +183,6 @@ def initial_models(trials: Iterable[TrialResult]) -> str:
         ends = dict.fromkeys(f"{end:.1f}" for end in (min(values), max(values)))
         said.append(made_by if math.isnan(sum(values)) else f"{made_by}; accuracy {' to '.join(ends)} %")
     return "; ".join(said)
-
-
-def full_caption(rows: Sequence[Row]) -> str:
-    """Return `caption` with the frozen networks that the trials rest on."""
-    return caption(rows) + frozen(trial for row in rows for trial in row.trials)
 
 
 def _notes(row: Row) -> list[str]:
@@ -230,7 +212,7 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     if room < each * len(columns):
         columns = tuple(metric for metric in columns if metric.shown != "scored" or metric is columns[0])
     left_out = " What has no room here is in the report and in CSV files." if columns != everything else ""
-    table.caption, table.caption_justify = escape(full_caption(rows) + left_out), "left"
+    table.caption, table.caption_justify = escape(caption(rows) + left_out), "left"
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.
@@ -239,15 +221,19 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
             heading = heading.replace(word, parts)
         words = textwrap.wrap(heading, 7)
         table.add_column("\n".join(words), justify="right", overflow="fold", no_wrap=metric.unit != "%")
-    best = [leaders(rows, metric) for metric in columns]
     uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many
+    bold = _bold(rows, columns)
     for i, row in enumerate(rows):
         values = [show_value(row, metric, rows) for metric in columns]
-        marked = [f"[bold]{text}[/]" if i in best[j] else text for j, text in enumerate(values)]
-        notes = _notes(row) or [f"{len(row.seeds)} seeds"] * uneven
-        name = "\n  ".join([escape(row.label), *notes])
+        marked = [f"[bold]{text}[/]" if (i, j) in bold else text for j, text in enumerate(values)]
+        name = "\n  ".join([escape(row.label), *(_notes(row) or [f"{len(row.seeds)} seeds"] * uneven)])
         table.add_row(name, *marked, style=None if row.finished else "dim")
     return table
+
+
+def _bold(rows: Sequence[Row], columns: Sequence[Metric], first: int = 0) -> set[tuple[int, int]]:
+    """Return the cells, as (line, column), that lead their columns, which are counted from ``first``."""
+    return {(i, j) for j, metric in enumerate(columns, start=first) for i in leaders(rows, metric)}
 
 
 INTERVALS = (
@@ -270,10 +256,9 @@ def result_table(rows: Sequence[Row], columns: Sequence[Metric] = ()) -> TextTab
             interval = show_interval(row.interval(metric)) if metric in intervals and row.finished else ""
             cells.append("\n".join([show_value(row, metric, rows), *[interval] * bool(interval)]))
         lines.append(cells)
-    bold = {(i, j) for j, metric in enumerate(columns, start=2) for i in leaders(rows, metric)}
-    note = full_caption(rows) + INTERVALS * any("\n" in cell for line in lines for cell in line[2:])
+    note = caption(rows) + INTERVALS * any("\n" in cell for line in lines for cell in line[2:])
     heads = ["method", "seeds", *(metric.heading(trials) for metric in columns)]
-    return TextTable(heads, lines, note, bold, {i for i, row in enumerate(rows) if not row.finished})
+    return TextTable(heads, lines, note, _bold(rows, columns, 2), {i for i, row in enumerate(rows) if not row.finished})
 
 
 def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None:

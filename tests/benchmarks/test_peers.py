@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ sys.path.insert(0, str(PEERS))
 
 import driver  # noqa: E402
 import memory  # noqa: E402
+import parts  # noqa: E402
 import report  # noqa: E402
 
 FAKE = """
@@ -90,6 +92,45 @@ def test_memory_is_that_of_the_whole_tree(tmp_path):
         assert len(memory.tree(process.pid)) == 2
         assert memory.proportional(memory.tree(process.pid)) > 100e6
         process.communicate(b"\n")
+
+
+def test_a_round_is_divided_by_what_its_processes_call():
+    first, worker, agent = 'process 1:"with_x.py"', 'process 2:"spawn_main(1)"', 'process 3:"torchrun"'
+    calls, add = "fit (fedkeep/training/local_training.py:9)", "add (fedkeep/models/weights.py:4)"
+    raw = [
+        f"{first};thread (1): MainThread;run (a.py:1);Turns._wait (turns.py:3) 50",
+        f"{first};thread (1): MainThread;wait_for_any (fedkeep/executors/workers.py:3);wait (select.py:1) 60",
+        f"{first};thread (1): MainThread;unpack (x.py:1);receive_message (fedkeep/executors/workers.py:3) 40",
+        f"{first};{worker};thread (2): MainThread;{calls};linear (torch/nn/functional.py:1) 60",
+        f"{first};{worker};thread (2): MainThread;{calls};{add} 10",
+        f"{first};{worker};thread (2): MainThread;norm (fedkeep/trust/updates.py:4);{add} 20",
+        f"{first};{worker};thread (2): MainThread;_Inbox.receive (fedkeep/executors/workers.py:4) 60",
+        f"{first};{worker};thread (3);Connection._recv (multiprocessing/connection.py:4) 150",
+        f"{agent};thread (4): MainThread;_invoke_run (api.py:4) 150",
+    ]
+    found = parts.shares("\n".join(raw))
+    assert found[parts.FIRST] == dict.fromkeys(parts.PARTS, 0.0) | {parts.MODELS: 0.4, parts.WAITING: 0.6}
+    assert found[parts.WORKER] == dict.fromkeys(parts.PARTS, 0.0) | {
+        parts.TRAINING: 0.6, parts.MODELS: 0.1, parts.CHECKS: 0.2, parts.WAITING: pytest.approx(0.1)
+    }  # fmt: skip
+    (_, _, one, other, _) = parts.table({"x": {"seconds": [0.2], "parts": found}})
+    assert one == "| x | 0 | 0 | 80 | 0 | 0 | 0 | 120 |"
+    assert other == "| x, a worker | 120 | 0 | 20 | 40 | 0 | 0 | 20 |"
+
+
+def test_pages_are_written_again_and_the_overview_into_another(tmp_path):
+    one = driver.Measured("FedKeep", seconds=[0.5, 0.5, 0.5], start=2.0, memory=10**9)
+    labels = {"FedKeep": 0.5, "FedKeep, 1 process": 1.0, "bare PyTorch loop, 1 thread": 0.8, "pfl, 2 processes": 0.75}
+    found = {label: dataclasses.replace(one, label=label, seconds=[seconds]) for label, seconds in labels.items()}
+    report.write({"w3": _workload(found)}, tmp_path, "quiet")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
+    report.rewrite(tmp_path, readme)
+    row = "| t | 0.500 (1.000) | 1.60 (0.80) | 1.50 |  | pfl 1.2 | 2.0 (2.0) | 1,000 (1,000) |"
+    text = readme.read_text()
+    assert text.startswith(f"before\n{report.BEGIN}| workload |")
+    assert text.endswith(f"{row}\n{report.END}after\n")
+    assert "quiet" in (tmp_path / "results.md").read_text()
 
 
 def _workload(found):

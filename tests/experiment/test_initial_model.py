@@ -26,7 +26,7 @@ from fedkeep.models import MLP
 from fedkeep.reporting.figures import history
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import full_caption
+from fedkeep.reporting.table import caption
 from fedkeep.training import pooled
 
 TRAIN = "fedkeep.experiment.initial_model.train_on_pool"
@@ -141,7 +141,7 @@ def test_tables_report_and_cards_say_what_it_is(recipe: str, tmp_path: Path) -> 
     said = (
         f"2 passes of pooled training on the clients' images: no federated method; accuracy {' to '.join(accuracies)} %"
     )
-    assert f"Initial model: {said}." in full_caption(summary(read_run(tmp_path / "run")))
+    assert f"Initial model: {said}." in caption(summary(read_run(tmp_path / "run")))
     assert said in (tmp_path / "run" / "table.md").read_text()
     assert said.replace("'", "&#39;") in (tmp_path / "run" / "report.html").read_text()
     fedkeep.export_model(tmp_path / "run", tmp_path / "model", method="FedAvg", seed=0)

@@ -16,8 +16,7 @@ from fedkeep.cli import main
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.plugins import code_of, import_user_code
 from fedkeep.experiment.provenance import UNKNOWN
-from fedkeep.reporting.archive import write_archive
-from fedkeep.reporting.run_folder import read_run, verify_run
+from fedkeep.reporting.run_folder import read_run, verify_run, write_archive
 
 METHOD = """
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.metrics import kold, rounds_to
 from fedkeep.models import get_architecture
-from fedkeep.reporting.metric import shown_in
+from fedkeep.reporting.metric import METRICS, shown_in
 from fedkeep.reporting.trial import TrialResult
 
 NAN = float("nan")
@@ -176,7 +176,7 @@ def test_kold_of_a_run(watched: tuple[TrialResult, list[Any]], support: bool) ->
         expected = weighed(seen, lambda local_model, i=location: by_hand(local_model[1], local_model[2], support)[i])  # type: ignore[misc]
         assert got[location] == pytest.approx(expected, abs=1e-6)
     if not support:
-        assert (trial.kold_in, trial.kold_out) == pytest.approx(got)
+        assert (METRICS["kold_in"].of(trial), METRICS["kold_out"].of(trial)) == pytest.approx(got)
     assert got[0] > got[1], "clients know more of their own classes"
     everything = sum(min(local_model[1]) > 0 for local_model in seen)
     assert everything == 0 if trial.partition["scheme"] == "exdir" else 0 < everything < len(seen)
@@ -199,7 +199,7 @@ def test_accuracy_of_local_models(watched: tuple[TrialResult, list[Any]]) -> Non
     assert list(history) == [1, 2, 3]
     for number, value in history.items():
         assert value == pytest.approx(np.mean([local_model[3] for local_model in seen if local_model[0] == number]))
-    assert trial.local_accuracy == pytest.approx(np.mean(list(history.values())))
+    assert METRICS["local_accuracy"].of(trial) == pytest.approx(np.mean(list(history.values())))
 
 
 def test_rounds_to_of_a_cell(watched: tuple[TrialResult, list[Any]]) -> None:

@@ -14,7 +14,7 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.reporting.record import data_read
+from fedkeep.reporting.trial import data_read
 
 SPLIT = 'scheme = "exdir"\nnum_clients = 8\nclasses_per_client = 2\nalpha = 0.5'
 BY_COLUMN = 'scheme = "column"\ncolumn = "client"'

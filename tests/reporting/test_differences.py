@@ -283,8 +283,8 @@ def test_with_tasks_the_window_is_of_each(tmp_path: Path) -> None:
     assert rounds_covered(trial) == "rounds 3–4 of each task"
     # After task 1: 0.6 and 0.8; after task 2: (0.2 + 0.8) / 2 and (0.4 + 0.8) / 2.
     assert trial.window_incrementals == pytest.approx({3: 0.55, 4: 0.7})
-    assert trial.window_incremental == pytest.approx(0.625)
-    assert trial.incremental == pytest.approx(0.7)
+    assert METRICS["window_incremental"].of(trial) == pytest.approx(0.625)
+    assert METRICS["incremental"].of(trial) == pytest.approx(0.7)
     text = markdown(summary(read_run(run)))
     assert "| mean over tasks, rounds 3–4 of each task | mean over tasks, after each |" in text
 

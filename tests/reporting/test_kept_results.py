@@ -16,8 +16,7 @@ from fedkeep.cli.main import main
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
-from fedkeep.reporting.archive import open_run
-from fedkeep.reporting.run_folder import read_run, runs_in
+from fedkeep.reporting.run_folder import open_run, read_run, runs_in
 from fedkeep.reporting.summary import summary
 
 ROOT = Path(__file__).resolve().parents[2]

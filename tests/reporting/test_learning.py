@@ -11,9 +11,8 @@ from synthetic_run import read_run, write_run, write_trial
 
 from fedkeep.cli import main
 from fedkeep.metrics import chance_accuracy, is_at_chance
-from fedkeep.reporting.findings import findings
+from fedkeep.reporting.findings import findings, warnings
 from fedkeep.reporting.html import render
-from fedkeep.reporting.record import warnings
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import leaders, summary
 from fedkeep.reporting.table import caption

@@ -17,9 +17,17 @@ from synthetic_run import read_run, write_demo, write_run, write_trial
 import fedkeep
 from fedkeep.errors import RunError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.reporting.figures import curves, history, save_figure, smoothing, styles
+from fedkeep.reporting.figures import (
+    class_heatmaps,
+    client_accuracies,
+    curves,
+    history,
+    save_figure,
+    smoothing,
+    styles,
+    teacher_heatmaps,
+)
 from fedkeep.reporting.html import render, write_all, write_report
-from fedkeep.reporting.report_charts import class_heatmaps, client_accuracies, teacher_heatmaps
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import summary
 
@@ -258,11 +266,11 @@ def test_a_map_is_its_values(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_trial(run, "FedAvg", 0, [[0, 10, 0], [5, 10, 0]], total=[10, 10, 0], counts=[[1, 1, 0]] * 2)
     (picture,) = class_heatmaps(summary(read_run(run)))
-    pixels = np.asarray(Image.open(io.BytesIO(b64decode(picture.png))))
+    pixels = np.asarray(Image.open(io.BytesIO(b64decode(picture["png"]))))
     assert pixels.shape == (3, 2, 4)
     assert pixels[..., 3][:2].tolist() == [[0, 128], [255, 255]]
     assert len(set(pixels[2, 0, :3].tolist())) == 1, "what has no test example is grey"
-    assert "0 50, 1 100" in picture.alt
+    assert "0 50, 1 100" in picture["alt"]
 
 
 def test_teachers_are_shown_with_their_weights(tmp_path: Path) -> None:
@@ -272,9 +280,9 @@ def test_teachers_are_shown_with_their_weights(tmp_path: Path) -> None:
         run, "SFedKD", 0, [[1, 1], [2, 2], [3, 3]], rows={2: {"log": log}, 3: {"log": log | {"teachers": ["3", "4"]}}}
     )
     target, nontarget = teacher_heatmaps(summary(read_run(run)))
-    assert target.rows == ["3", "4", "11"]
-    assert (target.columns, target.what["top"]) == (["2", "3"], 2.0)
-    assert nontarget.title == "SFedKD, weight of the non-target part"
+    assert target["rows"] == ["3", "4", "11"]
+    assert (target["columns"], target["what"]["top"]) == (["2", "3"], 2.0)
+    assert nontarget["title"] == "SFedKD, weight of the non-target part"
     assert "Who teaches" in render(read_run(run))
 
 

@@ -13,8 +13,8 @@ from fedkeep import FedSeq
 from fedkeep.errors import RunError
 from fedkeep.experiment.recipe import Method
 from fedkeep.reporting.metric import metric_of
-from fedkeep.reporting.record import LostClient
 from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.trial import LostClient
 from fedkeep.tuning import _read_points
 
 

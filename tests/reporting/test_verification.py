@@ -15,8 +15,7 @@ import fedkeep
 from fedkeep.cli.main import main
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.reporting.archive import write_archive
-from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.run_folder import read_run, write_archive
 
 RESULTS = ("rounds.jsonl", "model.safetensors", "partition.json")
 TRIAL = Path("trials") / "scaffold-seed0"

@@ -22,6 +22,7 @@ from fedkeep.data.schema import CLIENT, GROUP, DataOptions
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.interface import algorithms
 from fedkeep.reporting.html import render
+from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import markdown, trials_csv
@@ -216,9 +217,9 @@ def test_tables_and_the_report_have_single_clients(run: fedkeep.Run) -> None:
     assert float(line["client_worst"]) <= float(line["client_median"]) <= float(line["client_best"])
     window = [row["clients"] for row in trial.rounds[trial.window_rounds[0] - 1 :]]
     means = [[right / of for right, of in of_round.values()] for of_round in window]
-    assert trial.client_mean == pytest.approx(np.mean([np.mean(each) for each in means]))
-    assert trial.client_worst == pytest.approx(np.mean([min(each) for each in means]))
-    assert trial.clients_tested == len(told)
+    assert METRICS["client_mean"].of(trial) == pytest.approx(np.mean([np.mean(each) for each in means]))
+    assert METRICS["client_worst"].of(trial) == pytest.approx(np.mean([min(each) for each in means]))
+    assert METRICS["clients_tested"].of(trial) == len(told)
     text = markdown(rows)
     for title in ("mean over clients", "worst client", "median client", "best client"):
         assert title in text.splitlines()[0]

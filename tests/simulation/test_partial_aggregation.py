@@ -13,6 +13,8 @@ import torch
 
 from fedkeep.aggregation import aggregate, weighted_mean
 from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
 from fedkeep.executors.workers import Worker, serve
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
@@ -183,3 +185,19 @@ def test_the_mean_of_groups_is_the_mean(how: Any, weights: tuple[int, ...]) -> N
         found = mean_of_groups(groups, replies, how)
         torch.testing.assert_close(found["w"], expected["w"], rtol=1e-14, atol=1e-14)
         assert found["n"] == expected["n"]
+
+
+@pytest.mark.parametrize("method", [FedSeq(), SFedKD(teachers=2)], ids=["FedSeq", "SFedKD"])
+def test_a_sequence_sends_its_models_without_a_file(
+    method: Algorithm[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_store, "IN_MEMORY", 0)  # where replies wait for each other, no model stays in memory
+    settings: dict[str, Any] = {"cohort_size": ALL, "training": tiny.SHORT, "rounds": 2}
+    alone, pooled = (tiny.simulation(method, **settings) for _ in range(2))
+    executor = with_threads(pooled, lambda: tiny.simulation(method, training=tiny.SHORT))
+    try:
+        assert tiny.run_rounds(pooled) == tiny.run_rounds(alone)
+    finally:
+        executor.stop()
+    assert any(worker.heard for worker in executor.workers)
+    assert pooled.weights_file.largest == alone.weights_file.largest == 0

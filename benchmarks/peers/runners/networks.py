@@ -6,14 +6,16 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from work import Work
 
 
 def build(work: Work) -> nn.Sequential:
     """Return a workload's network with its initial weights."""
     _, channels, height, width = work.images.shape
-    network = {"mlp": mlp, "lenet5": lenet5, "cnn4": cnn4}[work.network](channels, height, width, work.classes)
+    network = {"mlp": mlp, "lenet5": lenet5, "cnn4": cnn4, "resnet18": resnet18}[work.network](
+        channels, height, width, work.classes
+    )
     load(network, work.initial)
     return network
 
@@ -47,6 +49,37 @@ def cnn4(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
         *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, classes)),
     )
+
+
+def resnet18(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
+    """Return ResNet-18 for small images, with group norm."""
+    blocks = [
+        Block(before, maps, stride)
+        for last, maps in ((64, 64), (64, 128), (128, 256), (256, 512))
+        for before, stride in ((last, 1 if maps == last else 2), (maps, 1))
+    ]
+    return nn.Sequential(
+        *(*normed(channels, 64, 3, 1), nn.ReLU(), *blocks),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)),
+    )
+
+
+class Block(nn.Module):
+    """Two convolutions, and a shortcut around them."""
+
+    def __init__(self, before: int, maps: int, stride: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(*normed(before, maps, 3, stride), nn.ReLU(), *normed(maps, maps, 3, 1))
+        self.shortcut = nn.Identity() if before == maps else nn.Sequential(*normed(before, maps, 1, stride))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Apply the block."""
+        return nn.functional.relu(self.branch(images) + self.shortcut(images))
+
+
+def normed(before: int, maps: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
+    """Return a convolution and its group norm."""
+    return nn.Conv2d(before, maps, kernel, stride, kernel // 2, bias=False), nn.GroupNorm(32, maps)
 
 
 def load(network: nn.Module, weights: dict[str, np.ndarray]) -> None:
