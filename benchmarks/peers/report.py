@@ -121,7 +121,7 @@ def page(results: Results, note: str) -> str:
         "Ready is the time from its start until it can play a round (FedKeep from a recipe: until its first is over).",
         "Gap is the largest difference of its weights from those of the bare loop with one thread after the warm-up,",
         "some three rounds, as a share of how far these have moved.",
-        "Milliseconds of a round: what its processes are doing while py-spy looks, as shares of the median round.",
+        "Milliseconds of a round: what a process (of equal ones the mean) does while py-spy looks, as shares.",
         "",
     ]
     return "\n".join(lines)
