@@ -6,7 +6,6 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,8 @@ from fedkeep.trials.callbacks import Callback
 MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
 Examples = Any  # names, paths, arrays, data frames, data sets of FedKeep, Hugging Face and PyTorch
 Rows = Mapping[str, Any] | Sequence[Any]
+OF_RUNNING = ("out", "on_progress", "callbacks", "steps")
+"""The arguments of `run` that belong to no recipe."""
 
 
 @plain_torch()
@@ -168,41 +169,14 @@ def run(
         If SIGTERM or SIGHUP arrives and the program does not handle it itself: a `SystemExit` with the exit code 128
         plus the signal's number, after the last finished rounds were saved.
     """
+    given = dict(locals())
     _refuse_workers("run")
     _check_objects(callbacks, steps)
-    given = make_recipe(
-        recipe,
-        data=data,
-        partition=partition,
-        label=label,
-        client=client,
-        group=group,
-        split=split,
-        columns=columns,
-        exclude=exclude,
-        text=text,
-        size=size,
-        model=model,
-        weights=weights,
-        pretraining=pretraining,
-        training=training,
-        loss=loss,
-        metric=metric,
-        client_test=client_test,
-        methods=methods,
-        rounds=rounds,
-        cohort_size=cohort_size,
-        seeds=seeds,
-        title=title,
-        settings=settings,
-        machine=machine,
-    )
-    if log is not None:
-        given = replace(given, log=(log,) if isinstance(log, str) else tuple(log))
-    check_main(given.run.metric)
+    made = make_recipe(**{name: value for name, value in given.items() if name not in OF_RUNNING})
+    check_main(made.run.metric)
     machine = machine or Machine()
-    experiment = Experiment(given, for_workers(given, machine))
-    folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
+    experiment = Experiment(made, for_workers(made, machine))
+    folder = prepare_run(experiment, out, ["fedkeep.run", made.name])
     trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
     with _shown(trials, on_progress) as report:
         run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)

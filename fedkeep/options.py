@@ -1,7 +1,7 @@
 """Options as fields of frozen dataclasses: documented where they are declared, checked where they are set.
 
-Methods, partitions, architectures and training settings declare their options with `option` and derive from `Options`,
-so that Python code, recipes and the command line have the same names, checks and error messages.
+Methods, partitions, architectures, sections of a recipe and the recipe itself declare their options with `option` and
+derive from `Options`, so that Python code, recipes and the command line have the same names, checks and messages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import dataclasses
 import math
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING
+from pathlib import PurePath
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -25,27 +27,45 @@ SMALLEST, LARGEST = 1e-37, 1e38
 
 
 def option(
-    default: Any, doc: str, *, low: float | None = None, high: float | None = None, kw_only: bool = False
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    kw_only: bool = False,
+    at: str | None = None,
+    kind: tuple[str, Callable[[str], type[Any]]] | None = None,
+    brief: bool = False,
 ) -> Any:
     """Declare an option of a dataclass that derives from `Options`.
 
     Parameters
     ----------
     default : object
-        The default value.
+        The default value; a class stands for a new object of it, and `dataclasses.MISSING` for none.
     doc : str
         A short description, for help texts and documentation.
     low, high : float, optional
         Smallest and largest allowed number, inclusive; in a tuple they hold for each item.
     kw_only : bool
         In Python it is given by name only, so that a subclass's own options come first.
+    at : str, optional
+        Its place in a table, such as ``data.name``; default: its own name. Empty: its options stand among the others.
+    kind : tuple[str, Callable], optional
+        Of options of several classes: under which name a table says the class, and what finds the class.
+    brief : bool
+        At its default it is left out of tables.
 
     Returns
     -------
     object
         A dataclass field.
     """
-    return dataclasses.field(default=default, kw_only=kw_only, metadata={"doc": doc, "low": low, "high": high})
+    metadata = {"doc": doc, "low": low, "high": high, "at": at, "kind": kind, "brief": brief}
+    how: dict[str, Any] = {"metadata": metadata} | ({"kw_only": True} if kw_only else {})
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, hash=default is not dict, **how)
+    return dataclasses.field(default=default, **how)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +75,7 @@ class Options:
     def __post_init__(self) -> None:
         hints = annotations_of(type(self))
         for name, field in options_of(type(self)).items():
-            value = _checked(getattr(self, name), hints[name], field, f"{type(self).__name__}.{name}")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, _checked(getattr(self, name), hints[name], field, type(self)))
         self.check()
 
     def check(self) -> None:
@@ -71,20 +90,64 @@ def options_of(cls: type[Options]) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(cls) if "doc" in field.metadata}
 
 
-def build(cls: type[T], table: Mapping[str, Any], where: str, also: Iterable[str] = ()) -> T:
+def place_of(field: dataclasses.Field[Any]) -> str:
+    """Return where an option stands in a table; empty for options that stand among the others."""
+    at: str | None = field.metadata["at"]
+    return field.name if at is None else at
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of an option; `dataclasses.MISSING` if it has none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str = "", also: Iterable[str] = (), **more: Any) -> T:
     """Construct an object from a table of a recipe.
 
     ``table``: The values by name of option.
+    ``where``: What error messages begin with.
     ``also``: What else its section may name, for the error message.
+    ``**more``: Fields that are no options.
     """
-    known = options_of(cls)
-    if unknown := [name for name in table if name not in known]:
-        hints = (f"there is no option {name!r}.{did_you_mean(name, [*also, *known])}" for name in unknown)
-        raise ConfigError(f"{where}: {' '.join(hints)}")
+    known, before = options_of(cls), f"{where}: " if where else ""
+    rest = {name: dict(part) if isinstance(part, Mapping) else part for name, part in table.items()}
+    values: dict[str, Any] = {}
+    places = {name: place_of(field) for name, field in known.items()}
+    # What stands in a section is taken out of it before the section, and what has no place of its own comes last.
+    for name in sorted(places, key=lambda name: (not places[name], -places[name].count("."))):
+        field, (section, _, last) = known[name], places[name].rpartition(".")
+        inner: Any = rest.get(section) if section else rest
+        if last and isinstance(inner, dict) and last in inner:
+            values[name] = inner.pop(last)
+        elif not last:
+            values[name], rest = rest, {}
+        elif default_of(field) is MISSING:
+            place = f"[{section}] needs {last}" if section else f"{name} is missing"
+            raise ConfigError(f"{before}{place}: {field.metadata['doc']}.")
+    if rest:
+        names = [*also, *(place.partition(".")[0] for place in places.values())]
+        hints = (f"there is no option {name!r}.{did_you_mean(name, dict.fromkeys(names))}" for name in rest)
+        raise ConfigError(f"{before}{' '.join(hints)}")
     try:
-        return cls(**table)
+        return cls(**values, **more)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{before}{error}") from None
+
+
+def build_kind(
+    field: dataclasses.Field[Any], cls: type[T], table: Mapping[str, Any], where: str, also: Iterable[str] = ()
+) -> T:
+    """Construct options of the class that their table names; in place of the name it may hold the object itself."""
+    (key, find), rest = field.metadata["kind"], dict(table)
+    named = rest.pop(key, getattr(default_of(field), "name", None))
+    if named is None:
+        raise ConfigError(f"{where} needs {key}: {field.metadata['doc']}.".lstrip())
+    if not isinstance(named, cls):
+        found: type[T] = find(_typed(named, str, f"{where}.{key}".lstrip(".")))
+        return build(found, rest, f"{where} {named}".lstrip(), [key, *also])
+    if rest:
+        raise ConfigError(f"{where}: {getattr(named, 'name', key)!r} is your own, and takes no {', '.join(rest)}.")
+    return named
 
 
 def as_table(value: Options) -> dict[str, Any]:
@@ -92,11 +155,30 @@ def as_table(value: Options) -> dict[str, Any]:
 
     Returns: The values by name, as TOML can represent them; options that are None are left out.
     """
-    table = {name: getattr(value, name) for name in options_of(type(value))}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in table.items() if v is not None}
+    table: dict[str, Any] = {}
+    for name, field in options_of(type(value)).items():
+        part, (*section, last) = getattr(value, name), place_of(field).split(".")
+        if part is None or (field.metadata["brief"] and part == default_of(field)):
+            continue
+        inner, written = table.setdefault(section[0], {}) if section else table, _written(part)
+        if field.metadata["kind"]:
+            written = {field.metadata["kind"][0]: part.name() if callable(part.name) else part.name, **written}
+        if last:
+            written = {last: inner.get(last, {}) | written if isinstance(written, dict) else written}
+        inner |= written
+    return table
 
 
-def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -> Any:
+def _written(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_written(item) for item in value]
+    return as_table(value) if isinstance(value, Options) else dict(value) if isinstance(value, Mapping) else value
+
+
+def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[Options]) -> Any:
+    if _is_options((*get_args(hint), hint)[0] if get_origin(hint) is tuple else hint):
+        return _options(value, hint, field, owner)
+    where = field.metadata["at"] or f"{owner.__name__}.{field.name}"
     value = _typed(value, hint, where)
     low, high = field.metadata["low"], field.metadata["high"]
     for number in value if isinstance(value, tuple) else (value,):
@@ -110,13 +192,37 @@ def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -
     return value
 
 
+def _is_options(hint: Any) -> bool:
+    cls = get_origin(hint) or hint
+    return isinstance(cls, type) and issubclass(cls, Options)
+
+
+def _options(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[Options]) -> Any:
+    """Return options, or a tuple of options, of what may be tables of them."""
+    place, cls = place_of(field), get_origin(hint) or hint
+    section = f"{place}." if place else ""
+    beside = [other for other in map(place_of, options_of(owner).values()) if other and other.startswith(section)]
+    also = [other.removeprefix(section) for other in beside]
+
+    def one(value: Any, cls: Any, where: str) -> Any:
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where or field.name} must be a table or a {cls.__name__}, not {value!r:.80}.")
+        return build_kind(field, cls, value, where, also) if field.metadata["kind"] else build(cls, value, where, also)
+
+    if cls is tuple:
+        return tuple(one(each, get_args(hint)[0], f"[[{place}]] {n}") for n, each in enumerate(value, start=1))
+    return one(value, cls, f"[{place}]" if place else "")
+
+
 def plain(value: Any) -> Any:
-    """Return what NumPy's sweeps and searches give as Python's numbers, texts and lists; all else as it is."""
+    """Return what NumPy's sweeps and searches give as Python's numbers, texts and lists, and paths as texts."""
     if isinstance(value, np.ndarray):
         return [plain(item) for item in value] if value.ndim else plain(value[()])
     if isinstance(value, np.generic):  # float32's 0.1 is 0.1, not 0.10000000149
         return float(str(value)) if isinstance(value, np.floating) else value.item()
-    return value
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
@@ -139,8 +245,11 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
                 except ConfigError as error:
                     reason = error
         raise reason
-    if origin is tuple and isinstance(value, list | tuple):
+    if origin is tuple and isinstance(value, list | tuple | str):
+        value = (value,) if isinstance(value, str) else value
         return tuple(_typed(item, get_args(hint)[0], where) for item in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
     if (
@@ -167,5 +276,7 @@ def describe_type(hint: Any) -> str:
         return " or ".join("none" if a is type(None) else describe_type(a) for a in get_args(hint))
     if origin is tuple:
         return f"a list of {describe_type(get_args(hint)[0])}"
+    if origin is Mapping:
+        return "a table"
     words = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
     return words.get(hint, getattr(hint, "__name__", str(hint)))

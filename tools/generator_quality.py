@@ -34,7 +34,7 @@ from fedkeep.data import Augmentation, Data, DataSet
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.experiment.build import check_device
-from fedkeep.experiment.overrides import read_settings
+from fedkeep.experiment.recipe_loader import read_settings
 from fedkeep.generation.diffusion.generator import REGIMES, Sampler
 from fedkeep.generation.diffusion.pixel import PixelGenerator, load_generator
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, cached_images, check_held, search_prototypes
@@ -257,7 +257,7 @@ def _prepare(options: argparse.Namespace, console: Console) -> _Request:
     if find_spec("diffusers") is None:
         raise MissingExtra("this tool", "diffusion")
     given = read_settings(
-        options.settings, {"sampler": Sampler, "prototypes": PrototypeSearch}, {"prototypes": {"steps": 250}}
+        ["prototypes.steps=250", *options.settings], {"sampler": Sampler, "prototypes": PrototypeSearch}
     )
     generator = load_generator(options.folder, check_device(options.device))
     card = generator.card

@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.cli.main import parser
 from fedkeep.data.partition import schemes
+from fedkeep.data.schema import DataOptions
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.interface import Algorithm, algorithms
@@ -41,6 +42,7 @@ from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.training.pooled import PooledTraining
 
 SOURCE = ROOT / "build" / "site-source"
 FAMILIES = {
@@ -142,7 +144,6 @@ SECTIONS = {
     "averaged-sequences.md": "findings",
     "averaged-sequences-tried.md": "findings",
     "which-method-tables.md": "findings",
-    "tried-readings.md": "findings",
     "results.md": "findings",
     "reproduction.md": "findings",
     "privacy.md": "security",
@@ -381,7 +382,7 @@ def recipes_page() -> str:
         "`log` (where metrics are logged too), `[[methods]]` (each with `algorithm`, `label`, its options and a `grid` "
         "of options), `[[client_models]]` and `[paper]` (printed numbers).", "",
     ]  # fmt: skip
-    for section, cls in OPTIONS.items():
+    for section, cls in {"data": DataOptions, **OPTIONS, "model.pretraining": PooledTraining}.items():
         lines += [f"## [{section}]", "", *option_table(cls)]
     for title, classes in (("[partition]: scheme", schemes()), ("[model]: name", architectures())):
         lines += [f"## {title}", ""]

@@ -244,7 +244,6 @@ _command(
     *(each for each in CHANGES if each[0] != "--seeds"),
     arg("--seeds", "seeds to run instead of the recipe's", numbers, "0,1", default=[100, 101]),
     arg("--validation", "share of the training examples that decides (default: the recipe's, or 0.1)", float, "0.1"),
-    arg("--metric", "what decides, such as window_forgetting (default: run.metric, or accuracy)"),
     switch("--reported-seeds", "allow the recipe's own seeds"),
     _NEW_RUN,
     *DEVICE,
@@ -344,7 +343,6 @@ _command(
     _FOLDER,
     arg("--sites", "names of the sites", names, "A,B,C", required=True),
     arg("--hosts", "how sites reach the SuperLink", names, "HOST,ADDRESS", default=["localhost", "127.0.0.1"]),
-    arg("--days", "days that the certificates are valid", positive, default=365),
 )
 _command(
     "flower clock",

@@ -164,10 +164,11 @@ def dry_run(
 
     ``recipes``: By the name of a column; empty for the only one.
     ``is_done``: Tells of a column, a method's label and a seed whether it was run before.
+    Returns: The exit code: 1 if no column has data that can be read.
     """
     heads = [*["column"] * any(recipes), "method", "seeds", "rounds", "time a seed", "memory", "sent in all"]
     table = plain_table(*heads)
-    total, unknown = 0.0, list[str]()
+    times, unknown, failed = list[float](), list[str](), dict[str, list[str]]()
     for name, recipe in recipes.items():
         for method in recipe.methods:
             first = [*[name] * bool(name), escape(method.label)]
@@ -183,23 +184,23 @@ def dry_run(
             except FedKeepError as error:  # such as a data set that is not available
                 if not name:
                     raise
-                unknown.append(f"{name}: {error}")
+                failed.setdefault(str(error), []).append(name)
                 missing = True
             else:
-                total += expected.seconds * len(seeds)
+                times.append(expected.seconds * len(seeds))
                 shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB", human_bytes(expected.sent)]
             table.add_row(*first, ", ".join(map(str, seeds)), str(recipe.rounds), *shown)
             if missing:
                 break
     console.print(table)
+    unknown += [f"{', '.join(names)}: {error}" for error, names in failed.items()]
     exception = ", without those that show a ?" if unknown else ""
-    say(
-        console,
-        f"In all about {duration(total)} on one core of this machine, if nothing else runs{exception}. It was measured "
-        "in a few steps; teachers that join in later rounds may add to it. sent in all: what server and clients send "
-        "each other for a seed. Nothing was run.",
-        paragraphs=True,
+    in_all = (
+        f"In all about {duration(sum(times))} on one core of this machine, if nothing else runs{exception}. It was "
+        "measured in a few steps; teachers that join in later rounds may add to it. sent in all: what server and "
+        "clients send each other for a seed. "
     )
+    say(console, f"{in_all if times else ''}Nothing was run.", paragraphs=True)
     for line in dict.fromkeys(unknown):
         say(console, line)
-    return 0
+    return int(bool(failed) and not times)

@@ -50,7 +50,7 @@ def keys(options: Namespace, console: Console) -> int:
     _require_flower()
     from fedkeep.flower.keys import make_keys
 
-    for path in make_keys(Path(options.folder), options.sites, options.hosts, options.days):
+    for path in make_keys(Path(options.folder), options.sites, options.hosts):
         say(console, str(path))
     return 0
 

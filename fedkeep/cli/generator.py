@@ -13,7 +13,7 @@ from fedkeep.cli.text import say
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
-from fedkeep.experiment.overrides import read_settings
+from fedkeep.experiment.recipe_loader import read_settings
 from fedkeep.generation.diffusion.generator import REGIMES, NoiseSchedule, Regime
 from fedkeep.generation.diffusion.pixel import ModelCard, UNet
 from fedkeep.generation.diffusion.training import (

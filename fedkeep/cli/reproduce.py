@@ -37,11 +37,12 @@ def reproduce(options: Namespace, console: Console) -> int:
         if options.page:
             return _page(root, options.page, console)
         raise ConfigError("name a table, such as sfedkd/table1. The tables are listed by: fedkeep recipes")
-    table = plan.find_table(options.table)
+    table, recipes = plan.find_table(options.table)
     folder = plan.reproduction_folder(table, root, options.rounds)
     requested = plan.select_columns(
         table,
-        root,
+        recipes,
+        folder,
         columns=options.columns,
         methods=options.methods,
         seeds=options.seeds,

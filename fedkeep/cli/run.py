@@ -42,7 +42,9 @@ CLASSES_SHOWN = 12
 """Classes and clients that are listed on the console; the report has all."""
 
 
-TUNED = ("methods", "seeds", "rounds", "validation", "settings", "metric", "reported_seeds", "out")
+CHANGING = ("settings", "methods", "seeds", "rounds", "log", "grid")
+"""The options of commands that change a recipe, as `load_recipe` takes them by name."""
+TUNED = ("methods", "seeds", "rounds", "validation", "settings", "reported_seeds", "out")
 """The options of ``fedkeep tune`` that `fedkeep.tuning.tune` takes by name."""
 
 
@@ -167,16 +169,8 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 
     ``allow_code``: Let the recipe import its model.
     """
-    recipe = load_recipe(
-        options.recipe,
-        settings=options.settings,
-        methods=options.methods,
-        seeds=options.seeds,
-        rounds=options.rounds,
-        log=getattr(options, "log", None),
-        grid=getattr(options, "grid", None) or None,
-        allow_code=allow_code,
-    )
+    given = {name: value for name, value in vars(options).items() if name in CHANGING and value}
+    recipe = load_recipe(options.recipe, allow_code=allow_code, **given)
     set_here = {setting.partition("=")[0].strip() for setting in options.settings or ()}
     by_column = "partition.scheme" in set_here and "run.cohort_size" not in set_here
     return fit_cohort(recipe, getattr(options, "data_dir", None)) if by_column else recipe

@@ -61,10 +61,8 @@ def describe_trial(
         "dependencies": dependencies,
         **describe_data(federation),
     }
-    if idle := method.algorithm.idle_part(classes, federation.num_tasks):
-        description["idle_part"] = idle
-    if recipe.run.metric:
-        description["metric"] = recipe.run.metric
+    found = {"idle_part": method.algorithm.idle_part(classes, federation.num_tasks), "metric": recipe.run.metric}
+    description |= {name: value for name, value in found.items() if value}
     if recipe.has_tasks:
         tasks = final.stream.tasks if final.stream else ()
         description["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]

@@ -137,10 +137,7 @@ class Experiment:
         return describe_trial(self.recipe, method, seed, self.federation(seed), self.machine.data_dir, initial)
 
     def describe_partition(self, seed: int) -> dict[str, Any]:
-        """Describe a seed's partition for reports (see `fedkeep.experiment.description.describe_partition`).
-
-        Returns: The description, which JSON can represent.
-        """
+        """Describe a seed's partition for reports (see `fedkeep.experiment.description.describe_partition`)."""
         return describe_partition(self.federation(seed), local_models=self.recipe.run.evaluate_local_models)
 
     def all_trials(self, folder: Path, prefix: str = "") -> list[Trial]:

@@ -26,6 +26,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
 from fedkeep.models.custom import SplitNetwork, describe_network
 from fedkeep.models.heads import BIAS, WEIGHT
+from fedkeep.models.pretrained import class_of_folder, load_state_dict
 from fedkeep.models.weights import Weights, state_dict_copy, tensor_hash
 from fedkeep.options import as_table
 from fedkeep.training.model_runner import ModelRunner
@@ -33,34 +34,28 @@ from fedkeep.training.pooled import train_on_pool
 
 log = logging.getLogger(__name__)
 
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""What an exported model's folder holds, a trial's, and a model's of Hugging Face; an index lists several files."""
+FILE = "model.safetensors"
+"""What an exported model's folder holds, and a trial's."""
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read weights from a safetensors file, or from the folder of an exported model or of a model of Hugging Face."""
-    files = [path]
-    if path.is_dir():
-        files = [path / FILE]
-        if (path / INDEX).is_file():
-            listed = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-            files = [path / Path(name).name for name in dict.fromkeys(listed)]
-        elif (path / "run.json").is_file() and not files[0].is_file():
-            raise ConfigError(
-                f"model.weights={str(path)!r} is the folder of a run, which has a model for each method and seed. "
-                "Export one (fedkeep export), and name its folder."
-            )
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            weights |= load_file(file)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise ConfigError(
-                f"model.weights={str(path)!r}: cannot read weights from {file.name}: {error}. Give a safetensors file, "
-                "or a folder with model.safetensors: a model that fedkeep export or save_pretrained wrote. Of a "
-                'module: safetensors.torch.save_file(module.state_dict(), "model.safetensors").'
-            ) from None
-    return weights
+    shown, file = f"model.weights={str(path)!r}", path / FILE if path.is_dir() else path
+    if class_name := class_of_folder(path):
+        return load_state_dict(path, class_name, shown)
+    if (path / "run.json").is_file() and not file.is_file():
+        raise ConfigError(
+            f"{shown} is the folder of a run, which has a model for each method and seed. Export one (fedkeep export), "
+            "and name its folder."
+        )
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ConfigError(
+            f"{shown}: cannot read weights from {file.name}: {error}. Give a safetensors file, or the folder of a "
+            "model that fedkeep export or save_pretrained wrote. Of a module: "
+            'safetensors.torch.save_file(module.state_dict(), "model.safetensors").'
+        ) from None
 
 
 def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: str) -> tuple[Weights, str]:
@@ -81,13 +76,11 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
         elif tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             faults.append(f"{names[name]!r} has numbers that are not finite")
     if faults:
-        own = type(_own(network))
-        renamed = " Files of transformers may have other names than its modules: give MODEL.from_pretrained(FOLDER)."
-        hint = renamed if own.__module__.startswith("transformers.") else ""
+        own = type(_own(network)).__name__
         more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ConfigError(
-            f"{source} does not fit the network {own.__name__}: {'; '.join(faults[:3])}{more}. Give the weights of a "
-            f"network of the same form, and the recipe's model the options that it had.{hint}"
+            f"{source} does not fit the network {own}: {'; '.join(faults[:3])}{more}. Give the weights of a network of "
+            "the same form, and the recipe's model the options that it had."
         )
     fitted = {name: given[names[name]].to(initial[name]) if name in needed else initial[name] for name in initial}
     left = [name for name in given if name not in {names[name] for name in needed}]

@@ -102,14 +102,15 @@ def _find_damage(
 
 CODE = "code"
 """The folder in a run folder with copies of the user's own code."""
-_NOT_SETTINGS = {"title", "seeds", "methods", "log", "paper"}  # no trial's result depends on them
+NOT_SETTINGS = frozenset({"title", "seeds", "methods", "log", "paper"})
+"""What of a recipe no trial's result depends on."""
 UNKNOWN = "made before files said to what they belong: cannot tell whether it belongs to this run"
 
 
 def settings_of(recipe: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
     """Return the options of a recipe's table by name, such as ``"training.lr"``, with those of a method's too."""
     own: Mapping[str, Any] = next((method for method in recipe.get("methods", ()) if method.get("label") == label), {})
-    sections = {name: part for name, part in recipe.items() if name not in _NOT_SETTINGS}
+    sections = {name: part for name, part in recipe.items() if name not in NOT_SETTINGS}
     sections["methods"] = {name: value for name, value in own.items() if name not in ("label", "grid_of")}
     settings = {}
     for section, part in sections.items():

@@ -24,12 +24,11 @@ from fedkeep.experiment.plugins import keep_loss, modules_of, why_not_importable
 from fedkeep.experiment.recipe import SECTIONS, Recipe, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe, titled
 from fedkeep.experiment.runtime import Machine
-from fedkeep.interface import Training
 from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import Architecture, architectures, get_architecture
 from fedkeep.models.custom import Custom, custom
-from fedkeep.options import build
-from fedkeep.training.pooled import PooledTraining
+from fedkeep.options import options_of
+from fedkeep.rounds.run_settings import RunSettings
 
 log = logging.getLogger(__name__)
 FROM_PYTHON = "python"
@@ -40,8 +39,6 @@ SET_BESIDE = tuple(f"{section}." for section in SECTIONS if section not in ("mod
 """How settings begin that change such a recipe."""
 DEFAULT_METHODS = ("fedavg", "fedseq", "sfedkd")
 """The methods of a run whose data are given, and no methods."""
-COLUMNS = ("label", "client", "group", "split", "columns", "exclude", "text", "size")
-"""The options of data that have arguments of their own."""
 
 
 def make_recipe(
@@ -50,10 +47,7 @@ def make_recipe(
     data: Any = None,
     partition: Any = None,
     methods: Any = None,
-    rounds: int | None = None,
-    cohort_size: int | None = None,
-    metric: str | None = None,
-    client_test: float | str | None = None,
+    loss: Any = None,
     settings: Sequence[str] = (),
     machine: Machine | None = None,
     **given: Any,
@@ -62,39 +56,32 @@ def make_recipe(
 
     ``recipe``: The recipe; default: ``demo``, or none if ``data`` is given.
     ``machine``: The folder of local data sets, and whether a recipe may import its model.
-    ``**given``: The parts in `READ` and the options in `COLUMNS`; None for those of the recipe.
+    ``**given``: Fields of the recipe, and options of its ``run`` and ``data``; None for those that it has.
     """
-    machine, only_data = machine or Machine(), recipe is None and data is not None
+    machine, only_data, settings = machine or Machine(), recipe is None and data is not None, _listed(settings)
     if only_data:
         base = _defaults(given.get("model"), partition, settings)
         methods = DEFAULT_METHODS if methods is None else methods
     else:
         base, methods = _named(recipe, settings, methods, machine.allow_code)
     given = {name: value for name, value in given.items() if value is not None}
-    columns = {name: given.pop(name) for name in COLUMNS if name in given}
-    loss = given.pop("loss", None)
-    if data is not None and not any(setting.strip().startswith("data.") for setting in _listed(settings)):
+    columns, of_run = ({n: v for n, v in given.items() if n in options_of(part)} for part in (DataOptions, RunSettings))
+    if data is not None and not any(setting.strip().startswith("data.") for setting in settings):
         base = replace(base, data_options=DataOptions())  # they were of other data
     changes = _data_and_partition(base, data, partition, machine.data_dir, columns)
-    changes |= {name: READ[name](value) for name, value in given.items()}
-    if loss is not None:
-        changes["training"] = replace(changes.get("training", base.training), loss=keep_loss(loss))
-    of_run: dict[str, Any] = {
-        "rounds": rounds,
-        "cohort_size": cohort_size,
-        "metric": metric,
-        "client_test": client_test,
-    }
-    run = replace(base.run, **{name: value for name, value in of_run.items() if value is not None})
+    fields = {name: value for name, value in given.items() if name not in {*columns, *of_run}}
+    changes |= {name: READ[name](value) if name in READ else value for name, value in fields.items()}
     if only_data:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
         changes = {"title": titled(f"{network} on {source}", base.validation)} | changes
+        clients = changes["partition"].num_clients or base.run.cohort_size
+        of_run = {"cohort_size": min(base.run.cohort_size, clients)} | of_run
     if methods is not None:
         changes["methods"] = select_methods(base, _listed(methods))
-    if only_data and cohort_size is None and changes["partition"].num_clients:
-        run = replace(run, cohort_size=min(run.cohort_size, changes["partition"].num_clients))
-    made = replace(base, run=run, **changes)
-    return fit_cohort(made, machine.data_dir) if cohort_size is None and "partition" in changes else made
+    if loss is not None:
+        changes["training"] = replace(changes.get("training", base.training), loss=keep_loss(loss))
+    made = replace(base, run=replace(base.run, **of_run), **changes)
+    return fit_cohort(made, machine.data_dir) if "cohort_size" not in given and "partition" in changes else made
 
 
 def fit_cohort(recipe: Recipe, data_dir: str | Path | None = None) -> Recipe:
@@ -109,7 +96,6 @@ def fit_cohort(recipe: Recipe, data_dir: str | Path | None = None) -> Recipe:
 
 def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
     """Return a recipe of default values; its data, model and partition are replaced."""
-    settings = [settings] if isinstance(settings, str) else settings
     others = [one for one in settings if not one.strip().startswith(SET_BESIDE) or one.strip().startswith("data.name")]
     if others:
         raise ConfigError(
@@ -138,7 +124,6 @@ def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool)
             "fedkeep.run(data=..., model=..., partition=...)."
         )
     name = "demo" if recipe is None else str(recipe)
-    settings = [settings] if isinstance(settings, str) else settings
     if methods is not None and all(isinstance(method, str) for method in _listed(methods)):
         return load_recipe(name, settings=settings, methods=_listed(methods), allow_code=allow_code), None
     method_settings = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]
@@ -188,29 +173,8 @@ def architecture_of(model: Any) -> Architecture:
     )
 
 
-def _training_of(value: Any) -> Training:
-    if isinstance(value, Training):
-        return value
-    raise ConfigError(f"training must be such as fedkeep.Training(lr=0.05, epochs=2), not {value!r:.80}.")
-
-
-def _pretraining_of(value: Any) -> PooledTraining:
-    if isinstance(value, PooledTraining):
-        return value
-    if isinstance(value, Mapping):
-        return build(PooledTraining, value, "pretraining")
-    raise ConfigError(f'pretraining must be options of pooled training, such as {{"passes": 6}}, not {value!r:.80}.')
-
-
-READ: Mapping[str, Callable[[Any], Any]] = {
-    "model": architecture_of,
-    "training": _training_of,
-    "weights": keep_weights,
-    "pretraining": _pretraining_of,
-    "seeds": seeds_of,
-    "title": str,
-}
-"""How the parts of a recipe are read that are given in Python."""
+READ: Mapping[str, Callable[[Any], Any]] = {"model": architecture_of, "weights": keep_weights, "seeds": seeds_of}
+"""How the fields of a recipe are read that Python gives in forms of its own."""
 
 
 def _listed(methods: Any) -> list[Any]:
@@ -226,8 +190,7 @@ def _data_and_partition(
     by_rows = isinstance(partition, Mapping) or (isinstance(partition, Sequence) and not isinstance(partition, str))
     column = partition if isinstance(partition, str) and partition not in schemes() else ""
     in_python = by_rows or not (data is None or isinstance(data, str | Path))
-    several = {name: (columns[name],) for name in ("columns", "exclude") if isinstance(columns.get(name), str)}
-    options = replace(base.data_options, **{**columns, **several})
+    options = replace(base.data_options, **columns)
     if column and not options.client and has_columns(base.data if data is None else data):
         options = replace(options, client=column)
     if data is None and by_rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from fedkeep.aggregation.robust import max_byzantine
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
-from fedkeep.data.partition import Scheme
+from fedkeep.data.partition import IID, Scheme, get_scheme
 from fedkeep.data.schema import DataOptions
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
@@ -28,7 +28,7 @@ from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture, Pretrained, get_architecture
 from fedkeep.models.custom import from_path
-from fedkeep.options import Options, as_table, build
+from fedkeep.options import Options, as_table, build, build_kind, option, options_of
 from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
@@ -46,15 +46,22 @@ MAX_RANGE = 1_000_000
 """The most clients in a range such as ``"3-7"``; a larger range is taken as one client's name."""
 
 
+INITIAL_MODEL = ("weights", "pretraining")
+"""What of ``[model]`` says from which model rounds begin, whatever the network."""
+NETWORK = ("name", get_architecture)
+"""Under which name a table of a recipe says the network, and what finds it."""
+
+
 @dataclass(frozen=True)
-class ClientModel:
-    """A network that some clients have instead of the server's.
+class ClientModel(Options):
+    """A network that some clients have instead of the server's."""
 
-    ``clients``: The clients' names; ``"3-7"`` stands for ``"3"`` to ``"7"``.
-    """
+    clients: tuple[str, ...] = option(MISSING, 'a list of names such as ["0", "1-4"], where 1-4 stands for 1, 2, 3, 4')
+    model: Architecture = option(MISSING, "the clients' network, such as lenet5", at="", kind=NETWORK)
 
-    clients: tuple[str, ...]
-    model: Architecture
+    def check(self) -> None:
+        if not self.clients:
+            raise ConfigError('it needs clients: a list of names such as ["0", "1-4"].')
 
 
 def model_to_table(model: Architecture) -> dict[str, Any]:
@@ -62,35 +69,21 @@ def model_to_table(model: Architecture) -> dict[str, Any]:
     return {"name": model.name, **as_table(model)}
 
 
-def read_model(table: Mapping[str, Any], where: str, allow_code: bool, also: Iterable[str] = ()) -> Architecture:
-    """Return the network that a table of a recipe describes.
+def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Architecture:
+    """Return the network that a table describes.
 
     ``allow_code``: Let the name be ``package.module:function``, which is then imported.
-    ``also``: What else the table may name, for error messages.
     """
-    options = dict(table)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"{where} needs a name.")
-    if ":" in name and options:
-        raise ConfigError(f"{where}: {name!r} is a model of your own, and takes no {', '.join(options)}. Leave it out.")
-    if ":" in name:
-        return from_path(name, allow_code=allow_code)
-    return build(get_architecture(name), options, where, ("name", *also))
+    return build_kind(options_of(Recipe)["model"], Architecture, with_own_model(table, allow_code), where)  # type: ignore[type-abstract]
 
 
-def read_client_models(entries: Any, allow_code: bool) -> tuple[ClientModel, ...]:
-    """Return the networks in ``[[client_models]]`` of a recipe."""
-    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ConfigError("client_models must be tables, each under [[client_models]].")
-    found = []
-    for number, entry in enumerate(entries, start=1):
-        place, rest = f"[[client_models]] {number}", dict(entry)
-        clients = rest.pop("clients", None)
-        if not isinstance(clients, list) or not clients or not all(isinstance(name, str) for name in clients):
-            raise ConfigError(f'{place} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
-        found.append(ClientModel(tuple(clients), read_model(rest, place, allow_code, ["clients"])))
-    return tuple(found)
+def with_own_model(table: Mapping[str, Any], allow_code: bool, model: Architecture | None = None) -> dict[str, Any]:
+    """Return the table of a network whose name is the network itself, if one is given, or the name is of the user's."""
+    if model is not None:
+        return {name: value for name, value in table.items() if name in INITIAL_MODEL} | {"name": model}
+    name = table.get("name")
+    own = isinstance(name, str) and ":" in name
+    return {**table, "name": from_path(str(name), allow_code=allow_code) if own else name}
 
 
 def named_twice(models: Sequence[ClientModel]) -> str | None:
@@ -157,19 +150,19 @@ def _names(model: ClientModel, clients: Container[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Method:
-    """A method as one row of a comparison.
+class Method(Options):
+    """A method as one row of a comparison."""
 
-    ``label``: Its name in tables.
-    ``algorithm``: The method with its options.
-    ``grid_of``: For a point of a grid of options, the label of the method whose grid it is; otherwise empty.
-    ``training``: Options of local training that differ from the recipe's.
-    """
+    label: str = option(MISSING, "its name in tables; empty: the method's title")
+    algorithm: Algorithm[Any, Any] = option(
+        MISSING, "a method, as fedkeep methods lists them", at="", kind=("algorithm", get_algorithm)
+    )
+    grid_of: str = option("", "of a point of a grid, the label of the method whose grid it is", brief=True)
+    training: Mapping[str, Any] = option(dict, "options of local training that differ from the recipe's", brief=True)
 
-    label: str
-    algorithm: Algorithm[Any, Any]
-    grid_of: str = ""
-    training: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    def check(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", default_label(type(self.algorithm)))
 
     @property
     def slug(self) -> str:
@@ -186,72 +179,48 @@ def slug(label: str) -> str:
     return f"{name[: MAX_SLUG_LENGTH - 9] or 'method'}-{suffix}"
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Options):
     """Everything that determines a run's results, apart from the machine.
 
     ``name``: The name or path under which it was loaded.
-    ``title``: One line that describes it.
-    ``data``: A known data set, a Hub id or a path (see `fedkeep.data.load`).
-    ``data_options``: How files are read that are not known by name: columns, sizes, scaling.
-    ``partition``: How examples are split over the clients.
-    ``model``: The server's network, and that of every client without an entry in ``client_models``.
-    ``training``: The options of local training.
-    ``run``: Rounds, cohorts and evaluation.
-    ``methods``: The methods, which are compared on the same partitions, initial weights, cohorts and batch orders.
-    ``seeds``: Each method is run once with each seed.
-    ``augmentation``: The augmentation of training images.
-    ``auxiliary``: The part of the training examples that the server holds.
-    ``public``: The public data set that the server holds.
-    ``generator``: The generator of images.
-    ``tasks``: How classes arrive in tasks.
-    ``defense``: Checks of clients' replies, and robust aggregation.
-    ``privacy``: What is noised before it leaves a client.
-    ``attack``: What malicious clients do, in tests of defences.
-    ``client_models``: Clients with other networks than the server's.
-    ``paper``: The numbers that a paper printed, if this is a paper's experiment.
-    ``log``: Where metrics are logged too: ``tensorboard``, ``wandb`` (see `fedkeep.tracking`).
-    ``validation``: The share of each class's training images that no client holds and that replaces the test images, so
-        that options can be chosen; 0: evaluate on the test images.
-    ``weights``: The path of weights from which the rounds begin (``model.weights``); empty for the network's own.
-    ``pretraining``: Pooled training before the first round, from which the rounds then begin (``model.pretraining``).
     """
 
     name: str
-    title: str
-    data: str
-    partition: Scheme
-    model: Architecture
-    training: Training
-    run: RunSettings
-    methods: tuple[Method, ...]
-    seeds: tuple[int, ...] = (0,)
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    auxiliary: Auxiliary = field(default_factory=Auxiliary)
-    public: Public = field(default_factory=Public)
-    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
-    tasks: Tasks = field(default_factory=Tasks)
-    defense: Defense = field(default_factory=Defense)
-    privacy: Privacy = field(default_factory=Privacy)
-    attack: Attack = field(default_factory=Attack)
-    client_models: tuple[ClientModel, ...] = ()
-    paper: Mapping[str, Any] = field(default_factory=dict)
-    validation: float = 0.0
-    data_options: DataOptions = field(default_factory=DataOptions)
-    log: tuple[str, ...] = ()
-    weights: str = ""
-    pretraining: PooledTraining = field(default_factory=PooledTraining)
+    title: str = option("", "one line that describes it", at="title")
+    seeds: tuple[int, ...] = option((0,), "each method is run once with each seed", low=0, at="seeds")
+    log: tuple[str, ...] = option((), "where metrics are logged too: tensorboard, wandb", at="log", brief=True)
+    data: str = option(MISSING, "a known data set, a Hub id or a path", at="data.name")
+    validation: float = option(
+        0.0,
+        "share of each class's training images that no client holds, and that replaces the test images, so that "
+        "options can be chosen",
+        low=0.0, high=0.5, at="data.validation", brief=True,
+    )  # fmt: skip
+    data_options: DataOptions = option(DataOptions, "how files are read", at="data", brief=True)
+    partition: Scheme = option(IID(), "how examples are split over the clients", kind=("scheme", get_scheme))
+    model: Architecture = option(MISSING, "the server's network, such as lenet5", kind=NETWORK)
+    weights: str = option("", "path of weights from which the rounds begin", at="model.weights", brief=True)
+    pretraining: PooledTraining = option(
+        PooledTraining, "pooled training from which the rounds begin", at="model.pretraining", brief=True
+    )
+    training: Training = option(Training, "local training")
+    run: RunSettings = option(RunSettings, "rounds, cohorts and evaluation")
+    augmentation: Augmentation = option(Augmentation, "how training images are augmented")
+    auxiliary: Auxiliary = option(Auxiliary, "labelled examples that the server holds")
+    public: Public = option(Public, "the public data set that the server holds")
+    generator: GeneratorConfig = option(GeneratorConfig, "the generator of images")
+    defense: Defense = option(Defense, "checks of clients' replies, and robust aggregation")
+    privacy: Privacy = option(Privacy, "what is noised before it leaves a client")
+    methods: tuple[Method, ...] = option((), "compared on the same partitions, initial weights, cohorts and batches")
+    attack: Attack = option(Attack, "what malicious clients do, in tests of defences", brief=True)
+    tasks: Tasks = option(Tasks, "how classes arrive in tasks", brief=True)
+    client_models: tuple[ClientModel, ...] = option((), "clients with other networks than the server's", brief=True)
+    paper: Mapping[str, Any] = option(dict, "the numbers that a paper printed", brief=True)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.log, str):
-            object.__setattr__(self, "log", (self.log,))
-        for name in ("seeds", "methods", "client_models", "log"):
-            if isinstance(given := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(given))
-        check_validation(self.validation)
+    def check(self) -> None:
         check_log(self.log)
-        for problems in (_problems_of_parts, _problems_together):
-            refuse(problems(self))
+        refuse([*_problems_of_parts(self), *_problems_together(self)])
 
     @property
     def has_tasks(self) -> bool:
@@ -280,45 +249,13 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Return the recipe as TOML with all options, as `load_recipe` reads it."""
-        sections: dict[str, Any] = {name: as_table(getattr(self, name)) for name in OPTIONS}
-        attack, tasks = sections.pop("attack"), sections.pop("tasks")
-        data = {"validation": self.validation, **as_table(self.data_options)}
-        as_it_comes = {"validation": 0.0, **as_table(DataOptions())}
-        only_if_given = {
-            "attack": attack if self.attack.kind != "none" else {},
-            "tasks": tasks if self.has_tasks else {},
-            "client_models": [
-                {"clients": list(own.clients), **model_to_table(own.model)} for own in self.client_models
-            ],
-            "log": list(self.log),
-            "paper": dict(self.paper),
-        }
-        table = {
-            "title": self.title,
-            "seeds": list(self.seeds),
-            "data": {"name": self.data} | {name: value for name, value in data.items() if value != as_it_comes[name]},
-            "partition": {"scheme": self.partition.name, **as_table(self.partition)},
-            "model": model_to_table(self.model)
-            | ({"weights": self.weights} if self.weights else {})
-            | ({"pretraining": as_table(self.pretraining)} if self.pretraining.passes else {}),
-            **sections,
-            "methods": [
-                {"label": m.label, "algorithm": m.algorithm.name()}
-                | ({"grid_of": m.grid_of} if m.grid_of else {})
-                | ({"training": dict(m.training)} if m.training else {})
-                | as_table(m.algorithm)
-                for m in self.methods
-            ],
-        }
-        return tomli_w.dumps(table | {name: value for name, value in only_if_given.items() if value})
+        return tomli_w.dumps(as_table(self))
 
 
 OPTIONS: Mapping[str, type[Options]] = {
-    name: kind
-    for name, kind in annotations_of(Recipe).items()
-    if isinstance(kind, type)
-    and issubclass(kind, Options)
-    and kind not in (Scheme, Architecture, DataOptions, PooledTraining)
+    name: annotations_of(Recipe)[name]
+    for name, field in options_of(Recipe).items()
+    if field.default_factory is annotations_of(Recipe)[name] and field.metadata["at"] is None
 }
 """The class of each section's options. The options of data, partition and model depend on a name in the section."""
 
@@ -381,18 +318,11 @@ def refuse(problems: Iterable[str]) -> None:
         raise ConfigError(found[0] if len(found) == 1 else "\n".join(["", *(f"- {each}" for each in found)]))
 
 
-def check_validation(share: Any) -> None:
-    """Check ``data.validation``."""
-    if type(share) not in (int, float) or not 0 <= share <= 0.5:
-        raise ConfigError(f"data.validation is a share of the training images, 0 (none) to 0.5, not {share!r}.")
-
-
 def _problems_of_parts(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with single parts of a recipe."""
     seeds, twice = recipe.seeds, named_twice(recipe.client_models)
-    if not isinstance(seeds, tuple) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        given = list(seeds) if isinstance(seeds, tuple) else seeds
-        yield f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}."
+    if not seeds:
+        yield "seeds must be a list of integers from 0 on, such as [0, 1, 2], not []."
     elif len(set(seeds)) < len(seeds):
         yield f"seeds {list(seeds)} name one twice. Each seed is run only once."
     if twice is not None:
@@ -408,9 +338,6 @@ def _problems_of_parts(recipe: Recipe) -> Iterator[str]:
         yield f"there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}."
     taken: dict[str, str] = {}
     for method in recipe.methods:
-        if not isinstance(method, Method):
-            yield f"methods of a recipe have labels, which {method!r} has not. Give method objects to fedkeep.run."
-            continue
         if (other := taken.get(method.slug)) is not None:
             same = "" if other == method.label else f" and {other!r}, which would share the folder {method.slug!r}"
             yield f"two methods are labelled {method.label!r}{same}. Give each its own label."
@@ -481,24 +408,16 @@ PROMISES = (
 """The options of privacy that pooled training would break."""
 
 
-NEEDS: Mapping[str, tuple[Callable[[Recipe], object], str]] = {
-    "images": (lambda recipe: True, ""),  # what the inputs are is known when the data are loaded
-    "sgd": (lambda recipe: True, ""),
-    "auxiliary": (
-        lambda recipe: recipe.auxiliary.images_per_class,
-        "an auxiliary set on the server, and there is none. Give it one: auxiliary.images_per_class=32.",
-    ),
-    "public": (
-        lambda recipe: recipe.public.name,
-        "a public set, on whose images clients share their predictions. Name a data set with images of the same size: "
-        "public.name=fashion-mnist.",
-    ),
-    "generator": (
-        lambda recipe: recipe.generator.name,
-        "a generator of images. Train one with fedkeep generator train, and name its folder: generator.name=FOLDER.",
-    ),
+NEEDS = {
+    "images": "",  # what the inputs are is known when the data are loaded
+    "sgd": "",
+    "auxiliary": "an auxiliary set on the server, and there is none. Give it one: auxiliary.images_per_class=32.",
+    "public": "a public set, on whose images clients share their predictions. Name a data set with images of the same "
+    "size: public.name=fashion-mnist.",
+    "generator": "a generator of images. Train one with fedkeep generator train, and name its folder: "
+    "generator.name=FOLDER.",
 }
-"""What a method may need: whether a recipe gives it, and what is said if not."""
+"""What a method may need, and what is said if a recipe does not give it."""
 
 
 def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
@@ -522,11 +441,13 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
     if training.optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
         who = label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
         yield f"{who} is defined for steps of SGD, not of {training.optimizer}. Set training.optimizer=sgd."
+    of_recipe = (recipe.auxiliary.images_per_class, recipe.public.name, recipe.generator.name)
+    lacking = [need for need, found in zip(("auxiliary", "public", "generator"), of_recipe, strict=True) if not found]
     for need in needs:
         if need not in NEEDS:
             yield f"{label} needs {need}, which no recipe can give."
-        elif not NEEDS[need][0](recipe):
-            yield f"{label} needs {NEEDS[need][1]}"
+        elif need in lacking:
+            yield f"{label} needs {NEEDS[need]}"
     if recipe.client_models and method.algorithm.networks == "one":
         yield (
             f"{label} exchanges weights, which clients of other networks cannot use. Leave out [[client_models]], or "

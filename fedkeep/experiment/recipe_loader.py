@@ -1,38 +1,44 @@
-"""Find recipes and read them from TOML files. All keys and values are checked before anything runs."""
+"""Find recipes, read them from TOML files and change them: ``extends``, ``--set``, and grids of options.
+
+All keys and values are checked before anything runs.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import is_file
-from fedkeep.data.partition import get_scheme
-from fedkeep.data.schema import DataOptions
+from fedkeep.data.catalog import is_known
+from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
-from fedkeep.experiment.overrides import INITIAL_MODEL, add_grids, apply_overrides, expand, merge_tables
 from fedkeep.experiment.recipe import (
-    OPTIONS,
+    INITIAL_MODEL,
     SECTIONS,
     Method,
     Recipe,
     default_label,
-    read_client_models,
-    read_model,
     rows_named,
+    with_own_model,
 )
 from fedkeep.interface import algorithms, get_algorithm
-from fedkeep.models import Architecture
-from fedkeep.options import build
-from fedkeep.training.pooled import PooledTraining
+from fedkeep.models import Architecture, architectures
+from fedkeep.options import Options, as_table, build, options_of, plain
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"
 """The folder of the recipes that come with the package."""
 TABLE_FILE = "_table.toml"
 """The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
+
+TRAINING = "training."
+"""What an option of local training begins with in the grid of a method."""
+KINDS = {"partition": "scheme", "paper": "table"}
+"""The option of a section that decides which other options there are; of all others it is the name."""
 
 GONE: dict[tuple[str, str], Any] = {
     ("defense", "logit_deviations"): None,
@@ -41,9 +47,6 @@ GONE: dict[tuple[str, str], Any] = {
     ("generator", "by_task"): [],
 }
 """Options that are no more, with the value that kept recipes give them; None for any value."""
-
-KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", "log", *SECTIONS)
-"""The keys of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +145,7 @@ def load_recipe(
     table, where = _read(name, ())
     if rounds is not None:
         table.setdefault("run", {})["rounds"] = rounds
-    if seeds is not None:
-        table["seeds"] = list(seeds)
-    if log is not None:
-        table["log"] = list(log)
+    table |= {name: list(given) for name, given in {"seeds": seeds, "log": log}.items() if given is not None}
     if methods is not None:
         table["methods"] = _select_methods(table.get("methods", []), methods)
     apply_overrides(table, settings)
@@ -186,7 +186,8 @@ def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
     """Read the ``[paper]`` table of a recipe, without building the rest."""
-    return _section(_read(name, ())[0], "paper", f"recipe {name!r}")
+    paper: Mapping[str, Any] = _read(name, ())[0].get("paper", {})
+    return paper
 
 
 def read_title(name: str) -> str:
@@ -215,9 +216,6 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise ConfigError(f"cannot read the recipe {in_one_line(repr(name), 200)}: {error}") from error
     table = _parse(text, f"the recipe {name!r}")
-    for section in SECTIONS:
-        _section(table, section, f"recipe {name!r}")
-    _method_tables(table, f"recipe {name!r}")
     parents = table.pop("extends", [])
     base: dict[str, Any] = {}
     for parent in map(str, parents if isinstance(parents, list) else [parents]):
@@ -228,13 +226,20 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
-    """Return the table of a TOML file."""
+    """Return the table of a TOML file, in which sections are tables."""
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except ValueError as error:  # of TOML, or of an integer of more than 4,300 digits
         raise ConfigError(f"cannot read {where}: {in_one_line(error, 300)}") from error
     except RecursionError as error:
         raise ConfigError(f"cannot read {where}: its tables or lists are nested too deeply.") from error
+    for name, part in table.items():
+        several = name in ("methods", "client_models")
+        if several and not (isinstance(part, list) and all(isinstance(each, dict) for each in part)):
+            raise ConfigError(f"{where}: {name} must be tables, each under [[{name}]], not {part!r:.80}.")
+        if name in (*SECTIONS, "paper") and not isinstance(part, dict):
+            raise ConfigError(f"{where}: {name} must be a table, [{name}], not {part!r:.80}.")
+    return table
 
 
 def _unknown_recipe(name: str) -> ConfigError:
@@ -270,44 +275,18 @@ def _build(
     expanded: bool = True,
 ) -> Recipe:
     """Build a recipe from its table; a method with a grid stands in it once for each point, or once in all."""
-    for key in table:
-        if key not in KEYS:
-            raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
-    sections = {section: dict(_section(table, section, where)) for section in SECTIONS}
     for (section, option), as_kept in GONE.items():
-        if as_kept in (None, sections[section].get(option)):
-            sections[section].pop(option, None)
-    data, partition, network = sections["data"], sections["partition"], sections["model"]
-    name_of_data, validation = data.pop("name", None), data.pop("validation", 0.0)
-    weights, pretraining = network.pop("weights", ""), network.pop("pretraining", {})
-    log = [given] if isinstance(given := table.get("log", []), str) else given
-    for value, kind, expected in (
-        (name_of_data, str, "[data] needs a name, a known data set, a Hub id or a path"),
-        (weights, str, "model.weights is a path"),
-        (pretraining, Mapping, "model.pretraining is a table, such as { passes = 6 }"),
-        (log, list, 'log is a list of names, such as ["tensorboard"]'),
-    ):
-        if not isinstance(value, kind) or not all(isinstance(each, str) for each in value):
-            raise ConfigError(f"{where}: {expected}, not {value!r:.80}.")
+        if as_kept in (None, table.get(section, {}).get(option)):
+            table.get(section, {}).pop(option, None)
     try:
-        parts: dict[str, Any] = {name: build(cls, sections[name], f"[{name}]") for name, cls in OPTIONS.items()}
-        return Recipe(
-            name=name,
-            title=titled(str(table.get("title", name)), validation),
-            data=name_of_data,
-            validation=validation,
-            data_options=build(DataOptions, data, "[data]", ("name", "validation")),
-            partition=build(get_scheme(partition.pop("scheme", "iid")), partition, "[partition]", ["scheme"]),
-            model=model or read_model(network, "[model]", allow_code, INITIAL_MODEL),
-            weights=weights,
-            pretraining=build(PooledTraining, pretraining, "[model.pretraining]"),
-            methods=tuple(one for entry in _method_tables(table, where) for one in _methods(entry, expanded)),
-            seeds=table.get("seeds", [0]),
-            client_models=read_client_models(table.get("client_models", []), allow_code),
-            paper=_section(table, "paper", where),
-            log=tuple(log),
-            **parts,
-        )
+        given = {
+            **table,
+            "title": titled(str(table.get("title", name)), table.get("data", {}).get("validation")),
+            "model": with_own_model(table.get("model", {}), allow_code, model),
+            "methods": [m for n, one in enumerate(table.get("methods", ())) for m in _methods(one, n + 1, expanded)],
+            "client_models": [with_own_model(own, allow_code) for own in table.get("client_models", ())],
+        }
+        return build(Recipe, given, also=["extends"], name=name)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -318,38 +297,190 @@ def titled(title: str, validation: Any) -> str:
     return title if note in title else f"{title} ({note})"
 
 
-def _section(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
-    value = table.get(section, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {section} must be a table, [{section}].")
-    return value
-
-
-def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    entries = table.get("methods", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(
-            f"{where}: methods must be tables, each under [[methods]]; there is no method to run otherwise."
-        )
-    return entries
-
-
-def _methods(entry: Mapping[str, Any], expanded: bool) -> list[Method]:
+def _methods(entry: Mapping[str, Any], number: int, expanded: bool) -> list[Method]:
     """Return the method that an entry of ``[[methods]]`` describes, or the points of its grid."""
-    options = dict(entry)
-    name, label, training = options.pop("algorithm", None), options.pop("label", None), options.pop("training", {})
-    grid_of, grid = str(options.pop("grid_of", "")), options.pop("grid", {})
-    if not isinstance(training, Mapping):
-        raise ConfigError(f"training of a method is a table, such as {{ lr = 0.1 }}, not {training!r}.")
-    if not isinstance(name, str):
-        raise ConfigError(f"each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
+    options = {"label": "", **entry}
+    grid = options.pop("grid", {})
     if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
         raise ConfigError("the grid of a method is a table of lists, such as { mu = [0.1, 1.0] }.")
-    cls = get_algorithm(name)
-    method = Method(
-        str(label or default_label(cls)),
-        build(cls, options, f"method {name}", ("label", "training")),
-        grid_of,
-        training,
-    )
+    method = build(Method, options, f"[[methods]] {number}", ["grid"])
     return expand(method, grid) if grid and expanded else [method]
+
+
+# Changes to a recipe's tables before it is built
+
+
+def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the entries of another, which take precedence. Tables in them are merged too."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = _merge_section(key, old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with changes.
+
+    If the partition scheme or the model changes, options that the new one has too stay, such as the number of clients
+    or Dirichlet's alpha. Columns and sizes stay for other data of one's own. If a data set that is known by name comes,
+    or the paper's table changes, nothing stays.
+    """
+    kind = KINDS.get(section, "name")
+    own_data = section == "data" and not any(is_known(str(table.get("name", ""))) for table in (old, over))
+    if not own_data and kind in over and over[kind] != old.get(kind):
+        known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
+        common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
+        if over[kind] == "column":
+            common -= {"num_clients"}  # each value of the column is a client
+        old = {name: value for name, value in old.items() if name in common}
+    return merge_tables(old, over)
+
+
+def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, Any]:
+    """Split ``section.option=value`` into its parts; a method's label may hold dots and equals signs itself."""
+    setting = setting.strip()
+    start = max((len(each) for each in labels if setting.lower().startswith(f"{each.lower()}.")), default=0)
+    rest, equals, text = setting[start:].partition("=")
+    section, _, name = (setting[:start] + rest).strip().rpartition(".")
+    if not (equals and section.strip(".") and name):
+        raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
+    return section, name, parse_value(text.strip())
+
+
+def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]) -> dict[str, Options]:
+    """Return the options of each section of a command that runs no recipe, with the changes of ``--set``."""
+    tables: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    for section, name, value in map(read_setting, settings):
+        if section not in sections:
+            raise ConfigError(
+                f"--set {section}.{name}: this command has no section {section!r}.{did_you_mean(section, sections)}"
+            )
+        tables[section][name] = value
+    return {name: build(cls, tables[name], name) for name, cls in sections.items()}
+
+
+def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
+    """Apply settings, each written ``section.option=value``, to a recipe's table, in place."""
+    # The kinds of data, partition and model are set first, since they decide which options there are.
+    kinds = ("data.name", "partition.scheme", "model.name")
+    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
+        section, name, value = read_setting(setting, (str(e.get("label", "")) for e in table.get("methods", [])))
+        if section == "model.pretraining":
+            section, name, value = "model", "pretraining", {name: value}
+        if section in SECTIONS:
+            table[section] = _merge_section(section, table.get(section, {}), {name: value})
+            continue
+        for entry in _entries_with(table, section, name):
+            if section.endswith(".training"):
+                entry["training"] = {**entry.get("training", {}), name: value}
+            else:
+                entry[name] = value
+
+
+def _entries_with(table: Mapping[str, Any], section: str, name: str) -> list[dict[str, Any]]:
+    """Return the tables of the methods that a setting changes: those of a name or a label, or all with the option."""
+    entries, who = table.get("methods", []), section.removesuffix(".training").lower()
+    if name == "algorithm":
+        raise ConfigError(f"--set {section}.algorithm: choose methods with --methods.")
+    if section == "algorithm":
+        known = [options_of(get_algorithm(str(entry.get("algorithm")))) for entry in entries]
+        chosen = [entry for entry, options in zip(entries, known, strict=True) if name in options]
+        if entries and not chosen:
+            hint = did_you_mean(name, {option for options in known for option in options})
+            raise ConfigError(f"--set algorithm.{name}: no method of this recipe has the option.{hint}")
+        return chosen
+    names = [[str(entry.get(key, "")).lower() for key in ("algorithm", "label")] for entry in entries]
+    chosen = [entry for entry, own in zip(entries, names, strict=True) if who in own]
+    if not chosen:
+        hint = did_you_mean(who, {*SECTIONS, "algorithm", *(each for own in names for each in own if each)})
+        raise ConfigError(f"--set {section}.{name}: unknown section.{hint}")
+    return chosen
+
+
+def expand(method: Method, grid: Mapping[str, list[Any]]) -> list[Method]:
+    """Return a method once for each valid combination of values; raise `ConfigError` for a value that is in none.
+
+    ``grid``: By option, its values. Options of local training are named such as ``training.lr``.
+    """
+    points: list[Method] = []
+    unused = {(name, repr(value)) for name, values in grid.items() for value in values}
+    error: ConfigError | None = None
+    for point in product(*grid.values()):
+        options = dict(zip(grid, point, strict=True))
+        training = {name.removeprefix(TRAINING): v for name, v in options.items() if name.startswith(TRAINING)}
+        own = {name: value for name, value in options.items() if not name.startswith(TRAINING)}
+        try:
+            table = as_table(method.algorithm) | own
+            algorithm = build(type(method.algorithm), table, f"the grid of {method.label}")
+        except ConfigError as reason:
+            error = reason
+            continue
+        unused -= {(name, repr(value)) for name, value in options.items()}
+        label = grid_label(method.label, {name.removeprefix(TRAINING): value for name, value in options.items()})
+        points.append(Method(label, algorithm, method.label, {**method.training, **training}))
+    if unused and error:
+        raise error
+    return points
+
+
+def grid_label(label: str, options: Mapping[str, Any]) -> str:
+    """Return the label of a point of a grid.
+
+    Returns: Such as ``SFedKD (tau 2, teachers 3)``.
+    """
+    values = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items())
+    text = ", ".join(values)
+    return f"{label} ({text})" if text else label
+
+
+def _split_grid(line: str) -> tuple[str, list[Any]]:
+    """Split a grid of one option, such as ``sfedkd.tau=1,2,4``, into the option and its values."""
+    path, _, text = (part.strip() for part in line.partition("="))
+    try:
+        values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]  # commas may stand in brackets and quotes
+    except ValueError:
+        values = [parse_value(part.strip()) for part in text.split(",")]
+    if not all(path.rpartition(".")[::2]) or not values or "" in values:
+        raise ConfigError(f"cannot read the grid {line!r}: write method.option=values, such as sfedkd.tau=1,2,4.")
+    return path, values
+
+
+def read_grid(grid: Mapping[str, Any] | Iterable[str]) -> dict[str, list[Any]]:
+    """Return by option what to try, of lines such as ``sfedkd.tau=1,2,4`` or of a table of lists."""
+    found: dict[str, list[Any]] = {}
+    for path, given in grid.items() if isinstance(grid, Mapping) else map(_split_grid, grid):
+        values = plain(given)
+        if not isinstance(values, list | tuple | range) or not len(values):
+            raise ConfigError(f"the grid of {path} must be a list of values, such as [1, 2], not {given!r:.80}.")
+        if path in found:
+            raise ConfigError(f"the grid names {path} twice. Put its values into one list.")
+        found[path] = [plain(value) for value in values]
+        if any(value in found[path][:place] for place, value in enumerate(found[path])):
+            raise ConfigError(f"the grid of {path} names a value twice: {found[path]}. Each is run only once.")
+    return found
+
+
+def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) -> bool:
+    """Add grids (see `read_grid`) to the methods of a recipe's table; return whether there was one."""
+    found = read_grid(grid)
+    for path, values in found.items():
+        section, _, name = path.rpartition(".")
+        of_training = section == "training" or section.endswith(".training")
+        if not of_training and section.removesuffix(".pretraining") in SECTIONS:
+            raise ConfigError(
+                f"a grid is of options of methods and of local training, and the methods of one run share [{section}]. "
+                f"Vary it in several runs, with --set {path}."
+            )
+        entries = table["methods"] if section == "training" else _entries_with(table, section, name)
+        for entry in entries:
+            entry["grid"] = {**entry.get("grid", {}), f"{TRAINING * of_training}{name}": values}
+    return bool(found)
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value as TOML does; text that is not a TOML value is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # no TOML, an integer of thousands of digits, or nested too deeply
+        return text

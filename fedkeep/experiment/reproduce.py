@@ -7,7 +7,7 @@ seeds to it, and run only what is not finished. A reproduction with fewer rounds
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -18,27 +18,15 @@ from filelock import FileLock
 from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, check_code
-from fedkeep.experiment.recipe import SECTIONS, Method, Recipe, rows_named
+from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_code
+from fedkeep.experiment.recipe import Method, Recipe, rows_named
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
 from fedkeep.experiment.run import prepare_run, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
-from fedkeep.options import as_table
+from fedkeep.options import as_table, options_of
 
 NOTE = "reproduction.json"
 """The file in a reproduction's folder, and in its archive, that names the reproduced table."""
-
-
-@dataclass(frozen=True)
-class TableRecipes:
-    """The recipes of a paper's table or figure, or of a user's own folder.
-
-    ``name``: The table's name, such as ``sfedkd/table1``.
-    ``columns``: Names or paths of recipes by the columns' short names, in the paper's order.
-    """
-
-    name: str
-    columns: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -61,22 +49,24 @@ def _ordered(columns: dict[str, str]) -> list[str]:
     return sorted(columns, key=lambda column: (order.index(column) if column in order else len(order), column))
 
 
-def find_table(name: str) -> TableRecipes:
-    """Return a table by name, or a user's own folder of recipes by path."""
+def find_table(name: str) -> tuple[str, dict[str, str]]:
+    """Return the name of a table, which is given by name or as a user's own folder of recipes, and its columns.
+
+    Returns: Names or paths of recipes by the columns' short names, in the paper's order.
+    """
     known = paper_tables()
-    files = sorted(path for path in Path(name).glob("*.toml") if not path.name.startswith("_"))
-    if name not in known and files:
-        columns = {path.stem: str(path) for path in files}
-        return TableRecipes(Path(name).resolve().name, {column: columns[column] for column in _ordered(columns)})
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep recipes")
-    return TableRecipes(name, {column.rpartition("/")[2]: column for column in known[name].columns})
+    if name in known:
+        return name, {column.rpartition("/")[2]: column for column in known[name].columns}
+    if columns := {path.stem: str(path) for path in Path(name).glob("*.toml") if not path.name.startswith("_")}:
+        return Path(name).resolve().name, {column: columns[column] for column in _ordered(columns)}
+    hint = did_you_mean(name, known)
+    raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep recipes")
 
 
 def select_columns(
-    table: TableRecipes,
-    root: Path,
+    table: str,
+    recipes: Mapping[str, str],
+    folder: Path,
     *,
     columns: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
@@ -88,7 +78,8 @@ def select_columns(
 ) -> list[Column]:
     """Return the requested columns of a table.
 
-    ``root``: The folder of all reproductions.
+    ``recipes``: Names of recipes by the short names of the table's columns.
+    ``folder``: The folder of the reproduction.
     ``columns``: The columns' short names; default: all.
     ``methods``: Methods, by label or name; default: all of the recipe's.
     ``fraction``: The share of the paper's rounds, above 0 and at most 1.
@@ -97,12 +88,10 @@ def select_columns(
     ``allow_code``: Let a recipe import its model.
     Returns: The columns, with the requested methods, seeds and rounds in their recipes.
     """
-    unknown = [column for column in columns or () if column not in table.columns]
-    if unknown:
-        raise ConfigError(f"{table.name} has no column {unknown[0]!r}.{did_you_mean(unknown[0], table.columns)}")
-    folder = reproduction_folder(table, root, fraction)
+    if unknown := [column for column in columns or () if column not in recipes]:
+        raise ConfigError(f"{table} has no column {unknown[0]!r}.{did_you_mean(unknown[0], recipes)}")
     selected = []
-    for column, name in table.columns.items():
+    for column, name in recipes.items():
         if columns is None or column in columns:
             recipe = load_recipe(name, seeds=seeds, settings=settings, grid=grid, allow_code=allow_code)
             if settings:
@@ -117,12 +106,12 @@ def select_columns(
     return selected
 
 
-def reproduction_folder(table: TableRecipes, root: Path, fraction: float) -> Path:
+def reproduction_folder(table: str, root: Path, fraction: float) -> Path:
     """Return the folder of a reproduction.
 
     ``fraction``: The share of the paper's rounds.
     """
-    return root / (table.name.replace("/", "-") + ("" if fraction == 1 else f"-rounds-{fraction:g}"))
+    return root / (table.replace("/", "-") + ("" if fraction == 1 else f"-rounds-{fraction:g}"))
 
 
 def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
@@ -185,8 +174,8 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
     """Return the sections and the common methods in which two recipes differ."""
-    names = (*SECTIONS, "validation", "client_models")
-    found = [name for name in names if getattr(old, name) != getattr(new, name)]
+    names = options_of(Recipe).keys() - NOT_SETTINGS
+    found = sorted(name for name in names if getattr(old, name) != getattr(new, name))
     known = {method.label: (method.algorithm, dict(method.training)) for method in old.methods}
     asked = {method.label: (method.algorithm, dict(method.training)) for method in new.methods}
     return found + [label for label, options in asked.items() if known.get(label, options) != options]
@@ -216,7 +205,7 @@ def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
     ]
 
 
-def write_note(folder: Path, table: TableRecipes) -> None:
+def write_note(folder: Path, table: str) -> None:
     """Record which table a folder reproduces."""
     path = folder / NOTE
     archive = folder.with_name(f"{folder.name}{ARCHIVE_SUFFIX}")
@@ -225,9 +214,9 @@ def write_note(folder: Path, table: TableRecipes) -> None:
             f"the records of {folder} are in {archive.name}. To add to them, unpack it: "
             f"python -m zipfile -e {archive} {folder}"
         )
-    if path.exists() and (other := table_of(path)) != table.name:
-        raise ConfigError(f"{folder} holds a reproduction of {other!r}, not of {table.name!r}. Choose another --out.")
-    write_json(path, {"table": table.name})
+    if path.exists() and (other := table_of(path)) != table:
+        raise ConfigError(f"{folder} holds a reproduction of {other!r}, not of {table!r}. Choose another --out.")
+    write_json(path, {"table": table})
 
 
 def table_of(path: Traversable) -> str:

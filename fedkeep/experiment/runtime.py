@@ -111,11 +111,6 @@ class Machine(Options):
         (), "import methods, metrics, partitions, reply steps and callbacks of your own from a .py file"
     )
 
-    def __post_init__(self) -> None:
-        if isinstance(self.data_dir, Path):
-            object.__setattr__(self, "data_dir", str(self.data_dir))
-        super().__post_init__()
-
     def check(self) -> None:
         if self.address is not None and self.executor != "ray":
             raise ConfigError("an address is that of a Ray cluster. Leave it out, or set executor to ray.")

@@ -306,18 +306,9 @@ class ProgressReport(Callback):
         total = (self._record or {}).get("total", self.test_total[:classes])
         images = sum(total)
         guesses = bool(self._record and images) and is_at_chance((self._record or {})["correct"], total)
+        whole, record = self.trial.rounds, self._record
         self.report(
-            Progress(
-                self.trial.name,
-                done,
-                self.trial.rounds,
-                self._record,
-                images,
-                activity,
-                guesses,
-                self._not_finite,
-                self._share,
-            )
+            Progress(self.trial.name, done, whole, record, images, activity, guesses, self._not_finite, self._share)
         )
 
 

@@ -139,7 +139,7 @@ def load_extractor(source: str) -> Extractor:
 
     Only weights in safetensors are read, and no code is run.
     """
-    library = library_of_extractors()
+    library = _library("A pre-trained extractor")
     try:
         with quietly(library), seeds.temporary_seed(0):  # a missing classifier is initialised at random; it is not used
             whole, loaded = library.AutoModelForImageClassification.from_pretrained(
@@ -166,9 +166,38 @@ def load_extractor(source: str) -> Extractor:
     return Extractor(whole.base_model, reading, about, learned=learned)
 
 
-def library_of_extractors() -> Any:
+def class_of_folder(path: Path) -> str:
+    """Return the class of the model of Hugging Face that a folder holds; empty if it holds none."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return str(config["architectures"][0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def load_state_dict(path: Path, class_name: str, shown: str) -> dict[str, Tensor]:
+    """Return the weights of a folder of Hugging Face by the names of its module, which may differ from the file's."""
+    library = _library(f"{shown}, a folder of Hugging Face,")
+    cls: Any = getattr(library, class_name, None)
+    is_model = isinstance(cls, type) and issubclass(cls, library.PreTrainedModel)
+    try:
+        if not is_model:
+            raise ValueError(f"transformers {library.__version__} has no model {class_name}.")
+        with quietly(library), seeds.temporary_seed(0):  # what is missing is drawn, and left out here
+            module, loaded = cls.from_pretrained(path, use_safetensors=True, output_loading_info=True)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"{shown}: cannot read a model of Hugging Face: {reason} Give a folder that save_pretrained wrote, with "
+            "weights in safetensors."
+        ) from error
+    state = module.state_dict()
+    return {name: state[name].clone() for name in state if name not in loaded["missing_keys"]}
+
+
+def _library(what: str) -> Any:
     """Import `transformers`."""
-    return require_optional("transformers", "A pre-trained extractor", "diffusion")
+    return require_optional("transformers", what, "diffusion")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from fedkeep.options import as_table
 from fedkeep.reporting import figures, table
 from fedkeep.reporting.findings import findings, warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run, method_of, read_run
 from fedkeep.reporting.summary import (
     EXPLANATION,
     Row,
@@ -133,7 +133,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
     rounds = sorted({trial.rounds_planned for trial in run.trials})
     threads = f" ({count} thread{'s' * (count != 1)})" if (count := run.info.get("threads")) else ""
-    idle_parts = [(trial.label, trial.info["idle_part"]) for trial in run.trials if trial.info.get("idle_part")]
+    idle_parts = [(method_of(trial.label), idle) for trial in run.trials if (idle := trial.info.get("idle_part"))]
     facts = [
         ("data", str(info.get("dataset") or "")),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),

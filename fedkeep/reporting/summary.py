@@ -16,6 +16,7 @@ import numpy as np
 from fedkeep import metrics
 from fedkeep.data.schema import DataOptions
 from fedkeep.errors import RunError, did_you_mean
+from fedkeep.experiment.provenance import NOT_SETTINGS
 from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.interface import algorithms
 from fedkeep.options import as_table, options_of
@@ -24,8 +25,6 @@ from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.training.pooled import PooledTraining
 
-# What of a recipe says nothing about a method's result, or is already in the trial itself.
-NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "log"})
 NO_EFFECT = [f"recipe.run.{n}" for n in ("evaluate_local_models", "evaluation_models", "evaluation_window", "metric")]
 
 

@@ -256,7 +256,7 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"seeds": [0.5]}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"seeds": "0,1"}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"rounds": 2.5}, ConfigError, "rounds must be an integer"),
-        ({"training": {"lr": 0.1}}, ConfigError, "training must be such as"),
+        ({"training": 0.1}, ConfigError, r"\[training\] must be a table or a Training, not 0.1"),
         ({"cohort_size": 9}, ConfigError, "a cohort of 9 cannot be drawn from 3 clients"),
         ({"settings": ["model.name=mlp"]}, ConfigError, r"settings \['model.name=mlp'\] have arguments of their own"),
         ({"settings": ["data.lenght=3"]}, ConfigError, "Did you mean 'length'"),

@@ -21,7 +21,7 @@ from fedkeep.data.partition import DirichletPerClient
 from fedkeep.data.partition.base import Assignment, Scheme, random_stream, to_offsets
 from fedkeep.data.partition.dirichlet import _client_of_step, draw_clients
 from fedkeep.errors import ConfigError, PartitionError
-from fedkeep.experiment.overrides import read_grid
+from fedkeep.experiment.recipe_loader import read_grid
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, Training, on_client
 from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView

@@ -138,7 +138,7 @@ def test_a_label_with_a_comma_can_be_named(table: str, tmp_path: Path) -> None:
     path = Path(table, "_table.toml")
     path.write_text(path.read_text().replace('label = "Prox"', 'label = "Prox, tuned"'))
     (column,) = reproduce.select_columns(
-        reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox, tuned"]
+        *reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox, tuned"]
     )
     assert [method.label for method in column.recipe.methods] == ["FedAvg", "Prox, tuned"]
 
@@ -176,6 +176,19 @@ def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.Capt
     assert messages.count("GB") == 6
     assert "sent in all" in messages
     assert "Nothing was run" in messages
+
+
+def test_a_dry_run_that_measured_nothing_names_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path))
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    columns = "ham10000-2-1,cifar10-2-0.5,cifar10-2-10"
+    assert main(["reproduce", "sfedkd/table1", "--columns", columns, "--methods", "fedavg", "--dry-run"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "In all" not in shown
+    assert "cifar10-2-0.5, cifar10-2-10: The data set 'cifar10' was not found" in shown
 
 
 def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
@@ -344,8 +357,8 @@ def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
 
 def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -> None:
     found = reproduce.find_table(table)
-    one = reproduce.select_columns(found, tmp_path, columns=["first"], methods=["fedavg"], seeds=[1])
-    two = reproduce.select_columns(found, tmp_path, columns=["first"], methods=["fedseq"], seeds=[0])
+    one = reproduce.select_columns(*found, tmp_path / "toy", columns=["first"], methods=["fedavg"], seeds=[1])
+    two = reproduce.select_columns(*found, tmp_path / "toy", columns=["first"], methods=["fedseq"], seeds=[0])
     reproduce.prepare(one[0], Machine())
     both = reproduce.prepare(two[0], Machine())
     assert [method.label for method in both.recipe.methods] == ["FedAvg", "FedSeq"]

@@ -10,8 +10,7 @@ import tiny
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import COPIES, build_federation, check_network
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.overrides import parse_value
-from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
+from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe, parse_value
 
 
 @pytest.mark.parametrize(

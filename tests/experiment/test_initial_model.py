@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedkeep
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, MissingExtra, RunError
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.initial_model import fit_weights, initial_model
+from fedkeep.experiment.initial_model import fit_weights, initial_model, read_weights
 from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.models import MLP
@@ -174,7 +175,7 @@ def test_toml_settings_and_python_say_the_same(section: str, recipe: str, tmp_pa
     assert by_setting.pretraining == load_recipe(recipe, settings=["model.pretraining={passes=6, lr=0.05}"]).pretraining
     assert by_setting.pretraining == written.pretraining == parse_recipe(written.to_toml(), "it").pretraining
     assert load_recipe(path, settings=["model.name=lenet5"]).pretraining == written.pretraining
-    assert load_recipe(path, settings=["model.pretraining.passes=0"]).to_toml().count("[model.pretraining]") == 0
+    assert load_recipe(path, settings=["model.pretraining.passes=0"]).pretraining.passes == 0
     assert load_recipe(path, settings=["model.pretraining.momentum=0"]).pretraining.lr == 0.05
 
 
@@ -264,6 +265,36 @@ def test_weights_of_another_head_and_with_prefixes(network: type[nn.Module], pre
     assert torch.equal(fitted[name], other[prefix + "encoder.1.weight"].float())
 
 
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_a_folder_of_hugging_face_has_the_names_of_its_module(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import small_extractor
+
+    saved = small_extractor.network(kind)
+    saved.save_pretrained(tmp_path / "whole")
+    saved.half().save_pretrained(tmp_path / "parts", max_shard_size="2KB")
+    saved.base_model.save_pretrained(tmp_path / "base")
+    for folder, note in {"whole": "", "parts": "", "base": "with a new classifier"}.items():
+        built = fedkeep.custom(small_extractor.network(kind)).build((1, 8, 8), 4)
+        empty = {name: torch.zeros_like(tensor) for name, tensor in built.state_dict().items()}
+        fitted, said = fit_weights(read_weights(tmp_path / folder), built, empty, "mine")
+        assert said == note
+        built.load_state_dict(dict(fitted))
+        own = built.body.base_model.state_dict()
+        for name, tensor in saved.base_model.state_dict().items():
+            assert torch.equal(own[name].half(), tensor.half()), name
+    (tmp_path / "whole" / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"cannot read a model of Hugging Face.*that save_pretrained wrote"):
+        read_weights(tmp_path / "whole")
+    (tmp_path / "whole" / "config.json").write_text('{"architectures": ["pipeline"]}')
+    with pytest.raises(ConfigError, match="has no model pipeline"):
+        read_weights(tmp_path / "whole")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"a folder of Hugging Face, needs packages that are not installed.*pip"):
+        read_weights(tmp_path / "base")
+
+
 def test_weights_that_cannot_be_used_are_refused_before_training(recipe: str, tmp_path: Path) -> None:
     network = MLP(hidden=(9,)).build((1, 8, 8), 10).state_dict()
     save_file(network, tmp_path / "other.safetensors")
@@ -297,10 +328,10 @@ OTHERS = '\n[[client_models]]\nclients = ["1"]\nname = "mlp"\nhidden = [4]\n'
         ([], OTHERS, "makes the initial model of one network"),
         (["privacy.noise_multiplier=1.0"], "", r"without noise, and privacy\.noise_multiplier promises"),
         (["privacy.secure_aggregation=true"], "", r"privacy\.secure_aggregation promises"),
-        (["model.pretraining=6"], "", r"model\.pretraining is a table"),
+        (["model.pretraining=6"], "", r"model\.pretraining\] must be a table"),
         (["model.pretraining.epochs=6"], "", r"\[model.pretraining\]: there is no option 'epochs'"),
         (["model.pretraining.passes=-1"], "", "passes must be at least 0"),
-        (["model.weights=3"], "", r"model\.weights is a path"),
+        (["model.weights=3"], "", r"model\.weights must be a text"),
     ],
 )
 def test_what_contradicts_it_is_refused(settings: list[str], more: str, reason: str, tmp_path: Path) -> None:

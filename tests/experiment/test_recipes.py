@@ -24,9 +24,8 @@ from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.partition import IID, ByColumn, Dirichlet, ExDir, Hybrid, Sharding
 from fedkeep.data.server_data import Auxiliary
 from fedkeep.experiment import recipe_loader
-from fedkeep.experiment.overrides import merge_tables
 from fedkeep.experiment.recipe import Recipe, client_architectures
-from fedkeep.experiment.recipe_loader import ROOT, PaperTable, _read, paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import ROOT, PaperTable, _read, merge_tables, paper_tables, recipe_names
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.metric import METRICS as SHOWN

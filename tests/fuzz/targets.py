@@ -36,8 +36,8 @@ from fedkeep.data import DataOptions, load
 from fedkeep.data.partition import schemes
 from fedkeep.errors import FedKeepError, ValueRefused
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.recipe import OPTIONS
-from fedkeep.experiment.recipe_loader import KEYS, load_recipe, parse_recipe
+from fedkeep.experiment.recipe import OPTIONS, SECTIONS
+from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
 from fedkeep.interface import Fit, algorithms
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import architectures
@@ -254,7 +254,18 @@ def recipe_tables(draw: st.DrawFn) -> dict[str, Any]:
                 node_config = draw(
                     st.sampled_from([table, *(part for part in table.values() if isinstance(part, dict))])
                 )
-                node_config[draw(st.sampled_from([*KEYS, *node_config]) | ODD_TEXT)] = draw(ODD)
+                keys = [
+                    "title",
+                    "extends",
+                    "seeds",
+                    "methods",
+                    "client_models",
+                    "paper",
+                    "log",
+                    *SECTIONS,
+                    *node_config,
+                ]
+                node_config[draw(st.sampled_from([*keys, *node_config]) | ODD_TEXT)] = draw(ODD)
             case _ if table:
                 del table[draw(st.sampled_from(sorted(table)))]
     return table

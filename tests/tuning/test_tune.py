@@ -15,8 +15,7 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import array_store
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.overrides import read_grid
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe, read_grid
 from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.tuning import Tuning

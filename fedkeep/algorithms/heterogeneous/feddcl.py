@@ -92,8 +92,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     has 50 of new and 200 of old classes), inner "rounds" are epochs, and local ones are the recipe's epochs. The
     paper's grey images are sampled by ddpm in 500 steps (``generator.sampler``). One pool of images serves all three
     counts: each takes the first images of a class. Real and generated images are augmented alike, but for brightness.
-    Examples and old classes' images pass a network one after the other, as in DDDR. docs/tried-readings.md lists other
-    readings.
+    Examples and old classes' images pass a network one after the other, as in DDDR.
     """
 
     title = "FedDCL"

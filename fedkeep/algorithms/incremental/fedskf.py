@@ -92,8 +92,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     ("20 for each class" of each client).
 
     Each round's record has the share of each plan's mass on its diagonal. A share of 1 throughout means that no neuron
-    moved: ``fused`` is then a mean in which the base counts more. docs/tried-readings.md lists the
-    other readings that were tried.
+    moved: ``fused`` is then a mean in which the base counts more.
     """
 
     title = "FedSKF"

@@ -47,7 +47,7 @@ class FedADKD(Algorithm[LabelBalance]):
     phi_i = M x_i / sum_j x_j over the cohort of M, x = ln(1 + delta G), G the Gini impurity of a client's labels; the
     mean of phi over the cohort is 1 (eqs. 6 and 7).
 
-    What the paper leaves open, and what is done here (docs/tried-readings.md has what else was tried):
+    What the paper leaves open, and what is done here:
 
     - it defines f(G) and then prints G: f is used; ``delta=0`` gives the printed formula, its limit;
     - w_target (alpha) and delta have no printed value: 0.3, chosen after a warm start on held-out images, where larger

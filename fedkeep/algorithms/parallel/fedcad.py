@@ -25,7 +25,7 @@ class FedCAD(Algorithm):
     (eq. 6), is exactly that. Records call a_c ``trust``. C more numbers are sent down. With ``low = high = 0`` this is
     FedAvg, with ``low = high`` FedLSD, bit for bit.
 
-    What the paper leaves open, and what is done here (docs/tried-readings.md has what else was tried):
+    What the paper leaves open, and what is done here:
 
     - the temperature has a value for FedLSD only: 2, and no tau^2;
     - its cross-entropy is printed with tempered probabilities, its algorithm applies it to logits: temperature 1;

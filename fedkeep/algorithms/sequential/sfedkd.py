@@ -39,7 +39,7 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
     Teachers are models of the previous round, each caught right after its client had trained, chosen by greedy
     complementary selection (algorithm 1). The first round has none. With ``teachers=0`` this is FedSeq, bit for bit.
 
-    What the paper leaves open, and what is done here (docs/tried-readings.md has what else was tried):
+    What the paper leaves open, and what is done here:
 
     - no temperature and no tau^2 are printed: 1 without tau^2, the equations as they stand. From a trained model this
       reading gains what the paper shows, and 4 with tau^2, the setting of decoupled distillation, does not; from
