@@ -130,8 +130,9 @@ def check_filled(values: Sequence[Any], column: str, where: Where | str) -> None
         if value is None or value != value or (isinstance(value, str) and not value.strip())
     ]
     if missing:
+        have = "has" if len(missing) == 1 else "have"
         raise DataError(
-            f"{where}: {at(where, missing)} has no {column!r} (empty or NaN; in text files also NA or none); rows "
+            f"{where}: {at(where, missing)} {have} no {column!r} (empty or NaN; in text files also NA or none); rows "
             f"without it: {len(missing)}. Fill or remove them."
         )
 
