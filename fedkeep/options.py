@@ -22,6 +22,9 @@ from fedkeep.errors import ConfigError, did_you_mean
 
 T = TypeVar("T", bound="Options")
 
+SMALLEST, LARGEST = 1e-37, 1e38
+"""The smallest and the largest number of an option but 0: those beyond are 0 or infinite in float32."""
+
 
 def option(
     default: Any,
@@ -184,6 +187,8 @@ def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[O
         if not ((low is None or number >= low) and (high is None or number <= high)):
             bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
             raise ConfigError(f"{where} must be {bounds}, not {number}.")
+        if isinstance(number, float) and number and not SMALLEST <= abs(number) <= LARGEST:
+            raise ConfigError(f"{where} must be 0 or {SMALLEST} to {LARGEST} in size, as float32 holds, not {number}.")
     return value
 
 

@@ -9,6 +9,8 @@ import logging
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.progress import Progress
@@ -22,6 +24,7 @@ from fedkeep._utils.escaping import csv_text, markdown, printable
 from fedkeep.cli import main
 from fedkeep.cli import text as cli_text
 from fedkeep.cli.text import Terminal, TerminalHandler, say, say_error
+from fedkeep.reporting import reproduction
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import latex, trials_csv
@@ -68,7 +71,7 @@ def test_colours_of_our_own_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     assert "\x1b[" in console.file.getvalue()
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", " =", "\N{FULLWIDTH EQUALS SIGN}"])
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", " =", *"＝＋－＠﹢"])
 def test_no_cell_of_a_csv_file_is_a_formula(start: str) -> None:
     text = f'{start}HYPERLINK("http://x";"y")'
     (line,) = csv.reader(io.StringIO(csv_text([[text, "plain", -1.5, "-1.5", "+3e-05", "nan", ""]])))
@@ -116,6 +119,13 @@ def test_tables_of_a_run_with_hostile_names(run: Path) -> None:
     cells = [cell for line in csv.reader(io.StringIO(trials_csv(rows))) for cell in line]
     assert not [cell for cell in cells if cell.startswith("=")]
     assert r"\input" not in latex(rows)
+
+
+def test_a_reproduction_says_the_texts_of_a_foreign_table_without_html() -> None:
+    foreign: Any = SimpleNamespace(title="<b>x</b>|\x1b[31m", notes="see <script>x</script> \x1b[31m", columns=())
+    text = reproduction.markdown(foreign)
+    assert "<" not in text
+    assert not UNSAFE.search(text)
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "verify"])

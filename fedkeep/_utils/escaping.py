@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Iterable
 
 # Controls, among them ESC and the one-byte CSI, and what changes the direction of text or ends a line elsewhere.
@@ -27,6 +28,11 @@ def markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
 
 
+def prose(text: str) -> str:
+    """Return sentences, which may be Markdown, without HTML."""
+    return printable(text).replace("<", "&lt;")
+
+
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
     """Return lines of CSV. No cell is a formula: where one would begin like that, a ``'`` stands before it."""
     text = io.StringIO()
@@ -38,5 +44,5 @@ def _cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     shown = printable(value)
-    is_formula = shown.lstrip().startswith(("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}"))
+    is_formula = unicodedata.normalize("NFKC", shown.lstrip()[:1]) in ("=", "+", "-", "@")  # also signs of full width
     return f"'{shown}" if (is_formula and not _NUMBER.fullmatch(shown)) or shown.startswith(("\t", "\n")) else shown

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
 
@@ -71,7 +71,14 @@ def _settings() -> list[_Setting]:
         _attribute(backends.mkldnn, "enabled", True),
         _attribute(backends.mkldnn, "deterministic", False),
         _attribute(backends.opt_einsum, "enabled", backends.opt_einsum.is_available()),
+        _attribute(backends.opt_einsum, "strategy", "auto" if backends.opt_einsum.is_available() else None),
+        (backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled, True),
+        _attribute(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", True),
+        _attribute(backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True),
     ]
+    # Hooks that a program, or a library in it, has put on all modules.
+    settings += [_content_of(hooks) for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_")
+                 and isinstance(hooks, dict)]  # fmt: skip
     # A parent comes before what it stands for where that is not set.
     for holder in (backends, backends.cuda.matmul, backends.mkldnn, backends.mkldnn.conv, backends.mkldnn.rnn):
         settings.append(_float32_of(holder, "ieee"))
@@ -84,6 +91,14 @@ def _settings() -> list[_Setting]:
 
 def _attribute(holder: Any, name: str, plain: Any) -> _Setting:
     return lambda: getattr(holder, name), lambda value: setattr(holder, name, value), plain
+
+
+def _content_of(table: dict[Any, Any]) -> _Setting:
+    def write(content: dict[Any, Any]) -> None:
+        table.clear()
+        table.update(content)
+
+    return lambda: dict(table), write, {}
 
 
 def _float32_of(backend: Any, plain: str) -> _Setting:

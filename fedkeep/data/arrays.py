@@ -13,7 +13,7 @@ from torch import Tensor
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.holdout import NO_TEST_EXAMPLES, hold_out
 from fedkeep.data.readers import SINGLE_LABEL, check_filled, to_nfc
-from fedkeep.data.schema import CLIENT, check_classes, number_names
+from fedkeep.data.schema import CLIENT, check_classes, check_spelling, number_names
 from fedkeep.errors import DataError, did_you_mean, in_one_line
 
 TEST_SHARE = 0.2
@@ -52,6 +52,7 @@ def from_arrays(
     values = {}
     if client is not None:
         number, owners = number_names(_to_column(client, f"{name}, client", len(inputs)))
+        check_spelling(map(str, owners), f"{name}, client")
         columns[CLIENT] = torch.from_numpy(number)
         values[CLIENT] = tuple(map(str, owners))
     if tested is None:
@@ -63,7 +64,7 @@ def from_arrays(
         test, note = {"input": tested, "label": train[len(labels) :]}, ""
         if client is not None:
             test[CLIENT] = torch.full_like(test["label"], -1)
-    mean, std = channel_statistics(columns["input"]) if inputs.dtype == torch.uint8 else ((), ())
+    mean, std = channel_statistics(columns["input"]) if inputs.dtype == torch.uint8 and inputs.ndim == 4 else ((), ())
     return DataSet(name, columns, test, names, mean, std, note, values)
 
 
@@ -132,7 +133,7 @@ def _to_input(values: Any, where: str) -> Tensor:
     array = _to_array(values, where)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{where} must hold numbers, not text. Text becomes token ids first; see docs/data.md.")
-    if array.ndim == 4 and array.shape[3] in (1, 3, 4) and min(array.shape[1:3]) > 4:
+    if array.ndim == 4 and array.shape[3] <= 4 and min(array.shape[1:3]) > 4:
         raise DataError(
             f"{where} has its channels last, {list(array.shape)}: x.transpose(0, 3, 1, 2) puts them first. If they "
             "are no images, give each example fewer axes: x.reshape(len(x), -1)."
@@ -168,6 +169,8 @@ def _to_column(values: Any, where: str, rows: int) -> list[Any]:
     if array.dtype.kind in "biu":
         return list(map(int, found))
     check_filled(found, where.rpartition(", ")[2], where)
+    if len({isinstance(value, str) for value in found}) > 1:
+        raise DataError(f"{where} has numbers and text, such as {found[0]!r}: give one kind.{hint}")
     return [to_nfc(str(value)) for value in found]
 
 
@@ -188,6 +191,7 @@ def _number_labels(
                 f"0..{len(decoded) - 1} only."
             )
         return torch.tensor(together), tuple(map(to_nfc, decoded))
+    check_spelling({*map(str, together)}, f"{name}, y")
     check_classes(together, f"{name}, y")
     number, found = number_names(together)
     return torch.from_numpy(number), tuple(map(str, found))

@@ -26,7 +26,7 @@ from fedkeep.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_VERSION = 4  # to be raised when the same files would be decoded to something else
+_VERSION = 5  # to be raised when the same files would be decoded to something else
 
 
 def cache_folder() -> Path:

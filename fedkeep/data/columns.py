@@ -69,7 +69,8 @@ class TableColumn:
 
 def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], scaling: str) -> tuple[TableColumn, ...]:
     """Return columns with the numbers and values of training rows, by scikit-learn's `ColumnTransformer`."""
-    from sklearn.compose import ColumnTransformer  # its import takes as long as that of PyTorch
+    from sklearn import config_context  # its import takes as long as that of PyTorch
+    from sklearn.compose import ColumnTransformer
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -82,12 +83,12 @@ def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], sca
     )
     pandas = require_optional("pandas", "Reading tables", "data")
     frame = pandas.DataFrame({name: pandas.Series(of_rows, dtype=of_rows.dtype) for name, of_rows in values.items()})
-    transformer = ColumnTransformer(
-        [
-            ("numbers", make_pipeline(SimpleImputer(keep_empty_features=True), scaler), names[False]),
-            ("categories", make_pipeline(fill, encoder), names[True]),
-        ]
-    ).fit(frame)
+    parts = [
+        ("numbers", make_pipeline(SimpleImputer(keep_empty_features=True), scaler), names[False]),
+        ("categories", make_pipeline(fill, encoder), names[True]),
+    ]
+    with config_context(transform_output="default", array_api_dispatch=False, assume_finite=False):
+        transformer = ColumnTransformer(parts).fit(frame)
     fitted: dict[str, dict[str, Any]] = {}
     if names[False]:
         imputer, scaler = (step for _, step in transformer.named_transformers_["numbers"].steps)

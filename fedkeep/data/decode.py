@@ -120,7 +120,7 @@ def _open(pillow: Any, source: Any) -> Any:
             raise pillow.DecompressionBombError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
         refused = _why_refused(image)
         if not refused:
-            image.load()
+            _load(image)
             refused = _transparency(image)
     except Exception as error:  # damaged files make Pillow's readers raise almost anything
         said = re.sub(r" (<.*>|'.*'|\".*\")$", "", in_one_line(error, 200)) or type(error).__name__  # whose file it is
@@ -130,6 +130,16 @@ def _open(pillow: Any, source: Any) -> Any:
     return image
 
 
+def _load(image: Any) -> None:
+    """Load the pixels; what a program has set for truncated files would be in the cache of all programs."""
+    files = require_optional("PIL.ImageFile", "Decoding images", "data")
+    before, files.LOAD_TRUNCATED_IMAGES = files.LOAD_TRUNCATED_IMAGES, False
+    try:
+        image.load()
+    finally:
+        files.LOAD_TRUNCATED_IMAGES = before
+
+
 def _why_refused(image: Any) -> str:
     """Return what an image has of which a part would be lost, and what to do; empty if nothing would.
 
@@ -137,6 +147,11 @@ def _why_refused(image: Any) -> str:
     """
     if found := _deep_pixels(image):
         return f"more than 8 bits a channel ({found}), which would be cut off. Convert the images to 8 bits first."
+    stored, read = (image.tag_v2.get(277, 1), len(image.getbands())) if image.format == "TIFF" else (1, 1)
+    if stored > read:
+        return f"{stored} channels, of which only {read} would be used. Remove the others, or give arrays (.npz)."
+    if image.format == "TIFF" and any(kind == 2 for kind in image.tag_v2.get(339, ())):
+        return "numbers below 0 (signed pixels), which would become bright. Convert the images to 0 to 255."
     if image.format == "TIFF" and image.n_frames > 1:  # of an animation, the first image stands for all
         return f"{image.n_frames} pages, of which only the first would be used. Save each page as an image of its own."
     return ""

@@ -22,6 +22,7 @@ from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
 from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alphabet, femnist_digits
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups, note_on_copies
@@ -30,13 +31,14 @@ from fedkeep.data.readers import (
     Problems,
     RawSplits,
     Where,
+    check_utf8,
     hub_commit,
     is_offline,
     read_batches,
     read_hub,
     read_parquet,
 )
-from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
+from fedkeep.data.schema import CLIENT, GROUP, Normalisation, Schema, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, did_you_mean
 from fedkeep.options import as_table
@@ -346,6 +348,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
         return from_arrays(**read_npz(path), name=name)
     found = find_data_files(path)
+    check_utf8([path, *found.files])
 
     def build() -> DataSet:
         return assemble_own(name, found.read(), str(path), options, found.note, columns)

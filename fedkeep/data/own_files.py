@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +16,8 @@ from fedkeep.data.readers import (
     TEST_NAMES,
     LeftOut,
     RawSplits,
+    beside,
+    check_links,
     datasets_library,
     image_files,
     is_hidden,
@@ -31,6 +33,7 @@ from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optiona
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SEPARATORS = ",;\t|"
 _SAMPLE = 1 << 16
+_BESIDE = "files or folders beside the tables"
 
 
 @dataclass(frozen=True)
@@ -205,9 +208,11 @@ def find_data_files(path: Path) -> DataFiles:
     if clients.is_dir():
         return _files_of_clients(path, clients)
     splits = table_files(path)
-    if splits:
-        return _tables({split: [(file, "") for file in files] for split, files in splits.items()})
     left_out = LeftOut()
+    if splits:
+        found = _tables({split: [(file, "") for file in files] for split, files in splits.items()})
+        left_out.add(_BESIDE, *beside(path, found.files))
+        return replace(found, note=left_out.note(), examples=left_out.examples())
     images, empty = image_files(path, left_out)
     every = [file for classes in images.values() for files in classes.values() for file in files]
     return DataFiles(every, lambda: OwnSplits(read_images(images)), _note(empty, left_out), left_out.examples())
@@ -224,6 +229,7 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
 
     A split is ``SPLIT.parquet``, shards of it, ``SPLIT.csv`` or ``SPLIT.tsv``.
     """
+    check_links(folder)
     found: dict[str, list[Path]] = {}
     for split in ("train", *TEST_NAMES):
         texts = [path for suffix in (".csv", ".tsv") if (path := folder / f"{split}{suffix}").is_file()]
@@ -252,6 +258,8 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
         separator = (separators.pop() if len(separators) == 1 else ",") if is_text else ""
         lines = {split: _line_finder([(path, len(table)) for path, table in each]) for split, each in tables.items()}
         notes = dict.fromkeys(text.note for text in texts if text.note)
+        if without := sum(not len(table) for each in tables.values() for _, table in each):
+            notes[f"{without} of {len(every)} files have no rows."] = None
         return OwnSplits(opened, separator, lines if is_text else {}, " ".join(notes))
 
     return DataFiles(every, read)
@@ -315,14 +323,14 @@ def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[t
 
 def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     """Return the files of a folder that holds a file or a folder for each client."""
+    check_links(clients)
     visible = [entry for entry in sorted(clients.iterdir()) if not is_hidden(entry.name)]
     tables: dict[str, list[tuple[str, Path]]] = {}
     images: dict[str, dict[str, dict[str, list[Path]]]] = {}
     notes: list[str] = []
     left_out = LeftOut()
-    beside = [entry for entry in sorted(path.iterdir()) if entry.is_dir() or entry.suffix.lower() in TABLE_SUFFIXES]
-    unread = [e for e in beside if e != clients and re.split(r"[.-]", e.name)[0] not in TEST_NAMES]
-    left_out.add(f"folders or tables beside {CLIENTS_FOLDER}", *(e for e in unread if not is_hidden(e.name)))
+    unread = [e for e in beside(path, [clients]) if re.split(r"[.-]", e.name)[0] not in TEST_NAMES]
+    left_out.add(f"files or folders beside {CLIENTS_FOLDER}", *unread)
     for entry in visible:
         if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES:
             tables.setdefault("train", []).append((entry.stem, entry))
@@ -330,6 +338,7 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
             splits = table_files(entry)
             for split, files in splits.items():
                 tables.setdefault(split, []).extend((entry.name, file) for file in files)
+            left_out.add(_BESIDE, *beside(entry, chain(*splits.values())) if splits else ())
             if not splits:
                 found, empty = image_files(entry, left_out)
                 notes += [f"{CLIENTS_FOLDER}/{entry.name}/{name}" for name in empty]

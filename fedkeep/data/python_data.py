@@ -15,12 +15,12 @@ from torch.utils import data as torch_data
 from fedkeep.data import array_store
 from fedkeep.data.arrays import from_arrays
 from fedkeep.data.catalog import is_known
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.readers import datasets_library
-from fedkeep.data.schema import DataOptions
-from fedkeep.errors import DataError, require_optional
+from fedkeep.errors import DataError, in_one_line, require_optional
 
 STREAM_LIMIT = 1_000_000
 """The most examples that are taken from a stream, which may have no end."""
@@ -80,7 +80,13 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
         if isinstance(table, library.IterableDataset):
             _check_limit(sum(1 for _ in islice(table, STREAM_LIMIT + 1)))
         elif not isinstance(table, library.Dataset):
-            table = library.Dataset(_without_categories(arrow.table(table), arrow))
+            try:
+                table = library.Dataset(_without_categories(arrow.table(table), arrow))
+            except Exception as error:  # of the libraries of the table, pyarrow and `datasets`
+                raise DataError(
+                    f"the table cannot be read ({in_one_line(error, 300)}). Give each column a name of its own, and "
+                    "values of one kind: numbers, dates or texts."
+                ) from error
         opened[split] = table
     return assemble_own("table", OwnSplits(opened), "the table", options)
 
@@ -101,7 +107,7 @@ def _examples(data: Any) -> tuple[Any, Any]:
     inputs, labels = [], []
     for number, example in enumerate(islice(_pairs(stream), STREAM_LIMIT + 1)):
         _check_limit(number + 1)
-        inputs.append(_array(example[0]))
+        inputs.append(_array(example[0]).copy())  # some data sets fill one array again and again
         labels.append(example[1].item() if isinstance(example[1], Tensor) and example[1].ndim == 0 else example[1])
     if not inputs:
         raise DataError("the data set has no examples.")

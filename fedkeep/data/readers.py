@@ -6,8 +6,9 @@ Problems of a data set are collected, so that one error tells all of them, with 
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedkeep.errors import DataError, in_one_line, require_optional
 
 SINGLE_LABEL = "FedKeep does single-label classification only: one class for each example, an integer or a text."
 _SHOWN = 5
+_SHARD = re.compile(r"-of-(\d+)\.parquet$")
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ def check_filled(values: Sequence[Any], column: str, where: Where | str) -> None
     if missing:
         have = "has" if len(missing) == 1 else "have"
         raise DataError(
-            f"{where}: {at(where, missing)} {have} no {column!r} (empty or NaN); rows without it: {len(missing)}. Fill "
-            "or remove them."
+            f"{where}: {at(where, missing)} {have} no {column!r} (empty or NaN; in text files also NA or none); rows "
+            f"without it: {len(missing)}. Fill or remove them."
         )
 
 
@@ -150,6 +152,11 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
         raise DataError(
             f"{folder}: the split {split!r} lies in several folders ({', '.join(parents)}), which are different "
             "versions of the data set. Name the one to load."
+        )
+    announced = {int(found[1]) for path in shards if (found := _SHARD.search(path.name))}
+    if announced and announced != {len(shards)}:
+        raise DataError(
+            f"{folder}: {len(shards)} of {max(announced)} files of the split {split!r} are there. Copy all of them."
         )
     return shards
 
@@ -213,6 +220,7 @@ def image_files(root: Path, left_out: LeftOut | None = None) -> tuple[dict[str, 
         splits = {"train": folders["train"]} | ({} if test is None else {"test": folders[test]})
         others = [path for path in folders.values() if path not in splits.values()]
         left_out.add("folders beside train and test", *others)
+        left_out.add("files beside train and test", *(path for path in beside(root, ()) if path.is_file()))
     else:
         splits = {"train": root}
     dangling: list[Path] = []
@@ -261,19 +269,58 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
+def beside(folder: Path, used: Iterable[Path]) -> list[Path]:
+    """Return what a folder holds beside the used files and may hold examples; no texts such as README.md, LICENSE."""
+    known = {part for path in used for part in (path, path.parent)}
+    return [path for path in sorted(folder.iterdir()) if not is_hidden(path.name) and path not in known
+            and (path.is_dir() or path.suffix.lower() not in ("", ".md"))]  # fmt: skip
+
+
+def check_links(folder: Path) -> None:
+    """Raise `DataError` if a folder has links to nothing: they may stand for a class, a client or a test split."""
+    gone = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name) and not path.exists()]
+    if gone:
+        raise DataError(
+            f"{folder}: {', '.join(path.name for path in gone[:_SHOWN])} {'are links' if gone[1:] else 'is a link'} to "
+            "what is not there. Fetch it (git annex get, dvc pull), or remove the link."
+        )
+
+
+def check_utf8(paths: Iterable[Path]) -> None:
+    """Raise `DataError` for a path that is no UTF-8, as in archives of old systems."""
+    for path in paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"the name {os.fsencode(path)!r} is not UTF-8. Rename it; convmv -r -f latin1 -t utf8 --notest does so."
+            ) from None
+
+
+def _hidden_images(path: Path) -> list[Path]:
+    """Return a hidden image, or those in a hidden folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+
+
 def _subfolders(root: Path, left_out: LeftOut) -> dict[str, Path]:
+    check_links(root)
     folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir()}
     left_out.add(
         "folders of the system (__MACOSX and such)", *(folders[name] for name in _SYSTEM_FOLDERS if name in folders)
     )
+    hidden = [path for name, path in folders.items() if name.startswith(".")]
+    left_out.add("hidden images", *(image for path in hidden for image in _hidden_images(path)))
     return {name: path for name, path in folders.items() if not is_hidden(name)}
 
 
 def _images_by_class(folder: Path, left_out: LeftOut, dangling: list[Path]) -> dict[str, list[Path]]:
     """Return the images of each class, and add links to nothing to a list."""
     found: dict[str, list[Path]] = {}
-    beside = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (*IMAGE_SUFFIXES, *_OTHER_IMAGES)]
-    left_out.add("images outside the folders of classes", *(path for path in beside if not path.is_dir()))
+    loose = [path for path in beside(folder, ()) if not path.is_dir()]
+    images = [path for path in loose if path.suffix.lower() in (*IMAGE_SUFFIXES, *_OTHER_IMAGES)]
+    left_out.add("images outside the folders of classes", *images)
+    left_out.add("other files outside the folders of classes", *(path for path in loose if path not in images))
     for name, path in sorted((to_nfc(name), path) for name, path in _subfolders(folder, left_out).items()):
         found.setdefault(name, []).extend(_images(path, left_out, dangling))
     return found
@@ -284,7 +331,7 @@ def _images(folder: Path, left_out: LeftOut, dangling: list[Path]) -> list[Path]
     for path in sorted(folder.iterdir()):
         suffix = path.suffix.lower()
         if is_hidden(path.name):
-            left_out.add("hidden images", *[path] * (suffix in IMAGE_SUFFIXES))
+            left_out.add("hidden images", *_hidden_images(path))
         elif path.is_dir():
             deeper = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
             left_out.add("images in subfolders of classes: move them up, into the folder of their class", *deeper)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.readers import (
     MISSING_TEXTS,
     SINGLE_LABEL,
@@ -27,43 +30,7 @@ from fedkeep.data.readers import (
     read_column,
     to_nfc,
 )
-from fedkeep.errors import ConfigError, DataError, did_you_mean
-from fedkeep.options import Options, option
-
-
-@dataclass(frozen=True)
-class DataOptions(Options):
-    """Columns, sizes and scaling of data that are not known by name.
-
-    Images are resized and text is turned into token ids while they are read; the files stay as they are.
-    """
-
-    label: str = option("", "column of the classes; empty: the one that is declared, or called label, class or target")
-    client: str = option("", "column that says whose an example is; empty: 'client', if there is such a column")
-    group: str = option("", "column of what belongs together, such as a patient: only whole groups are held out")
-    split: str = option("", "column that marks rows as train or test; empty: there is none")
-    size: tuple[int, ...] = option((), "height and width in pixels to which all images are resized", low=1, high=4096)
-    columns: tuple[str, ...] = option((), "columns of a table that are the input; empty: all that are left")
-    exclude: tuple[str, ...] = option((), "columns of a table that are not used, such as ids of patients")
-    scaling: Literal["standard", "none"] = option(
-        "standard", "columns of numbers get mean 0 and standard deviation 1 over all training rows, or stay as they are"
-    )
-    text: str = option("", "column of text, of which each word becomes a token id")
-    length: int = option(64, "token ids of a text: longer ones are cut, shorter ones filled with 0", low=1, high=65536)
-    vocabulary: int = option(10_000, "number of token ids into which words are hashed", low=2, high=2**31 - 1)
-
-    def check(self) -> None:
-        """Raise `ConfigError` if options contradict each other."""
-        if self.size and len(self.size) != 2:
-            raise ConfigError(f"data.size is a height and a width, such as [64, 64], not {list(self.size)}.")
-        if self.text and self.columns:
-            raise ConfigError("data.text names the only input: leave data.columns out.")
-        single = (self.label, self.client, self.group, self.split, self.text)
-        named = [name for name in (*single, *self.columns, *self.exclude) if name]
-        twice = next((name for name in named if named.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"[data] names the column {twice!r} for two purposes. Name it once.")
-
+from fedkeep.errors import DataError, did_you_mean
 
 _IMAGE_NAMES = ("image", "img")
 CLIENT = "client"
@@ -73,7 +40,7 @@ GROUP = "group"
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation per channel."""
 _INDEX = re.compile(r"|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # what pandas and R call the numbers of rows
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,9})?")
 _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
@@ -234,7 +201,9 @@ def number_values(
             problems.notes.append(f"Blanks around {blank} values of {column!r} were cut off.")
         if is_class:
             check_classes([value for values in raw for value in values], f"{wheres[0]}: the column {column!r}")
-        _check_spelling({value.strip() for value in every}, f"{wheres[0]}: the column {column!r}")
+        written = {to_nfc(value).strip() for value in every}
+        written |= {to_nfc(name) for name in _class_names(splits[0].features[column]) or ()}
+        check_spelling(written, f"{wheres[0]}: the column {column!r}")
     columns = [
         _names(values, split.features[column], column, where, as_text)
         for split, where, values in zip(splits, wheres, raw, strict=True)
@@ -295,17 +264,33 @@ def check_classes(values: Sequence[Any], where: str) -> None:
         )
 
 
-def _check_spelling(names: Collection[str], where: str) -> None:
-    spellings: dict[str, list[str]] = {}
+def check_spelling(names: Iterable[str], where: str) -> None:
+    """Raise `DataError` if names of classes or clients differ in nothing that a reader takes for a difference."""
+    spellings: dict[Any, list[str]] = {}
     for name in sorted(names):
-        spellings.setdefault(name.casefold(), []).append(name)
+        if not name.isascii() and any("\ud800" <= sign <= "\udfff" for sign in name):
+            raise DataError(f"{where} has the name {name!r}, which is no Unicode text. Write it anew.")
+        spellings.setdefault(_look(name), []).append(name)
     # Single letters are told apart, as those of a handwriting are.
-    twice = [" and ".join(map(repr, found)) for found in spellings.values() if len(found) > 1 and len(found[0]) > 1]
-    if twice:
+    several = [found for found in spellings.values() if len(found) > 1 and not all(map(_is_letter, found))]
+    if several:
+        listed = "; ".join(" and ".join(map(repr, found)) for found in several[:5])
         raise DataError(
-            f"{where} has names that differ in upper and lower case alone: {'; '.join(twice[:5])}. Write each "
-            "in one way."
+            f"{where} has names that differ in upper and lower case, in blanks, or as 1 and 1.0 do: {listed}. Write "
+            "each in one way."
         )
+
+
+def _look(name: str) -> Any:
+    """Return what is equal for names that look alike; leading zeros are told apart, as those of a code are."""
+    text = unicodedata.normalize("NFKC", name.casefold())
+    text = " ".join("".join(sign for sign in text if unicodedata.category(sign) != "Cf").split())
+    is_number = _NUMBER.fullmatch(text) and not re.match(r"[-+]?0\d", text)
+    return Decimal(text) if is_number else text
+
+
+def _is_letter(name: str) -> bool:
+    return len(name) == 1 and name.isalpha()
 
 
 def _names(values: Sequence[Any], feature: Any, column: str, where: Where | str, as_text: bool) -> list[Any]:

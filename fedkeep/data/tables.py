@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-import zlib
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,64 +11,25 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, to_nfc
-from fedkeep.data.schema import DataOptions, Schema
+from fedkeep.data.schema import Schema
+from fedkeep.data.tokens import pad, tokenise
 from fedkeep.errors import DataError, require_optional
-
-_WORD = re.compile(r"\w+|[^\w\s]")
-
-
-def hash_words(text: str, vocabulary: int, most: int | None = None) -> list[int]:
-    """Return a token id for each word and punctuation mark of a text.
-
-    The id is a hash (CRC-32) of the word in lower case, 1 to vocabulary - 1. So all clients number words alike, and
-    none has to tell which words it has. Different words may share an id.
-
-    most : how many are returned; None for all.
-
-    Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009.
-    """
-    words = (found[0] for found in _WORD.finditer(unicodedata.normalize("NFC", text.lower())))
-    return [1 + zlib.crc32(word.encode("utf-8", "replace")) % (vocabulary - 1) for word in islice(words, most)]
-
-
-def tokenise(texts: Iterable[Any], where: Where | str, length: int, vocabulary: int, problems: Problems) -> Tensor:
-    """Return the token ids of texts, int64 ``[n, length]``; raises `DataError` if one is missing or not text."""
-    texts = list(texts)
-    empty = [row for row, text in enumerate(texts) if not isinstance(text, str)]
-    if empty:
-        raise DataError(
-            f"{where}: {at(where, empty)} has no text, but {texts[empty[0]]!r}. Fill or remove what is no text."
-        )
-    return pad([hash_words(text, vocabulary, length + 1) for text in texts], where, length, problems)
-
-
-def pad(rows: Sequence[Any], where: Where | str, length: int, problems: Problems) -> Tensor:
-    """Return lists of token ids as int64 ``[n, length]``: longer ones are cut, which is noted, others filled with 0.
-
-    Raises `DataError` if a row is no list of integers from 0 on.
-    """
-    result: np.ndarray[Any, np.dtype[np.int64]] = np.zeros((len(rows), length), np.int64)
-    for row, ids in enumerate(rows):
-        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids[:length]):
-            raise DataError(f"{where}: {at(where, [row])} must be a list of token ids, integers from 0 to {2**31 - 1}.")
-        result[row, : len(ids)] = ids[:length]
-    if cut := sum(len(ids) > length for ids in rows):
-        problems.notes.append(
-            f"{where}: {cut} of {len(rows)} rows have more than {length} token ids and were cut; data.length "
-            "keeps more."
-        )
-    return torch.from_numpy(result)
-
 
 MOSTLY_NUMBERS = 0.9
 """The share of numbers from which on a column of text is taken for one of numbers with something wrong in it."""
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf(inity)?", re.IGNORECASE)
-_LIKE_A_NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?")
-_DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
-_CODE = re.compile(r"0\d+")
 _UNITS = "%$€£¥"
+# Also what is read as none: thousands in groups, amounts in brackets, the long minus, a unit that others lack.
+_LIKE_A_NUMBER = re.compile(
+    rf"[(+−-]?[{_UNITS}]?\s?[+−-]?(\d+[.,]?\d*|[.,]\d+|\d{{1,3}}([.,'’_\s]\d{{3}})+([.,]\d*)?)([eE][-+]?\d+)?\s?[{_UNITS})]?"
+)
+_DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
+_POINTS = re.compile(r"[-+]?[1-9]\d{0,2}\.\d{3}")
+_CODE = re.compile(r"0\d+")
+_YEAR, _YEARS = re.compile(r"\d{4}"), range(1678, 2262)  # what pandas' nanoseconds reach
 _ISO = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
 _DATES = {"%d.%m.%Y": re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}"), "/": re.compile(r"\d{1,2}/\d{1,2}/\d{4}")}
 _ID_NAME = re.compile(r"(.*[\W_])?(?i:ids?|uuid|guid|key|no|nr|number|index)|.*[a-z](Id|ID)", re.DOTALL)
@@ -201,6 +159,9 @@ def _guess(
         _tell_spellings(name, texts, problems)
     if separator and column.kind == "number" and any("," in text for text in texts):
         problems.notes.append(f"{name!r} has decimal commas.")
+    pointed = [text for text in texts if "." in text]
+    if separator in (";", "\t", "|") and column.kind == "number" and pointed and all(map(_POINTS.fullmatch, pointed)):
+        problems.notes.append(f"Points in {name!r} were read as decimal points: {pointed[0]} is less than 1,000.")
     if column.kind == "category" and any(map(_CODE.fullmatch, texts)) and all(text.isdigit() for text in texts):
         problems.notes.append(f"{name!r} has leading zeros: its values are names, not numbers.")
     return column
@@ -261,7 +222,7 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
         numbers = np.asarray([np.nan if one is None else one for one in parsed], float)
     unread = np.flatnonzero(np.isnan(numbers) & np.asarray([text is not None for text in texts], bool))
     if len(unread):
-        what = "a date" if column.kind == "date" else "a number"
+        what = "a date of 1678 to 2261" if column.kind == "date" else "a number"
         raise DataError(
             f"{where}: {at(where, unread.tolist())}: {column.name!r} = {texts[unread[0]]!r}, where {what} is expected."
         )
@@ -270,6 +231,12 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
         raise DataError(
             f"{where}: {at(where, wrong.tolist())}: {column.name!r} = {str(values[wrong[0]])[:40]}, which float32 "
             "cannot hold."
+        )
+    large = np.flatnonzero(np.abs(numbers) > 2**53)
+    if len({str(texts[row]) for row in large if str(texts[row]).isdigit()}) > len({*numbers[large].tolist()}):
+        raise DataError(
+            f"{where}: {column.name!r} has whole numbers such as {texts[large[0]]}, of which float64 makes one: "
+            f"ids? {_leave_out(column.name)}"
         )
     return numbers
 
@@ -294,6 +261,8 @@ def _to_number(text: str, separator: str, unit: str) -> float | None:
 
 def _days(texts: Sequence[str | None], format: str) -> Array:
     pandas = require_optional("pandas", "Reading dates", "data")
+    years = [_YEAR.search(text or "") for text in texts]
+    texts = [text if year and int(year[0]) in _YEARS else None for text, year in zip(texts, years, strict=True)]
     times = pandas.to_datetime(
         pandas.Series(texts, dtype=object), format=format or "ISO8601", errors="coerce", utc=True
     )

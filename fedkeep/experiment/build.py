@@ -17,11 +17,11 @@ from fedkeep.data import Data, DataSet, Federation, array_store, load
 from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.columns import TableColumn
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.federation import with_client_test
 from fedkeep.data.holdout import validated, without_images
 from fedkeep.data.loading import local_path, local_version
-from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained

@@ -13,10 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.data import array_store
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.holdout import is_test_held_out
 from fedkeep.data.partition import ByColumn, Scheme, get_scheme, schemes
 from fedkeep.data.python_data import dataset_of, has_columns
-from fedkeep.data.schema import CLIENT, DataOptions
+from fedkeep.data.schema import CLIENT
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.initial_model import keep_weights

@@ -17,8 +17,8 @@ from fedkeep.aggregation.robust import max_byzantine
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import IID, Scheme, get_scheme
-from fedkeep.data.schema import DataOptions
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.generation.generator_config import GeneratorConfig

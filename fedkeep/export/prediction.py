@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,16 +13,17 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.columns import columns_from_json, transform
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.decode import decode
 from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
 from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column
-from fedkeep.data.schema import DataOptions
-from fedkeep.data.tables import is_list, parse, read_lists, tokenise
+from fedkeep.data.tables import is_list, parse, read_lists
+from fedkeep.data.tokens import tokenise
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.experiment.recipe import read_model
@@ -159,11 +161,14 @@ def load_model(
         raise RunError(_unreadable(folder, "config.json: " + "; ".join(wrong)))
     about = config["input"]
     try:
+        weights = (folder / "model.safetensors").read_bytes()
+        if config.get("weights_sha256", found := hashlib.sha256(weights).hexdigest()) != found:
+            raise RunError(_unreadable(folder, "model.safetensors is not the one that config.json was written for"))
         predictor = build_predictor(
             _architecture(config["network"], folder / "config.json", allow_code)
             if network is None
             else architecture_of(network),
-            load_file(folder / "model.safetensors"),
+            load(weights),
             shape=tuple(about["shape"]),
             classes=config["first_classes"],
             mean=about["mean"],
@@ -195,7 +200,8 @@ def _faults(config: Any) -> list[str]:
         "network should be a table with a name": isinstance(network.get("name"), str),
         "input.shape should list sizes from 1 on, whose product is below 2^31": sized,
         "input.type should be uint8, int64 or float32": about.get("type") in ("uint8", "int64", "float32"),
-        "input.mean and input.std should list as many numbers": all(map(math.isfinite, scaling)),
+        "input.mean and input.std should list as many numbers, the latter above 0": all(map(math.isfinite, scaling))
+        and min(scaling[len(scaling) // 2 :], default=1) > 0,
         "input.features should list texts": _is_list(about.get("features", []), str),
         "first_classes should be the number of classes, from 1 to 2^20": _is_count(config.get("first_classes")),
         "rows_per_class should be a number, from 1 to 2^20": _is_count(config.get("rows_per_class")),

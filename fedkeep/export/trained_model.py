@@ -6,6 +6,7 @@ PyTorch program, ONNX, and a model card.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -458,14 +459,16 @@ def export_model(
         raise RunError(f"{folder} is a file. Choose another --out.")
     weights = exported(model.predictor.network, model.weights)
     contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
-    atomic_write(folder / WEIGHTS, save(contiguous, {"format": "pt"}))
+    content = save(contiguous, {"format": "pt"})
+    atomic_write(folder / WEIGHTS, content)
     program = _program(model, folder / WEIGHTS)
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     atomic_write(folder / PROGRAM, buffer.getvalue())
     if with_onnx:
         atomic_write(folder / ONNX, _onnx(program))
-    atomic_write(folder / CONFIG, json.dumps(_config(model), indent=2))
+    config = _config(model) | {"weights_sha256": hashlib.sha256(content).hexdigest()}
+    atomic_write(folder / CONFIG, json.dumps(config, indent=2))
     atomic_write(folder / CARD, model_card(model, onnx=with_onnx))
     return folder
 

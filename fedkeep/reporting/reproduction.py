@@ -119,12 +119,12 @@ def _label(line: MethodResult) -> str:
 
 def markdown(reproduction: Reproduction, level: int = 2) -> str:
     """Return the reproduction as Markdown, a section per column."""
-    parts = [f"{'#' * level} {reproduction.title}", ""]
+    parts = [f"{'#' * level} {escaping.markdown(reproduction.title)}", ""]
     if reproduction.notes:
-        parts += [reproduction.notes, ""]
+        parts += [escaping.prose(reproduction.notes), ""]
     for column in reproduction.columns:
         table, title = column_table(column), escaping.markdown(column.run.title)
-        parts += [f"{'#' * (level + 1)} {title}", "", table.note, "", table.markdown(), ""]
+        parts += [f"{'#' * (level + 1)} {title}", "", escaping.prose(table.note), "", table.markdown(), ""]
     return "\n".join([*parts, caption(reproduction), ""])
 
 

@@ -692,8 +692,10 @@ def _told_counts(uses: Mapping[str, int]) -> int:
 
 
 def _floats(values: Iterable[Any]) -> Floats:
-    """Return values as float64; what is None, which was not measured, is NaN."""
-    return np.asarray(list(values), dtype=np.float64)
+    """Return values as float64, which a metric of one's own cannot change; None, which was not measured, is NaN."""
+    array = np.array(list(values), dtype=np.float64)
+    array.setflags(write=False)
+    return array
 
 
 NOT_KNOWN = "?"

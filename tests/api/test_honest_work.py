@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,6 +56,16 @@ def test_a_grid_takes_numpys_values() -> None:
     plain = read_grid({"training.lr": [0.5, 0.25]})
     assert read_grid({"training.lr": np.array([0.5, 0.25], np.float32)}) == plain
     assert read_grid({"training.lr": [np.float32(0.5), np.float64(0.25)]}) == plain
+
+
+@pytest.mark.parametrize("cls", [fedkeep.FedDKD, fedkeep.FedNTD, fedkeep.FedGKD, fedkeep.ASD, fedkeep.SeqKeep])
+@pytest.mark.parametrize("value", [1e300, 1e39])
+def test_numbers_that_float32_cannot_hold_are_refused(cls: Any, value: float) -> None:
+    for name in {"tau", "w_full"} & {field.name for field in fields(cls)}:
+        with pytest.raises(ConfigError, match=f"{name} must be"):
+            cls(**{name: value})
+    with pytest.raises(ConfigError, match="w_penalty must be 0 or 1e-37 to 1e"):
+        fedkeep.CWC(w_penalty=1e-46)
 
 
 def test_a_degree_of_adaptivity_that_float32_cannot_square_is_refused() -> None:

@@ -35,6 +35,12 @@ def of(holder: Any, name: str, value: Any) -> AbstractContextManager[None]:
     return setting(lambda given: setattr(holder, name, given), value, getattr(holder, name))
 
 
+@contextmanager
+def doubled_outputs() -> Iterator[None]:
+    with nn.modules.module.register_module_forward_hook(lambda module, given, output: output * 2):
+        yield
+
+
 backends: Any = torch.backends
 AMBIENT: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast to float16": lambda: torch.autocast("cpu", dtype=torch.float16),
@@ -47,6 +53,8 @@ AMBIENT: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no mkldnn": lambda: of(backends.mkldnn, "enabled", False),
     "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
     "denormals": lambda: setting(torch.set_flush_denormal, True, False),
+    "hooks on all modules": doubled_outputs,
+    "attention in parts": lambda: setting(backends.mha.set_fastpath_enabled, False, True),
     "errors of numpy": lambda: np.errstate(all="raise"),
 }
 
@@ -86,6 +94,12 @@ def test_what_the_program_has_set_changes_nothing_and_is_given_back(
         found = trained(out=tmp_path / "run")
         assert (state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == (before, grad, inference)
     assert found == expected
+
+
+def test_within_the_block_all_is_as_in_a_new_process() -> None:
+    with doubled_outputs(), setting(backends.mha.set_fastpath_enabled, False, True), plain_torch():
+        assert [read() for read, _, _ in _settings()] == [plain for _, _, plain in _settings()]
+        assert torch.equal(nn.Identity()(torch.ones(1)), torch.ones(1))
 
 
 def test_another_default_device_is_refused_by_name(tmp_path: Path) -> None:

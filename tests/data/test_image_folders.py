@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from small_sources import encoded, own_folders, pillow, write
 
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.loading import load
-from fedkeep.data.schema import DataOptions
 from fedkeep.errors import DataError
 
 
@@ -135,6 +135,9 @@ LEFT_OUT: dict[str, tuple[Callable[[Path], None], str]] = {
     "macOS, in a class": (lambda root: touch(root / "a" / "._1.png"), "1 hidden images"),
     "a disk station": (lambda root: touch(root / "@eaDir" / "1.png"), "1 folders of the system"),
     "beside the classes": (lambda root: touch(root / "1.jpg"), "1 images outside the folders of classes"),
+    "a table beside the classes": (lambda root: touch(root / "labels.csv"), "1 other files outside the folders"),
+    "hidden folders": (lambda root: touch(root / ".c" / "1.png"), "1 hidden images"),
+    "copies of notebooks": (lambda root: touch(root / "a" / ".ipynb_checkpoints" / "1.png"), "1 hidden images"),
     "a pipe": (lambda root: os.mkfifo(root / "a" / "pipe.png"), "1 that are no files"),
 }  # fmt: skip
 
@@ -160,7 +163,33 @@ def test_what_is_left_out_is_told_with_its_number_and_reason(
 def test_folders_that_are_no_split_are_told(tmp_path: Path) -> None:
     for name in ("train", "test", "val", "extra"):
         folder(tmp_path / "d" / name)
-    assert "Left out: 2 folders beside train and test." in load(str(tmp_path / "d")).note
+    touch(tmp_path / "d" / "test.zip")
+    note = load(str(tmp_path / "d")).note
+    assert "Left out: 2 folders beside train and test; 1 files beside train and test." in note
+
+
+@pytest.mark.parametrize("beside", ["more.csv", "train-2.csv", "Test.csv", "test.csv.gz", "extra/1.png", "x.parquet"])
+@pytest.mark.parametrize("inside", ["", "clients/ann"])
+def test_what_lies_beside_tables_is_told(tmp_path: Path, beside: str, inside: str) -> None:
+    root = tmp_path / "d" / inside
+    touch(root / beside)
+    for file in ("README.md", "LICENSE"):
+        touch(root / file)
+    (root / "train.csv").write_text("a,label\n" + "".join(f"{row / 7},{row % 2}\n" for row in range(20)))
+    assert "Left out: 1 files or folders beside the tables." in load(str(tmp_path / "d")).note
+
+
+def test_shards_that_are_missing_and_tables_without_rows_are_told(tmp_path: Path) -> None:
+    images = {"image": [{"bytes": encoded(row), "path": None} for row in range(20)], "label": ["x", "y"] * 10}
+    write(tmp_path / "d" / "train-00000-of-00002.parquet", images, {})
+    with pytest.raises(DataError, match="1 of 2 files of the split 'train' are there"):
+        load(str(tmp_path / "d"))
+    clients = tmp_path / "c" / "clients"
+    clients.mkdir(parents=True)
+    for name in ("ann", "bob"):
+        (clients / f"{name}.csv").write_text("a,label\n" + "".join(f"{row / 7},{row % 2}\n" for row in range(20)))
+    (clients / "eve.csv").write_text("a,label\n")
+    assert "1 of 3 files have no rows." in load(str(tmp_path / "c")).note
 
 
 def test_what_lies_beside_clients_is_told(tmp_path: Path) -> None:
@@ -170,7 +199,7 @@ def test_what_lies_beside_clients_is_told(tmp_path: Path) -> None:
     touch(root / "clients" / "bob.png")
     (root / "clients" / "__MACOSX").mkdir()
     note = load(str(root)).note
-    assert "1 folders or tables beside clients" in note
+    assert "1 files or folders beside clients" in note
     assert "1 files that are no table and no folder of a client" in note
     assert "10 test images of clients, since there are some for all" in note
 
@@ -185,6 +214,25 @@ def test_links_to_nothing_are_counted_and_refused(tmp_path: Path, links: int) ->
         (root / "a" / f"{row}.png").unlink()
         (root / "a" / f"{row}.png").symlink_to("../.git/annex/objects/gone")
     with pytest.raises(DataError, match=rf"{links} of 10 images are links .* such as .*d/a/0\.png\. Fetch the files"):
+        load(str(root))
+
+
+@pytest.mark.parametrize("name", ["c", "train/c", "test", "test.csv", "clients/ann", "clients/ann.csv", "clients/a/c"])
+def test_links_to_nothing_in_the_place_of_folders_and_tables_are_refused(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "d"
+    folder(root / name.split("/")[0] if "/" in name else root)
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).symlink_to("/nowhere")
+    with pytest.raises(DataError, match=f"{Path(name).name} is a link to what is not there"):
+        load(str(root))
+
+
+@pytest.mark.skipif(os.name == "nt" or os.uname().sysname == "Darwin", reason="names are Unicode there")
+@pytest.mark.parametrize("name", [b"caf\xe9/1.png", b"a/caf\xe9.png"])
+def test_names_that_are_no_utf8_are_refused(tmp_path: Path, name: bytes) -> None:
+    root = folder(tmp_path / "d")
+    touch(root / os.fsdecode(name))
+    with pytest.raises(DataError, match=r"is not UTF-8\. Rename it"):
         load(str(root))
 
 

@@ -481,6 +481,12 @@ def deep_png(colour_type: int, channels: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+def tiff(mode: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    pillow.new(mode, (4, 4)).save(buffer, "TIFF", **options)
+    return buffer.getvalue()
+
+
 def paged_tiff() -> bytes:
     buffer = io.BytesIO()
     first, second = (pillow.new("L", (4, 4), value) for value in (1, 2))
@@ -497,8 +503,11 @@ def paged_tiff() -> bytes:
         (deep_png(6, 4), "more than 8 bits a channel"),
         (b"P6\n1 1\n65535\n" + bytes(6), r"more than 8 bits a channel \(values up to 65535\)"),
         (paged_tiff(), "2 pages, of which only the first would be used. Save each page"),
+        (tiff("RGBX"), "4 channels, of which only 3 would be used"),
+        (tiff("LA").replace(*(struct.pack("<HHIHH", 338, 3, 1, alpha, 0) for alpha in (2, 0))), "2 channels, of which"),
+        (tiff("L", tiffinfo={339: 2}), "numbers below 0"),
     ],
-    ids=["grey", "RGB", "grey with alpha", "RGBA", "PPM", "TIFF"],
+    ids=["grey", "RGB", "grey with alpha", "RGBA", "PPM", "TIFF", "RGB and infrared", "grey and one more", "signed"],
 )
 def test_images_of_which_a_part_would_be_lost_are_refused_by_name(tmp_path: Path, data: bytes, says: str) -> None:
     for name in "ab":
@@ -558,6 +567,18 @@ def test_what_is_no_image_is_named_by_its_row_and_runs_nothing(
     images = [{"bytes": encoded(1), "path": None}, {"bytes": data, "path": None}] * 2
     write(tmp_path / "d" / "train.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
     with pytest.raises(DataError, match=f"row 1.*({says})"):
+        load(str(tmp_path / "d"))
+
+
+def test_a_truncated_image_is_refused_whatever_the_program_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytest.importorskip("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", True)
+    buffer = io.BytesIO()
+    pillow.effect_noise((64, 64), 50).save(buffer, "JPEG")
+    images = [{"bytes": data, "path": None} for data in (buffer.getvalue(), buffer.getvalue()[:900])] * 2
+    write(tmp_path / "d" / "train.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
+    with pytest.raises(DataError, match=r"row 1.*truncated"):
         load(str(tmp_path / "d"))
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sources import own_folders, pyarrow
+from small_sources import encoded, own_folders, pyarrow
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
 from fedkeep.data.python_data import dataset_of
-from fedkeep.data.tables import hash_words
+from fedkeep.data.tokens import hash_words
 from fedkeep.errors import ConfigError, DataError
 
 pandas = pytest.importorskip("pandas")
@@ -65,6 +65,32 @@ def test_leading_zeros_make_a_column_of_names(tmp_path: Path) -> None:
     dataset = load(written(tmp_path, "zip,a,label", rows))
     assert dataset.features == ("zip=01234", "zip=04711", "zip=12345", "a")
     assert "'zip' has leading zeros" in dataset.note
+
+
+ALIKE = [("1", "1.0"), ("+1", "1"), ("1e3", "1000"), ("a b", "a\N{NO-BREAK SPACE}b"), ("a  b", "a b"), ("a\u200b", "a"),
+         ("\N{FULLWIDTH DIGIT ONE}", "1"), ("\N{ARABIC-INDIC DIGIT THREE}", "3"), ("Yes", "yes")]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", ALIKE)
+def test_names_that_look_alike_are_refused_in_files_and_arrays(tmp_path: Path, pair: tuple[str, str]) -> None:
+    values = [*pair, "other"]
+    rows = [f"{row / 7},{values[row % 3]}" for row in range(30)]
+    with pytest.raises(DataError, match="names that differ in upper"):
+        load(written(tmp_path, "a,label", rows))
+    for test in (values, values[1:] * 2):  # also where each split writes it in one way
+        with pytest.raises(DataError, match="names that differ in upper"):
+            from_arrays(np.ones((4, 2)), [pair[0], "other"] * 2, np.ones((len(test), 2)), test)
+    with pytest.raises(DataError, match="client has names that differ"):
+        from_arrays(np.ones((30, 2)), [0, 1] * 15, client=values * 10)
+
+
+def test_folders_of_classes_that_look_alike_are_refused(tmp_path: Path) -> None:
+    for name in ("Cat", "cat", "dog"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for row in range(5):
+            (tmp_path / "d" / name / f"{row}.png").write_bytes(encoded(row))
+    with pytest.raises(DataError, match="'Cat' and 'cat'"):
+        load(str(tmp_path / "d"))
 
 
 @pytest.mark.parametrize("found", ["label", "client"])
@@ -137,6 +163,9 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         ({"x": np.ones((20, 3)), "y": np.eye(2)[[0, 1] * 10]}, "single-label classification only"),
         ({"x": np.ones((20, 3)), "y": np.zeros((20, 4, 4), int)}, "single-label classification only"),
         ({"x": np.ones((40, 3)), "y": np.arange(40)}, "single-label classification only"),
+        ({"x": np.ones((40, 3)), "y": np.array([1, "1"] * 20, dtype=object)}, "has numbers and text"),
+        ({"x": np.ones(40, np.uint8), "y": [0, 1] * 20}, r"uint8 inputs are images"),
+        ({"x": np.ones((40, 3)), "y": ["\ud800", "b"] * 20}, "no Unicode text"),
         ({"x": np.ones((40, 3)), "y": [["a", "b"], ["a"]] * 20}, "single-label classification only"),
     ],
 )
@@ -241,6 +270,16 @@ def test_features_are_those_of_scikit_learn(tmp_path: Path) -> None:
         assert ours["input"].numpy() == pytest.approx(theirs.transform(part), abs=1e-5)
 
 
+@pytest.mark.parametrize("changed", [{"transform_output": "polars"}, {"assume_finite": True}])
+def test_what_the_program_has_set_in_scikit_learn_changes_nothing(tmp_path: Path, changed: dict[str, Any]) -> None:
+    sklearn = pytest.importorskip("sklearn")
+    path = written(tmp_path, "a,b,label", [f"{row / 3},{'uv'[row % 3 % 2]},{row % 2}" for row in range(40)])
+    with sklearn.config_context(**changed):
+        found = load(path)
+    (tmp_path / "cache").rename(tmp_path / "other")
+    assert torch.equal(both(found), both(load(path)))
+
+
 @pytest.mark.parametrize(
     ("separator", "encoding", "noted"),
     [
@@ -272,6 +311,27 @@ def test_commas_that_may_be_thousands_are_no_decimal_commas(tmp_path: Path) -> N
         load(written(tmp_path, "income\tlabel", rows, name="t.tsv"))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["1,234,567", "2,345,678"], ["1,234.5", "12.25"], ["1'234", "2'345"], ["1_000", "20"], ["(5)", "3"],
+        ["1 234", "23"], ["\N{MINUS SIGN}5", "3"], ["5%", "0.05"], ["$1,234", "$5"], ["-$5", "$6"],
+    ],
+)  # fmt: skip
+def test_numbers_in_another_form_are_no_categories(tmp_path: Path, values: list[str]) -> None:
+    rows = [f'"{values[row % 2]}",{"xy"[row % 3 % 2]}' for row in range(60)]
+    with pytest.raises(DataError, match=r"'income' = .* is no number"):
+        load(written(tmp_path, "income,label", rows))
+
+
+def test_points_that_may_be_thousands_are_told_and_merged_numbers_refused(tmp_path: Path) -> None:
+    rows = [f"{1 + row % 9}.{100 + row};{'xy'[row % 2]}" for row in range(60)]
+    assert "Points in 'income' were read as decimal points" in load(written(tmp_path, "income;label", rows)).note
+    rows = [f"{2**60 + row % 2},{'xy'[row % 2]}" for row in range(60)]
+    with pytest.raises(DataError, match="float64 makes one"):
+        load(written(tmp_path, "a,label", rows))
+
+
 @pytest.mark.parametrize("wrap", ["{}%", "${}", "{} €"])
 def test_units_are_cut_off_and_told(tmp_path: Path, wrap: str) -> None:
     rows = [f"{wrap.format(row / 3)},{'xy'[row % 2]}" for row in range(60)]
@@ -290,6 +350,14 @@ def test_dates_in_other_forms(tmp_path: Path) -> None:
     rows = [f"{1 + row % 12}/{1 + row % 11}/2020,{'xy'[row % 2]}" for row in range(60)]
     with pytest.raises(DataError, match="whether the day or the month comes first"):
         load(written(tmp_path, "seen,label", rows))
+
+
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31", "31.12.1599", "2024-02-30"])
+def test_dates_that_cannot_be_are_named(tmp_path: Path, day: str) -> None:
+    usual = "02.03.2024" if "." in day else "2024-03-02"
+    rows = [f"{day if row == 3 else usual},{row / 3},{'xy'[row % 2]}" for row in range(60)]
+    with pytest.raises(DataError, match=f"line 5: 'seen' = '{day}', where a date of 1678 to 2261 is expected"):
+        load(written(tmp_path, "seen,a,label", rows))
 
 
 def test_blanks_are_cut_off_and_told_and_other_spellings_refused(tmp_path: Path) -> None:
@@ -372,6 +440,39 @@ class Stored(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, row: int) -> Any:
         return torch.full((3, 8, 8), row, dtype=torch.uint8), row % 2
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"x": pandas.Series([1, "a"] * 20, dtype=object)},
+        {"x": pandas.Series([2**70, 1] * 20, dtype=object)},
+        {"x": [1j] * 40},
+        {"x": pandas.period_range("2024-01", periods=40, freq="M")},
+        {"x": pandas.cut(range(40), 3)},
+        {"x": pandas.arrays.SparseArray([0, 1] * 20)},
+    ],
+)
+def test_columns_that_no_table_holds_are_errors(columns: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="the table cannot be read"):
+        dataset_of(pandas.DataFrame({**columns, "label": [0, 1] * 20}))
+    twice = pandas.DataFrame(np.ones((40, 3)), columns=["a", "a", "label"])
+    with pytest.raises(DataError, match=r"the table cannot be read .*name of its own"):
+        dataset_of(twice)
+
+
+def test_a_data_set_may_fill_one_array_again_and_again() -> None:
+    class Reused(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.buffer = torch.zeros(2)
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+            return self.buffer.fill_(row), row % 2
+
+    assert sorted(both(dataset_of(Reused()))[:, 0].tolist()) == list(range(20))
 
 
 def test_data_sets_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

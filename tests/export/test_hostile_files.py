@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from safetensors.torch import load_file, save_file
 
 import fedkeep
 from fedkeep.cli import main
@@ -68,6 +69,7 @@ CHANGES: dict[str, Any] = {
     "input": [None, [], 5, "x", {"shape": [1, 8, 8]}],
     "input.shape": [None, "188", [], [-1, 8, 8], [0], [1.5, 8, 8], [True, 8, 8], [2**40, 8, 8], [[1], 8, 8], {"a": 1}],
     "input.type": [None, [], "object", "uint16", {}],
+    "input.std": [None, [0.0], [-1.0], [float("inf")]],
     "input.mean": [None, "0", [None], [float("nan")], ["0"], [0.1, 0.2], {}],
     "input.features": [5, [5], "a"],
     "network": [
@@ -119,6 +121,14 @@ def test_a_config_that_is_no_table(model: Path, tmp_path: Path, text: str) -> No
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
     with pytest.raises(RunError, match=r"cannot read the model in .*Export it again"):
+        fedkeep.load_model(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
+    weights = {name: tensor + 1 for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(RunError, match=r"model\.safetensors is not the one that config\.json was written for"):
         fedkeep.load_model(tmp_path)
 
 

@@ -85,6 +85,17 @@ def test_a_metric_that_cannot_be_is_refused(run: Run) -> None:
         fails.of(run.trials[0])
 
 
+@pytest.mark.parametrize("name", ["class_history", "accuracies", "forgetting_history", "test_losses"])
+def test_a_metric_that_changes_what_others_read_is_an_error(name: str, run: Run) -> None:
+    def changing(trial: TrialResult) -> float:
+        values = getattr(trial, name)
+        values.sort(axis=0)
+        return float(values[0].mean())
+
+    with pytest.raises(RunError, match=r"the metric 'sorted' raised ValueError .*read-only"):
+        Metric("sorted", "sorted", "%", changing, better=1).of(run.trials[0])
+
+
 def test_report_and_compare_take_a_metric_from_a_file(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     file = run.path.parent / "own_metric.py"
     file.write_text(

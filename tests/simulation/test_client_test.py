@@ -15,10 +15,11 @@ import torch
 
 import fedkeep
 from fedkeep.data import Federation
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.federation import hold_out_client_test, with_client_test
 from fedkeep.data.partition import ByColumn
-from fedkeep.data.schema import CLIENT, GROUP, DataOptions
+from fedkeep.data.schema import CLIENT, GROUP
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.interface import algorithms
 from fedkeep.reporting.html import render
