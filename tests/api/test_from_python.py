@@ -365,9 +365,8 @@ def test_progress_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "IPython", Module)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "IPython.display", Module)  # type: ignore[arg-type]
     fedkeep.run(**GIVEN, out=tmp_path / "run")
-    assert [data["text/plain"].partition("  accuracy")[0] for data in shown] == [
-        "fedavg-seed0: round 1/2", "fedavg-seed0: round 2/2",
-    ]  # fmt: skip
+    lines = dict.fromkeys(data["text/plain"].partition("  ")[0] for data in shown)  # a slow round is shown twice
+    assert list(lines) == ["fedavg-seed0: round 1/2", "fedavg-seed0: round 2/2"]
     assert shown[0]["text/html"].startswith("<pre>fedavg-seed0")
 
 
