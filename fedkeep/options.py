@@ -204,7 +204,7 @@ def _options(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[O
     beside = [other for other in map(place_of, options_of(owner).values()) if other and other.startswith(section)]
     also = [other.removeprefix(section) for other in beside]
 
-    def one(value: Any, cls: Any, where: str) -> Any:
+    def convert_one(value: Any, cls: Any, where: str) -> Any:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -212,8 +212,8 @@ def _options(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[O
         return build_kind(field, cls, value, where, also) if field.metadata["kind"] else build(cls, value, where, also)
 
     if cls is tuple:
-        return tuple(one(each, get_args(hint)[0], f"[[{place}]] {n}") for n, each in enumerate(value, start=1))
-    return one(value, cls, f"[{place}]" if place else "")
+        return tuple(convert_one(each, get_args(hint)[0], f"[[{place}]] {n}") for n, each in enumerate(value, start=1))
+    return convert_one(value, cls, f"[{place}]" if place else "")
 
 
 def plain(value: Any) -> Any:

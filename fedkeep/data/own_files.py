@@ -16,7 +16,6 @@ from fedkeep.data.readers import (
     TEST_NAMES,
     LeftOut,
     RawSplits,
-    beside,
     check_links,
     datasets_library,
     image_files,
@@ -26,6 +25,7 @@ from fedkeep.data.readers import (
     read_column,
     read_images,
     to_nfc,
+    unused_entries,
 )
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
@@ -211,7 +211,7 @@ def find_data_files(path: Path) -> DataFiles:
     left_out = LeftOut()
     if splits:
         found = _tables({split: [(file, "") for file in files] for split, files in splits.items()})
-        left_out.add(_BESIDE, *beside(path, found.files))
+        left_out.add(_BESIDE, *unused_entries(path, found.files))
         return replace(found, note=left_out.note(), examples=left_out.examples())
     images, empty = image_files(path, left_out)
     every = [file for classes in images.values() for files in classes.values() for file in files]
@@ -329,7 +329,7 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     images: dict[str, dict[str, dict[str, list[Path]]]] = {}
     notes: list[str] = []
     left_out = LeftOut()
-    unread = [e for e in beside(path, [clients]) if re.split(r"[.-]", e.name)[0] not in TEST_NAMES]
+    unread = [e for e in unused_entries(path, [clients]) if re.split(r"[.-]", e.name)[0] not in TEST_NAMES]
     left_out.add(f"files or folders beside {CLIENTS_FOLDER}", *unread)
     for entry in visible:
         if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES:
@@ -338,7 +338,7 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
             splits = table_files(entry)
             for split, files in splits.items():
                 tables.setdefault(split, []).extend((entry.name, file) for file in files)
-            left_out.add(_BESIDE, *beside(entry, chain(*splits.values())) if splits else ())
+            left_out.add(_BESIDE, *unused_entries(entry, chain(*splits.values())) if splits else ())
             if not splits:
                 found, empty = image_files(entry, left_out)
                 notes += [f"{CLIENTS_FOLDER}/{entry.name}/{name}" for name in empty]

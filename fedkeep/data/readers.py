@@ -220,7 +220,7 @@ def image_files(root: Path, left_out: LeftOut | None = None) -> tuple[dict[str, 
         splits = {"train": folders["train"]} | ({} if test is None else {"test": folders[test]})
         others = [path for path in folders.values() if path not in splits.values()]
         left_out.add("folders beside train and test", *others)
-        left_out.add("files beside train and test", *(path for path in beside(root, ()) if path.is_file()))
+        left_out.add("files beside train and test", *(path for path in unused_entries(root, ()) if path.is_file()))
     else:
         splits = {"train": root}
     dangling: list[Path] = []
@@ -269,7 +269,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
-def beside(folder: Path, used: Iterable[Path]) -> list[Path]:
+def unused_entries(folder: Path, used: Iterable[Path]) -> list[Path]:
     """Return what a folder holds beside the used files and may hold examples; no texts such as README.md, LICENSE."""
     known = {part for path in used for part in (path, path.parent)}
     return [path for path in sorted(folder.iterdir()) if not is_hidden(path.name) and path not in known
@@ -317,7 +317,7 @@ def _subfolders(root: Path, left_out: LeftOut) -> dict[str, Path]:
 def _images_by_class(folder: Path, left_out: LeftOut, dangling: list[Path]) -> dict[str, list[Path]]:
     """Return the images of each class, and add links to nothing to a list."""
     found: dict[str, list[Path]] = {}
-    loose = [path for path in beside(folder, ()) if not path.is_dir()]
+    loose = [path for path in unused_entries(folder, ()) if not path.is_dir()]
     images = [path for path in loose if path.suffix.lower() in (*IMAGE_SUFFIXES, *_OTHER_IMAGES)]
     left_out.add("images outside the folders of classes", *images)
     left_out.add("other files outside the folders of classes", *(path for path in loose if path not in images))
