@@ -1,4 +1,4 @@
-"""What a GPU makes of a sequence: FedSeq and SFedKD, with steps captured as CUDA graphs and without, round by round.
+"""What a GPU makes of a round: steps captured as CUDA graphs, each layer called, bfloat16, and stacks of clients.
 
     python benchmarks/gpu.py [--rounds 10] [--device cuda] [--networks lenet5,alexnet8] [--data-dir DIR]
 
@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import torch
 from engine_overhead import measure, ratio
 from telling import arguments, beginning
 
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.experiment.build import build_federation, build_simulation
+from fedkeep.experiment.recipe import Method
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.interface import Algorithm
 from fedkeep.training import local_training
 from fedkeep.training.cuda_graph import capture_on
 from fedkeep.trials.simulation import Simulation
@@ -45,18 +52,39 @@ def main() -> None:
             print(f"| {network}, {label} | {median:.3f} | {median * 1000 / 60:.1f} | {against} |", flush=True)
 
 
-def engines_of(network: str, options: argparse.Namespace) -> list[tuple[str, Callable[[], None]]]:
-    """Return what is measured, by label; a CPU captures no steps."""
+@dataclass(frozen=True)
+class How:
+    """One way to train: the method, how its steps are taken, and in which precision."""
+
+    algorithm: Algorithm[Any, Any]
+    captured: bool = True
+    precision: str = "float32"
+    stack: int = 1
+
+
+WAYS = {
+    "FedSeq, captured": How(FedSeq()),
+    "FedSeq, each layer called": How(FedSeq(), captured=False),
+    "FedSeq, captured, bfloat16": How(FedSeq(), precision="bfloat16"),
+    "SFedKD, captured": How(SFedKD()),
+    "SFedKD, each layer called": How(SFedKD(), captured=False),
+    "SFedKD, captured, bfloat16": How(SFedKD(), precision="bfloat16"),
+    "FedAvg, captured": How(FedAvg()),
+    "FedAvg, each layer called": How(FedAvg(), captured=False),
+    "FedAvg, stacks of 10": How(FedAvg(), captured=False, stack=10),
+}
+
+
+def engines_of(network: str, options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield what is measured, by label; a CPU captures no steps."""
     settings = [f"model.name={network}", f"run.rounds={options.rounds + 10}", "run.evaluate_every=1000000"]
-    recipe = load_recipe(RECIPE, settings=settings)
-    federation = build_federation(recipe, 0, options.data_dir)
-    methods = {method.algorithm.name(): method for method in recipe.methods}
-    engines = []
-    for name, label in {"fedseq": "FedSeq", "sfedkd": "SFedKD"}.items():
-        for captured in (True, False):
-            engine = build_simulation(recipe, methods[name], 0, federation, options.device, options.data_dir)
-            engines.append((f"{label}, {'captured' if captured else 'each layer called'}", runner(engine, captured)))
-    return engines
+    federation = None
+    for label, how in WAYS.items():
+        recipe = load_recipe(RECIPE, settings=[*settings, f"training.precision={how.precision}"])
+        federation = federation or build_federation(recipe, 0, options.data_dir)
+        engine = build_simulation(recipe, Method("", how.algorithm), 0, federation, options.device, options.data_dir)
+        engine.settings.stack = how.stack
+        yield label, runner(engine, how.captured)
 
 
 def runner(engine: Simulation, captured: bool) -> Callable[[], None]:

@@ -1,29 +1,28 @@
-"""Steps of one local training on a GPU, each replayed with one call instead of one call for each layer.
+"""Steps of local training on a GPU, each replayed with one call instead of one call for each layer.
 
-A small network's layers take longer to call than to compute. A CUDA graph is captured from a step on the second full
-batch and replayed on the others, which are copied to where the captured step reads its batch. The arithmetic is the
-same. Only steps that are all this package's and PyTorch's are captured: a user's loss or layer may do something else in
-each step, which a captured step would not.
+A small network's layers take longer to call than to compute. A CUDA graph is captured from a step on the second batch
+of a size and replayed on the others, also of the next clients; batches, weights and the loss's tensors are copied to
+where the captured step reads them. The arithmetic is the same. Only steps that are all this package's and PyTorch's
+are captured: a user's loss or layer may do something else in each step, which a captured step would not.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep.interface.pytree import tree_nodes
+from fedkeep.interface.pytree import replace_tensors, tree_nodes, tree_tensors
 from fedkeep.losses import Batch, Loss
 
 log = logging.getLogger(__name__)
-
-Step = Callable[[list[Batch]], None]
 
 
 class CapturedStep(Protocol):
@@ -50,45 +49,84 @@ def can_capture(network: nn.Module, loss: Loss) -> bool:
     return all(layer.startswith(known) for layer in layers) and all(parts)
 
 
-class CapturedSteps:
-    """Takes steps of one local training, from the third of a batch's shape on by replaying the second.
+class Stepper(Protocol):
+    """What takes steps of a local training."""
 
-    ``step``: Takes a step.
+    def restart(self) -> None:
+        """Forget the trainings before."""
+
+    def step(self, loss: Loss, batches: list[Batch]) -> None:
+        """Take one step."""
+
+
+S = TypeVar("S", bound=Stepper)
+
+
+class CapturedSteps(Generic[S]):
+    """Takes steps of local trainings, from the third of a batch's shape on by replaying the second.
+
+    The trainings differ in numbers alone, so that what was captured in one is replayed in the next.
+
+    ``stepper``: Takes a step.
     ``capture``: Captures one.
     """
 
-    def __init__(self, step: Step, capture: Capture) -> None:
-        self._step = step
+    def __init__(self, stepper: S, capture: Capture) -> None:
+        self.stepper = stepper
         self._capture = capture
-        self._seen: dict[Hashable, int] = {}
+        self._loss: Loss
+        self._captured_loss: Loss | None = None  # has the tensors that captured steps read
+        self._seen: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[list[Batch], CapturedStep]] = {}
         self._refused = False
+
+    def restart(self, loss: Loss) -> None:
+        """Begin a training with a loss that differs from the one before in numbers alone."""
+        self.stepper.restart()
+        self._loss = loss
+        if self._captured_loss is None:
+            return
+        tensors = list(zip(tree_tensors(self._captured_loss), tree_tensors(loss), strict=True))
+        if any(len(part) > len(into) for (into, per_example), (part, _) in tensors if per_example):
+            self._captured_loss = None
+            self._captured.clear()
+            return
+        for (into, per_example), (part, _) in tensors:
+            (into[: len(part)] if per_example else into).copy_(part)
 
     def __call__(self, batches: list[Batch]) -> None:
         """Take one step."""
         shapes = tuple((name, part.shape) for batch in batches for name, part in _columns(batch))
-        if shapes not in self._captured and not self._may_capture(shapes):
-            self._step(batches)
+        if shapes not in self._captured and not self._try_capture(shapes, batches):
+            self.stepper.step(self._loss, batches)
             return
-        if shapes not in self._captured:
-            places = [Batch({name: part.clone() for name, part in b.data.items()}, b.index.clone()) for b in batches]
-            try:
-                self._captured[shapes] = places, self._capture(lambda: self._step(places))
-            except RuntimeError as error:
-                log.info("Steps are not captured as CUDA graphs: %s", error)
-                self._refused = True
-                self._step(batches)
-                return
         places, captured = self._captured[shapes]
         for place, batch in zip(places, batches, strict=True):
             for (_, into), (_, part) in zip(_columns(place), _columns(batch), strict=True):
                 into.copy_(part)
         captured.replay()
 
-    def _may_capture(self, shapes: Hashable) -> bool:
-        """Count a shape, and tell whether it came often enough: libraries are loaded, and memory found, at first."""
-        seen = self._seen[shapes] = self._seen.get(shapes, 0) + 1
-        return not self._refused and seen >= 2
+    def _try_capture(self, shapes: Hashable, batches: list[Batch]) -> bool:
+        """Capture a step, unless its shape is new: libraries are loaded, and memory found, at first."""
+        self._seen[shapes] += 1
+        if self._refused or self._seen[shapes] < 2:
+            return False
+        if self._captured_loss is None:
+            self._captured_loss = replace_tensors(self._loss, map(_place, tree_tensors(self._loss)))
+        loss = self._captured_loss
+        places = [Batch({name: part.clone() for name, part in b.data.items()}, b.index.clone()) for b in batches]
+        try:
+            self._captured[shapes] = places, self._capture(lambda: self.stepper.step(loss, places))
+        except RuntimeError as error:
+            log.info("Steps are not captured as CUDA graphs: %s", error)
+            self._refused = True
+        return not self._refused
+
+
+def _place(of: tuple[Tensor, bool]) -> Tensor:
+    """Return a copy of a loss's tensor, with room for the examples of a client that has twice as many."""
+    tensor, per_example = of
+    return torch.cat((tensor, torch.zeros_like(tensor))) if per_example else tensor.clone()
 
 
 def _columns(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,7 +19,7 @@ from fedkeep._utils.torch_state import to_device
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
-from fedkeep.interface.pytree import tree_signature
+from fedkeep.interface.pytree import tree_signature, tree_tensors
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, Precision, StepCallback
 from fedkeep.losses import Batch, Loss
 from fedkeep.losses.base import check_scalar
@@ -30,6 +30,7 @@ from fedkeep.training.cuda_graph import CapturedSteps, can_capture, capture_on
 from fedkeep.training.model_runner import IN_PLACE, ModelRunner
 
 Normalise = Callable[[Tensor], Tensor]
+MOST_CAPTURED = 4  # kinds of local training whose captured steps are kept: a client may train in several ways
 
 
 class NetworkView:
@@ -239,6 +240,11 @@ class SGDStepper:
         self.loss_sum = torch.zeros((), device=runner.device)
         self._forward = forward
 
+    def restart(self) -> None:
+        """Begin another training with SGD, as a new stepper would."""
+        for tensor in (*self.momenta, self.loss_sum):
+            tensor.zero_()
+
     def step(self, loss: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
         """Take one step.
 
@@ -319,26 +325,35 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
         # Nothing to learn from: batch norm cannot learn from one example.
         return Fit(job.model, job.num_examples, 0, 0.0)
     stepper, trained_weights = _prepare(runner, job, training)
-    steps, most = 0, job.most_steps(training.batch_size)
     captured = _captured_steps(runner, stepper, job)
+    if captured is not None:
+        stepper = captured.stepper
+    take = captured or partial(stepper.step, job.loss, step_callback=job.step_callback)
+    steps, most = 0, job.most_steps(training.batch_size)
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
-            if captured is None:
-                stepper.step(job.loss, batches, job.step_callback)
-            else:
-                captured(batches)
+            take(batches)
             steps += 1
             progress.report("step", steps, most, inside=True)
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
-def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> CapturedSteps | None:
-    """Return what captures a step on a GPU and replays it; None where steps cannot be captured."""
+def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> CapturedSteps[SGDStepper] | None:
+    """Return what captures steps on a GPU and replays them; None where steps cannot be captured."""
     capture = capture_on(runner.device)
     plain = job.step_callback is None and job.parametrization is None and stepper.optimizer is None
     if capture is None or not plain or not can_capture(runner.train_network, job.loss):
         return None
-    return CapturedSteps(lambda batches: stepper.step(job.loss, batches), capture)
+    # Of a tensor on the CPU the numbers may be captured, not where they are.
+    elsewhere = any(tensor.device.type != runner.device.type for tensor, _ in tree_tensors(job.loss))
+    same = job.signature, stepper.training, stepper.lr, *stepper.weights, object() if elsewhere else None
+    kept = runner.captured
+    if same not in kept:
+        while len(kept) >= MOST_CAPTURED:
+            del kept[next(iter(kept))]
+        kept[same] = CapturedSteps(stepper, capture)
+    kept[same].restart(job.loss)
+    return kept[same]
 
 
 def _prepare(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from fedkeep.models.custom import split_classifier
 from fedkeep.models.heads import add_views, expand_rows, resize_classifier
 from fedkeep.models.pretrained import Extractor, FrozenNetwork
 from fedkeep.models.weights import frozen_parameters, state_dict_copy
+from fedkeep.training.cuda_graph import CapturedSteps
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # images in a forward pass without gradient; more do not fit into the cache of small machines
@@ -50,8 +53,8 @@ class ModelRunner:
     ``parameters``: Names of the trained weights.
     ``layout``: Memory layout of image batches in training.
     ``eval_batch_size``: Number of images in a forward pass without gradient.
-    ``has_batch_norm``: Whether the network contains batch norm.
     ``classifier_input``: The last input of the training network's classifier.
+    ``captured``: Steps of the training network captured on a GPU, by what they have in common.
     """
 
     def __init__(
@@ -99,13 +102,18 @@ class ModelRunner:
         classifier = getattr(built, "classifier", None)
         if isinstance(classifier, nn.Linear):
             classifier.register_forward_pre_hook(self._keep_input)
+        self.captured: dict[Hashable, CapturedSteps[Any]] = {}
         self.eval_network = self.build()
-        self.has_batch_norm = has_batch_norm(built)
 
     @property
     def extractor(self) -> Extractor | None:
         """The frozen feature extractor of a network that trains only its classifier; None for all others."""
         return self.train_network.extractor if isinstance(self.train_network, FrozenNetwork) else None
+
+    @cached_property
+    def has_batch_norm(self) -> bool:
+        """Whether the network contains batch norm."""
+        return has_batch_norm(self.train_network)
 
     @property
     def stackable(self) -> bool:
@@ -129,6 +137,7 @@ class ModelRunner:
             self.initial = expand_rows(self.initial, self.rows_per_class * classes, rng)
         for network in (self.train_network, self.eval_network):
             resize_classifier(network, self.initial)
+        self.captured.clear()  # they train the weights that the classifier had
 
     def build(self, like: Weights | None = None) -> nn.Module:
         """Build another network, whose weights are arbitrary.

@@ -11,9 +11,12 @@ import tiny
 import torch
 from torch import Tensor, nn
 
+from fedkeep.algorithms.incremental.fedlwf import FedLwF
 from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.parallel.fedprox import FedProx
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.interface import Algorithm
+from fedkeep.interface import Algorithm, Training
 from fedkeep.losses import Batch, CrossEntropy, Distillation, FullKL, Loss, ModelView, WeightRule
 from fedkeep.losses.classification import LabelLoss
 from fedkeep.models import Weights
@@ -21,6 +24,7 @@ from fedkeep.training import local_training
 from fedkeep.training.cuda_graph import CapturedSteps, CudaGraphCapture, can_capture
 
 TRAINING = replace(tiny.SHORT, epochs=6, batch_size=2)
+CAPTURED = [tiny.configured(cls) for cls in (FedAvg, FedProx, FedCAD, SFedKD)]
 
 
 class Again:
@@ -45,10 +49,12 @@ def refuse(function: Callable[[], None]) -> Again:
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def run(method: Algorithm[Any, Any], capture: Any, device: str = "cpu") -> tuple[list[dict[str, Any]], Weights]:
+def run(
+    method: Algorithm[Any, Any], capture: Any, device: str = "cpu", training: Training = TRAINING, rounds: int = 2
+) -> tuple[list[dict[str, Any]], Weights]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_training, "capture_on", lambda device: capture)
-        simulation = tiny.simulation(method, rounds=2, training=TRAINING, device=torch.device(device))
+        simulation = tiny.simulation(method, rounds=rounds, training=training, device=torch.device(device))
         return tiny.run_rounds(simulation), simulation.server.model
 
 
@@ -62,16 +68,71 @@ def test_captured_steps_train_the_same_model(method: Algorithm[Any, Any], captur
     assert capture is refuse or capture.captured, "steps were captured"
 
 
-def test_each_shape_of_a_batch_has_its_own_capture_which_reads_that_batch() -> None:
-    taken: list[Tensor] = []
+@pytest.mark.parametrize("method", CAPTURED, ids=lambda method: method.name())
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_one_client_captured_is_replayed_for_the_next(method: Algorithm[Any, Any], momentum: float) -> None:
+    """Clients of one to many examples, two learning rates: each must read its own numbers and nobody else's."""
+    training = replace(TRAINING, momentum=momentum, lr_decay=0.5, lr_schedule="step", lr_step_size=2)
     capture = Counted()
-    steps = CapturedSteps(lambda batches: taken.append(batches[0].data["input"].clone()), capture)
-    sizes = [2, 2, 1, 2, 1, 1, 2]
-    batches = [torch.full((size, 3), float(number)) for number, size in enumerate(sizes)]
-    for images in batches:
-        steps([Batch({"input": images}, torch.arange(len(images)))])
-    assert [part.tolist() for part in taken] == [part.tolist() for part in batches]
-    assert capture.captured == 2
+    records, model = run(method, None, training=training, rounds=4)
+    again, other = run(method, capture, training=training, rounds=4)
+    assert again == records
+    assert all(torch.equal(model[name], other[name]) for name in model)
+    assert 0 < capture.captured < 4 * len(tiny.SIZES), "most clients' steps were captured for others"
+
+
+class Recorded:
+    """A stepper that notes which images and which rows of a loss it was given."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[list[float], list[float]]] = []
+        self.restarts = 0
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def step(self, loss: Loss, batches: list[Batch]) -> None:
+        assert isinstance(loss, Rows)
+        self.taken.append((batches[0].data["input"][:, 0].tolist(), loss.rows[batches[0].index].tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Loss):
+    """A loss with a number for each example."""
+
+    per_example_fields = ("rows",)
+    rows: Tensor
+
+    def __call__(self, model: ModelView, batches: list[Batch]) -> Tensor:
+        raise AssertionError
+
+
+def test_each_shape_of_a_batch_has_its_own_capture_which_reads_that_batch_and_that_clients_rows() -> None:
+    recorded, capture = Recorded(), Counted()
+    steps = CapturedSteps(recorded, capture)
+    for client, count in enumerate([2, 2, 4, 5, 3]):  # twice as many rows as the first has fit, five do not
+        rows = 100.0 * client + torch.arange(count)
+        steps.restart(Rows(rows))
+        for start in (0, 1, 0, 1):
+            index = torch.arange(start, 2)
+            images = rows[index].unsqueeze(1).expand(-1, 3)
+            steps([Batch({"input": images}, index)])
+            assert recorded.taken[-1] == (rows[index].tolist(), rows[index].tolist())
+    assert recorded.restarts == 5
+    assert capture.captured == 4, "two shapes, once for the first clients and once from the one with five rows on"
+
+
+def test_a_captured_step_reads_weights_that_are_trained_now() -> None:
+    """A new task brings new rows of the classifier, and with them other tensors."""
+    capture = Counted()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_training, "capture_on", lambda device: capture)
+        simulation = tiny.simulation_with_tasks(tiny.configured(FedLwF), rounds=2, training=TRAINING)
+        again = tiny.run_rounds(simulation)
+    plain = tiny.simulation_with_tasks(tiny.configured(FedLwF), rounds=2, training=TRAINING)
+    assert again == tiny.run_rounds(plain)
+    assert capture.captured
+    assert all(torch.equal(plain.server.model[name], weight) for name, weight in simulation.server.model.items())
 
 
 class Own(Loss):
