@@ -71,7 +71,7 @@ def find_damage(trial: Traversable, *, without_models: bool = False) -> list[str
     except RunError as error:
         return [str(error)]
     for name in [*files] if without_models else ():
-        if PurePath(name).suffix not in RECORD_SUFFIXES and not (trial / name).exists():
+        if PurePath(name).suffix not in RECORD_SUFFIXES and not (trial / name).is_file():
             del files[name]
     return _find_damage(trial, files)
 
