@@ -152,7 +152,7 @@ def _to_float32(array: np.ndarray[Any, np.dtype[Any]], where: str, varied: bool)
     """Return numbers as float32, which must hold them and, if asked, keep a column's different ones apart."""
     with np.errstate(over="ignore", under="ignore"):
         found = np.ascontiguousarray(array, dtype=np.float32)
-    if array.dtype.itemsize <= found.dtype.itemsize or not array.size:
+    if array.dtype.itemsize <= found.dtype.itemsize or not array.size or not array.ndim:
         return found
     if (beyond := np.isfinite(array) & np.isinf(found)).any():
         raise DataError(f"{where} has {array[beyond][0]:g}, which float32 cannot hold. Scale the inputs first.")
