@@ -204,7 +204,8 @@ def check_exact(build: Callable[[], Simulation]) -> None:
         records = tiny.run_rounds(captured)
     assert records == tiny.run_rounds(plain)
     assert tiny.equal(captured.server.model, plain.server.model)
-    assert capture.captured, "steps were captured"
+    computes_weights = captured.algorithm.name() == "fedweit"  # from the tensors that it trains: called, not captured
+    assert bool(capture.captured) != computes_weights
 
 
 @pytest.mark.parametrize(("method", "augmentation"), list(every_method()))
