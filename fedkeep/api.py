@@ -244,7 +244,9 @@ def resume(
     if data is not None:
         found = examples_of(data, partition, machine.data_dir)
         if found != experiment.recipe.data:
-            raise RunError(f"{folder} was begun with {experiment.recipe.data}, and this is {found}. Give the former.")
+            raise RunError(
+                f"{folder} was begun with {experiment.recipe.data}, and these data are {found}. Give the former."
+            )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
     trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)

@@ -303,7 +303,9 @@ def read_fingerprints(folder: Path) -> Tensor:
     try:
         fingerprints = read_tensors((folder / FINGERPRINTS).read_bytes())["seen"]
     except (OSError, SafetensorError, KeyError) as error:
-        raise RunError(f"cannot read {folder / FINGERPRINTS}: {error}. Copy the folder again, or train it.") from error
+        raise RunError(
+            f"cannot read {folder / FINGERPRINTS}: {error}. Copy the whole folder again, or train it."
+        ) from error
     if tensor_hash(fingerprints) != card.seen:
         raise RunError(f"{folder / FINGERPRINTS} is not what {CARD} says. Copy the whole folder again, or train it.")
     return fingerprints

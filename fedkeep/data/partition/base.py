@@ -186,7 +186,7 @@ class Scheme(Options, ABC):
         if self.num_clients and len(offsets) != self.num_clients + 1:
             raise self.error(f"assign returned {len(offsets) - 1} clients instead of {self.num_clients}.")
         if rows.dtype != np.int64 or offsets.dtype != np.int64:
-            raise self.error(f"assign returned rows of {rows.dtype} and offsets of {offsets.dtype}, not of int64.")
+            raise self.error(f"assign gave rows of {rows.dtype} and offsets of {offsets.dtype}; both must be int64.")
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
             raise self.error("assign returned offsets that do not rise from 0 to the number of rows.")
         if len(rows) and not 0 <= rows.min() <= rows.max() < examples:
