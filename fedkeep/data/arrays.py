@@ -43,7 +43,7 @@ def from_arrays(
     """
     if (x_test is None) != (y_test is None):
         raise DataError(f"{name}: x_test and y_test belong together: give both or none.")
-    inputs = _to_input(x, f"{name}, x")
+    inputs = _to_input(x, f"{name}, x", varied=True)
     labels = _to_column(y, f"{name}, y", len(inputs))
     tested = None if x_test is None else _to_input(x_test, f"{name}, x_test")
     test_labels = None if tested is None else _to_column(y_test, f"{name}, y_test", len(tested))
@@ -129,7 +129,7 @@ def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     return array
 
 
-def _to_input(values: Any, where: str) -> Tensor:
+def _to_input(values: Any, where: str, varied: bool = False) -> Tensor:
     array = _to_array(values, where)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{where} must hold numbers, not text. Text becomes token ids first; see docs/data.md.")
@@ -142,10 +142,27 @@ def _to_input(values: Any, where: str) -> Tensor:
         images = array[:, None] if array.ndim == 3 else array
         return torch.from_numpy(np.ascontiguousarray(images))
     if array.dtype.kind in "fb":
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        return torch.from_numpy(_to_float32(array, where, varied))
     if array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise DataError(f"{where} has {array.max()}, which int64 cannot hold. Give numbers as floating point.")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+
+
+def _to_float32(array: np.ndarray[Any, np.dtype[Any]], where: str, varied: bool) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return numbers as float32, which must hold them and, if asked, keep a column's different ones apart."""
+    with np.errstate(over="ignore", under="ignore"):
+        found = np.ascontiguousarray(array, dtype=np.float32)
+    if array.dtype.itemsize <= found.dtype.itemsize or not array.size or not array.ndim:
+        return found
+    if (beyond := np.isfinite(array) & np.isinf(found)).any():
+        raise DataError(f"{where} has {array[beyond][0]:g}, which float32 cannot hold. Scale the inputs first.")
+    merged = (found == found[:1]).all(0) & ~np.isclose(array, array[:1], rtol=1e-9, atol=np.finfo(np.float32).tiny)
+    if varied and merged.any():
+        raise DataError(
+            f"{where} has numbers such as {array[merged][0]!s}, and float32 makes one of all that stand in its place. "
+            "Subtract their mean and divide by their standard deviation first."
+        )
+    return found
 
 
 def _to_column(values: Any, where: str, rows: int) -> list[Any]:

@@ -60,17 +60,20 @@ def is_finished(trial: Traversable) -> bool:
     return (trial / MANIFEST).is_file() and not find_damage(trial)
 
 
-def find_damage(trial: Traversable, *, only_records: bool = False) -> list[str]:
+def find_damage(trial: Traversable, *, without_models: bool = False) -> list[str]:
     """Return what is wrong with the files of a finished trial.
 
     ``trial``: The trial's folder, on disk or in an archive, with a manifest.
-    ``only_records``: Do not check the model, which archives do not hold and reports do not read.
+    ``without_models``: Models may be missing: archives do not hold them and reports do not read them.
     """
     try:
         files, _ = read_manifest(trial / MANIFEST)
     except RunError as error:
         return [str(error)]
-    return _find_damage(trial, files, only_records)
+    for name in [*files] if without_models else ():
+        if PurePath(name).suffix not in RECORD_SUFFIXES and not (trial / name).is_file():
+            del files[name]
+    return _find_damage(trial, files)
 
 
 def find_checkpoint_damage(trial: Traversable, manifest: str, *, only_records: bool = False) -> list[str]:
@@ -87,16 +90,13 @@ def find_checkpoint_damage(trial: Traversable, manifest: str, *, only_records: b
     return found if only_records else found + _find_damage(folder, checkpoint.files)
 
 
-def _find_damage(
-    folder: Traversable, files: Mapping[str, Digest], only_records: bool = False, beginning: bool = False
-) -> list[str]:
+def _find_damage(folder: Traversable, files: Mapping[str, Digest], beginning: bool = False) -> list[str]:
     found = []
     for name, digest in files.items():
-        if not only_records or PurePath(name).suffix in RECORD_SUFFIXES:
-            try:
-                check_file(folder / name, digest, beginning=beginning)
-            except RunError as error:
-                found.append(str(error))
+        try:
+            check_file(folder / name, digest, beginning=beginning)
+        except RunError as error:
+            found.append(str(error))
     return found
 
 

@@ -114,7 +114,7 @@ def _check_records(trial: Traversable) -> bool:
     """Check what a report of a trial is made of, and return whether the trial is finished."""
     finished, found = (trial / MANIFEST).is_file(), []
     if finished:
-        found = provenance.find_damage(trial, only_records=True)
+        found = provenance.find_damage(trial, without_models=True)
     elif last := manifests(trial / "checkpoint")[:1]:
         found = provenance.find_checkpoint_damage(trial, last[0], only_records=True)
         # A trial that is running may have replaced its checkpoint meanwhile.
@@ -372,7 +372,7 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
     status: Status = "finished"
     if (trial / MANIFEST).is_file():
         found, checked = (
-            provenance.find_damage(trial, only_records=not isinstance(root, Path)),
+            provenance.find_damage(trial, without_models=not isinstance(root, Path)),
             "all files of its manifest",
         )
     else:

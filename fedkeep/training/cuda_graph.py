@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,24 @@ Capture = Callable[[Callable[[], None]], CapturedStep]
 def can_capture(network: nn.Module, loss: Loss) -> bool:
     """Tell whether a step does the same in every step: whether nothing in network and loss is code of the user's."""
     known = ("fedkeep.", "torch.nn.", "builtins")
-    layers = (type(module).__module__ for module in network.modules())
+    code = (getattr(code, "__module__", "") for module in network.modules() for code in _code_of(module))
     parts = (
         isinstance(part, Tensor | str | int | float | slice | None)
         if is_leaf
         else type(part).__module__.startswith(known)
         for part, is_leaf in tree_nodes(loss)
     )
-    return all(layer.startswith(known) for layer in layers) and all(parts)
+    return all(module.startswith(known) for module in code) and all(parts)
+
+
+def _code_of(module: nn.Module) -> Iterator[Any]:
+    """Yield what runs in a forward and a backward pass: a layer's class, hooks, and a ``forward`` of its own."""
+    yield type(module)
+    yield from (part for name, part in vars(module).items() if name == "forward")
+    for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks):
+        yield from hooks.values()
+    for parameter in module.parameters(recurse=False):
+        yield from (parameter._backward_hooks or {}).values()
 
 
 class Stepper(Protocol):
@@ -78,6 +88,7 @@ class CapturedSteps(Generic[S]):
         self._captured_loss: Loss | None = None  # has the tensors that captured steps read
         self._seen: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[list[Batch], CapturedStep]] = {}
+        self._rows: dict[tuple[int, str], Tensor] = {}  # columns of batches that captured steps read, of most rows
         self._refused = False
 
     def restart(self, loss: Loss) -> None:
@@ -114,13 +125,22 @@ class CapturedSteps(Generic[S]):
         if self._captured_loss is None:
             self._captured_loss = replace_tensors(self._loss, map(_place, tree_tensors(self._loss)))
         loss = self._captured_loss
-        places = [Batch({name: part.clone() for name, part in b.data.items()}, b.index.clone()) for b in batches]
+        places = []
+        for number, batch in enumerate(batches):
+            columns = {name: self._first_rows(number, name, part) for name, part in _columns(batch)}
+            places.append(Batch(columns, columns.pop("")))
         try:
             self._captured[shapes] = places, self._capture(lambda: self.stepper.step(loss, places))
         except RuntimeError as error:
             log.info("Steps are not captured as CUDA graphs: %s", error)
             self._refused = True
         return not self._refused
+
+    def _first_rows(self, number: int, name: str, part: Tensor) -> Tensor:
+        """Return where captured steps read a column; batches of all sizes share one place."""
+        if len(self._rows.get((number, name), ())) < len(part):
+            self._rows[number, name] = part.clone()
+        return self._rows[number, name][: len(part)]
 
 
 def _place(of: tuple[Tensor, bool]) -> Tensor:
@@ -131,7 +151,7 @@ def _place(of: tuple[Tensor, bool]) -> Tensor:
 
 def _columns(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
     yield from batch.data.items()
-    yield "index", batch.index
+    yield "", batch.index
 
 
 class CudaGraphCapture:

@@ -348,12 +348,11 @@ def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> 
     elsewhere = any(tensor.device.type != runner.device.type for tensor, _ in tree_tensors(job.loss))
     same = job.signature, stepper.training, stepper.lr, *stepper.weights, object() if elsewhere else None
     kept = runner.captured
-    if same not in kept:
-        while len(kept) >= MOST_CAPTURED:
-            del kept[next(iter(kept))]
-        kept[same] = CapturedSteps(stepper, capture)
-    kept[same].restart(job.loss)
-    return kept[same]
+    kept[same] = steps = kept.pop(same, None) or CapturedSteps(stepper, capture)
+    while len(kept) > MOST_CAPTURED:  # the one that was used longest ago goes
+        del kept[next(iter(kept))]
+    steps.restart(job.loss)
+    return steps
 
 
 def _prepare(

@@ -66,11 +66,11 @@ def choose_stack_size(
         return 1
     if state.context.training.optimizer != "sgd":
         return 1
+    if state.settings.device.type == "cuda":
+        return 1  # captured steps are two to four times as quick as stacks of ten (benchmarks/gpu.md)
     if state.rounds * run_settings.cohort_size < LONG:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
-    if state.settings.device.type == "cuda":
-        alone(state, cohort[:1])  # warm-up: a GPU's libraries are loaded on their first call, which takes seconds
     one = alone(state, cohort[:FEW])
     best, chosen = one * ceil(len(cohort) / workers) / WORTH, 1
     for size in SIZES:

@@ -159,6 +159,8 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         ({"x": np.ones((20, 3)), "y": [0, 1] * 10, "client": np.ma.masked_equal([0, 1] * 10, 0)}, "masked"),
         ({"x": np.ones((20, 3)), "y": [0.0, -np.inf] * 10}, "single-label classification only"),
         ({"x": np.full((20, 3), 2**63, np.uint64), "y": [0, 1] * 10}, "int64 cannot hold"),
+        ({"x": np.full((20, 3), 1e300), "y": [0, 1] * 10}, r"x has 1e\+300, which float32 cannot hold"),
+        ({"x": 1.7e9 + np.arange(40.0).reshape(20, 2), "y": [0, 1] * 10}, "float32 makes one of all"),
         ({"x": np.ones((20, 3)), "y": [b"\xff", b"a"] * 10}, "no text in UTF-8"),
         ({"x": np.ones((20, 3)), "y": np.eye(2)[[0, 1] * 10]}, "single-label classification only"),
         ({"x": np.ones((20, 3)), "y": np.zeros((20, 4, 4), int)}, "single-label classification only"),
@@ -172,6 +174,12 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
 def test_arrays_that_would_become_something_else_are_refused(arrays: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=says):
         from_arrays(**arrays)
+
+
+def test_noise_in_a_constant_column_and_numbers_next_to_zero_are_no_loss() -> None:
+    noisy, tiny = np.where(np.arange(20) % 2, 0.1 + 0.2, 0.3), np.arange(20) * 1e-50
+    from_arrays(np.stack((noisy, tiny), 1), [0, 1] * 10)
+    from_arrays(np.eye(20), [0, 1] * 10, np.linspace([0.1] * 20, [0.1 + 1e-9] * 20, 2), [0, 1])
 
 
 def test_numbers_above_int64_and_bytes_are_names(tmp_path: Path) -> None:

@@ -62,15 +62,20 @@ def test_a_damaged_file_never_ends_in_another_result(state: str, runs: Path, tmp
     assert set(outcomes) == {False, True}, "some damage is repaired, and some refused"
 
 
-@pytest.mark.parametrize("name", ["rounds.jsonl", "timings.jsonl", "trial.json", "partition.json", "result.json"])
-def test_no_report_is_made_of_damaged_records(name: str, runs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["rounds.jsonl", "timings.jsonl", "trial.json", "partition.json", "result.json", "model.safetensors"]
+)
+def test_no_report_is_made_of_damaged_files(name: str, runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "whole", tmp_path / "run")
     file = tmp_path / "run" / TRIAL / name
     file.write_bytes(b" " + file.read_bytes()[1:])
     with pytest.raises(RunError, match=rf"{name} is damaged: expected .* found .*fedkeep resume"):
         read_run(tmp_path / "run")
-    for command in ("report", "compare", "archive"):
+    for command in ("report", "compare", "archive", "export"):
         assert main([command, str(tmp_path / "run")]) == 1
+    if name == "model.safetensors":
+        file.unlink()  # a report needs no model
+        assert len(read_run(tmp_path / "run").trials)
 
 
 def test_a_missing_description_does_not_hide_a_trial(runs: Path, tmp_path: Path) -> None:
