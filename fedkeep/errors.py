@@ -96,6 +96,11 @@ def in_one_line(text: object, most: int = 1000) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name: the nearest known name, and all known names.
 

@@ -97,9 +97,7 @@ def forgetting(history: ArrayLike) -> float:
     """
     values = np.asarray(history, dtype=np.float64)
     if values.ndim != 2:
-        raise ValueError(
-            f"A history of class-wise accuracies has the shape [evaluations, classes], not {values.shape}."
-        )
+        raise ValueError(f"A history of class-wise accuracies is [evaluations, classes], not {values.shape}.")
     if len(values) < 2:
         return 0.0
     # fmax ignores NaN, and is NaN only where all are.
@@ -267,9 +265,7 @@ def consistency(before: ArrayLike, after: ArrayLike) -> float:
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1:
-        raise ValueError(
-            f"Class-wise accuracies must be one number a class, not of shapes {first.shape}, {second.shape}."
-        )
+        raise ValueError(f"Class-wise accuracies must be one number a class, not {first.shape}, {second.shape}.")
     known = ~(np.isnan(first) | np.isnan(second))
     first, second = first[known], second[known]
     norms = float(np.linalg.norm(first) * np.linalg.norm(second))

@@ -82,6 +82,34 @@ class Options:
         """Check combinations of options; override it where options can contradict each other."""
 
 
+def named_subclasses(base: type[T], name_of: Callable[[type[T]], str | None], advice: str) -> dict[str, type[T]]:
+    """Return by name all classes derived from a base that have one; raise `ConfigError` with advice if two share it.
+
+    A class that is defined again, as in a notebook's cell, replaces itself.
+    """
+    found: dict[str, type[T]] = {}
+    pending = list(base.__subclasses__())
+    for cls in pending:
+        pending.extend(cls.__subclasses__())
+        if (name := name_of(cls)) is None:
+            continue
+        if (other := found.get(name)) is not None and _full_name(other) != _full_name(cls):
+            raise ConfigError(f"{_full_name(other)} and {_full_name(cls)} are both named {name!r}. {advice}")
+        found[name] = cls
+    return found
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def find_named(name: str, known: Mapping[str, type[T]], kind: str, advice: str) -> type[T]:
+    """Return the class with a name, in upper or lower case; raise `ConfigError` with the nearest name and advice."""
+    if name.lower() not in known:
+        raise ConfigError(f"there is no {kind} {name!r}.{did_you_mean(name.lower(), known)} {advice}")
+    return known[name.lower()]
+
+
 def options_of(cls: type[Options]) -> dict[str, dataclasses.Field[Any]]:
     """Return the options that a class declares.
 

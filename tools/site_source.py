@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.cli.main import parser
-from fedkeep.data.data_options import DataOptions
+from fedkeep.data import DataOptions
 from fedkeep.data.partition import schemes
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import OPTIONS

@@ -120,9 +120,8 @@ def _evaluation_time(simulation: Simulation, images: int) -> float:
 
 def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> float:
     """Return the bytes of data, networks, a round's replies, states of server and clients, and gradients by example."""
-    data = sum(
-        column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()
-    )
+    splits = (federation.dataset.train, federation.dataset.test)
+    data = sum(column.nbytes for split in splits for column in split.values())
     model = sum(tensor.nbytes for tensor in simulation.server.model.values())
     client_state = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
     clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort_size)

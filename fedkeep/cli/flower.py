@@ -96,12 +96,9 @@ def create_app(folder: Path, recipe: Recipe, sites: int) -> Path:
 
 def _with_sites(recipe: Recipe, sites: int) -> Recipe:
     if "num_clients" not in type(recipe.partition).__dataclass_fields__:
-        raise ConfigError(
-            f"the partition {recipe.partition.name!r} cannot be made for {sites} sites. Leave --sites out."
-        )
-    run = replace(
-        recipe.run, cohort_size=min(recipe.run.cohort_size, sites), min_clients=min(recipe.run.min_clients, sites)
-    )
+        raise ConfigError(f"the partition {recipe.partition.name!r} cannot be made for {sites} sites. Omit --sites.")
+    cohort, least = min(recipe.run.cohort_size, sites), min(recipe.run.min_clients, sites)
+    run = replace(recipe.run, cohort_size=cohort, min_clients=least)
     return replace(recipe, partition=replace(recipe.partition, num_clients=sites), run=run)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import cast, get_args
 
@@ -11,23 +10,17 @@ from rich.console import Console
 
 from fedkeep.cli.text import say
 from fedkeep.display import Display
-from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
+from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.recipe_loader import read_settings
-from fedkeep.generation.generator import REGIMES, NoiseSchedule, Regime
+from fedkeep.generation.generator import REGIMES, NoiseSchedule, Regime, check_installed
 from fedkeep.generation.pixel import ModelCard, UNet
-from fedkeep.generation.training import (
-    GeneratorTraining,
-    cluster_subclasses,
-    load_training_data,
-    train_generator,
-)
+from fedkeep.generation.training import GeneratorTraining, cluster_subclasses, load_training_data, train_generator
 
 
 def train_diffusion(options: Namespace, console: Console) -> int:
     """Train a generator, or continue its training."""
-    if find_spec("diffusers") is None:
-        raise MissingExtra("fedkeep generator", "diffusion")
+    check_installed()
     if options.regime not in get_args(Regime):
         raise ConfigError(
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"

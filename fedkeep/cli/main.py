@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from fedkeep._utils.process import keep_freed_memory
 from fedkeep.cli.commands import COMMANDS, add_commands
@@ -49,12 +50,6 @@ def parser() -> argparse.ArgumentParser:
         description="Federated learning that keeps what it has learned: compare methods against forgetting.",
         epilog="Start with: fedkeep run",
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {version('fedkeep')}")
     add_commands(top, COMMANDS)
     return top
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("fedkeep")

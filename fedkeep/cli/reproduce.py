@@ -102,18 +102,15 @@ def _show(reproduction: Reproduction, console: Console) -> None:
 def _page(root: Path, target: str, console: Console) -> int:
     """Write one page of all reproductions under a folder."""
     found: dict[str, Path] = {}
-    for path in (
-        sorted(root.iterdir(), key=lambda path: path.name.removesuffix(ARCHIVE_SUFFIX)) if root.is_dir() else ()
-    ):
+    entries = root.iterdir() if root.is_dir() else ()
+    for path in sorted(entries, key=lambda path: path.name.removesuffix(ARCHIVE_SUFFIX)):
         if (path.is_dir() or path.suffix == ARCHIVE_SUFFIX) and (open_run(path) / plan.NOTE).is_file():
             name = path.name.removesuffix(ARCHIVE_SUFFIX)
             if name in found:
                 raise ConfigError(f"{root} holds {name!r} as a folder and as an archive. Remove one of them.")
             found[name] = path
     if not found:
-        raise ConfigError(
-            f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"
-        )
+        raise ConfigError(f"there is no reproduction in {root}. Begin: fedkeep reproduce sfedkd/table1 --out {root}")
     notes = report.read_notes(root, found, Path(target).parent)
     command = shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target])
     reproductions = [(read_reproduction(path), notes.get(name, "")) for name, path in found.items()]

@@ -75,9 +75,7 @@ def datasets(options: Namespace, console: Console) -> int:
         hub = CATALOG[entry.made_from].hub if entry.made_from else entry.hub
         table.add_row(name, str(entry.num_classes), image, _local_copy(entry), hub or "-", escape(entry.note))
     console.print(table)
-    console.print(
-        "local: found in --data-dir or FEDKEEP_DATA. Others with a name on the Hub are downloaded when they are used."
-    )
+    console.print("local: found in --data-dir or FEDKEEP_DATA. Others that the Hub has are downloaded when used.")
     console.print("Also: any Hub id, and files of your own: tables, texts, arrays, images (docs/data.md).")
     return 0
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data import cache
-from fedkeep.data.dataset import DataSet
+from fedkeep.data.dataset import DataSet, select_rows
 from fedkeep.data.schema import CLIENT
 from fedkeep.errors import DataError, PartitionError
 
@@ -33,9 +33,7 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
     """
     clients = dict(rows) if isinstance(rows, Mapping) else {str(number): held for number, held in enumerate(rows)}
     if not clients:
-        raise PartitionError(
-            "the partition names no client. Give each client its rows, as in {'a': [0, 4], 'b': [1, 2]}."
-        )
+        raise PartitionError("the partition names no client. Give each its rows, as in {'a': [0, 4], 'b': [1, 2]}.")
     total = len(dataset.train["label"])
     holder = np.full(total, -1, dtype=np.int64)
     for number, (name, held) in enumerate(clients.items()):
@@ -57,8 +55,7 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
             raise PartitionError(f"row {taken[0]} is held by client {other!r} and by client {name!r}. Give it to one.")
         holder[numbers] = number
     kept = torch.from_numpy(np.flatnonzero(holder >= 0))
-    train = {name: column[kept] for name, column in dataset.train.items()}
-    train[CLIENT] = torch.from_numpy(holder)[kept]
+    train = select_rows({**dataset.train, CLIENT: torch.from_numpy(holder)}, kept)
     test = {**dataset.test, CLIENT: torch.full_like(dataset.test["label"], -1)}
     note = f"{total - len(kept)} of {total} training rows belong to no client." if len(kept) < total else ""
     values = {**dataset.values, CLIENT: tuple(map(str, clients))}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data.dataset import DataSet, channel_statistics
+from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.holdout import NO_TEST_EXAMPLES, hold_out
 from fedkeep.data.readers import SINGLE_LABEL, check_filled, to_nfc
 from fedkeep.data.schema import CLIENT, check_classes, check_spelling, number_names
@@ -57,8 +57,7 @@ def from_arrays(
         values[CLIENT] = tuple(map(str, owners))
     if tested is None:
         chosen = hold_out(columns["label"], TEST_SHARE)
-        test = {key: column[chosen] for key, column in columns.items()}
-        columns = {key: column[~chosen] for key, column in columns.items()}
+        columns, test = (select_rows(columns, rows) for rows in (~chosen, chosen))
         note = f"{NO_TEST_EXAMPLES}: {TEST_SHARE:.0%} of each class held out."
     else:
         test, note = {"input": tested, "label": train[len(labels) :]}, ""
@@ -110,9 +109,7 @@ def _open_npz(path: Path) -> dict[str, Any]:
 
 def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     if np.ma.is_masked(values):
-        raise DataError(
-            f"{where} has masked (missing) values. Fill or remove them: a network would read what is behind."
-        )
+        raise DataError(f"{where} has masked (missing) values. Fill or remove them: networks read what is behind.")
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
@@ -178,12 +175,9 @@ def _to_column(values: Any, where: str, rows: int) -> list[Any]:
             f"{list(array.shape)}.{hint}"
         )
     found = array.tolist()
-    if array.dtype.kind == "f":
-        if not np.isfinite(array).all() or not np.array_equal(array, np.round(array)):
-            odd = next(value for value in found if not float(value).is_integer())
+    if array.dtype.kind in "biuf":
+        if (odd := next((value for value in found if not float(value).is_integer()), None)) is not None:
             raise DataError(f"{where} must be one integer or text for each example, not {odd}.{hint}")
-        return list(map(int, found))
-    if array.dtype.kind in "biu":
         return list(map(int, found))
     check_filled(found, where.rpartition(", ")[2], where)
     if len({isinstance(value, str) for value in found}) > 1:
@@ -202,11 +196,6 @@ def _number_labels(
         if isinstance(together[0], str):
             raise DataError(f"{name}: y holds the names of the classes already: leave label_names out.")
         decoded = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in label_names]
-        if max(together) >= len(decoded) or min(together) < 0:
-            raise DataError(
-                f"{name}: labels lie in {min(together)}..{max(together)}, but {len(decoded)} classes allow "
-                f"0..{len(decoded) - 1} only."
-            )
         return torch.tensor(together), tuple(map(to_nfc, decoded))
     check_spelling({*map(str, together)}, f"{name}, y")
     check_classes(together, f"{name}, y")

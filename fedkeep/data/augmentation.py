@@ -112,8 +112,7 @@ class Augmentation(Options):
         if self.crop_padding >= min(height, width):
             raise ConfigError(
                 f"augmentation.crop_padding = {self.crop_padding} needs images larger than that, not {height} x "
-                f"{width} pixels. "
-                "Lower crop."
+                f"{width} pixels. Lower crop."
             )
 
     def _change_brightness(self, images: Tensor, rng: torch.Generator, generated: Tensor | None) -> Tensor:

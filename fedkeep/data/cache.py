@@ -120,12 +120,10 @@ def read_entry(path: Path, expected: str = "") -> DataSet | None:
                 split, column = key.split(".", 1)
                 columns[split][column] = opened.get_tensor(key)
         texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std")}
-        columns_of_table = columns_from_json({"columns": metadata.get("columns", ())})
+        of_table = columns_from_json({"columns": metadata.get("columns", ())})
         values = {column: tuple(names) for column, names in metadata["values"].items()}
         name, note = metadata["name"], metadata["note"]
-        dataset = DataSet(
-            name, columns["train"], columns["test"], note=note, values=values, columns=columns_of_table, **texts
-        )
+        dataset = DataSet(name, columns["train"], columns["test"], note=note, values=values, columns=of_table, **texts)
         if digest(dataset) != (expected or metadata["digest"]):
             raise ValueError("its content is not what was written")
         return dataset

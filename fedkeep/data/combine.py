@@ -99,9 +99,8 @@ _BRIGHTNESS = 1.2  # enlarged strokes are paler; with this factor they are as br
 def emnist_style_letters(femnist: DataSet) -> DataSet:
     """Return FEMNIST's letters from K and k on, which MNIST and EMNIST's letters A to J lack, in EMNIST's style."""
     chosen = select_classes(femnist, [name for name in LETTERS if name in femnist.label_names])
-    train, test = (
-        {"input": to_emnist_style(data["input"]), "label": data["label"]} for data in (chosen.train, chosen.test)
-    )
+    splits = (chosen.train, chosen.test)
+    train, test = ({"input": to_emnist_style(data["input"]), "label": data["label"]} for data in splits)
     mean, std = channel_statistics(train["input"])
     note = f"Letters of {femnist.name}, scaled and centred as EMNIST's."
     return DataSet("femnist-letters", train, test, chosen.label_names, mean, std, note)

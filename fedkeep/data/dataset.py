@@ -19,6 +19,11 @@ Data = Mapping[str, Tensor]
 """Columns of one length, by name."""
 
 
+def select_rows(data: Data, rows: Tensor) -> dict[str, Tensor]:
+    """Return some rows of all columns; ``rows`` are numbers, or bool with one for each row."""
+    return {name: column[rows.to(column.device)] for name, column in data.items()}
+
+
 @dataclass(frozen=True)
 class ImageFormat:
     """Shape and normalisation of a data set's images, for code that generates images.
@@ -223,9 +228,7 @@ def _check_columns(where: str, data: Data, num_classes: int) -> None:
         raise DataError(f"{where}: labels must be int64, not {labels.dtype}; convert them with .long().")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
-        raise DataError(
-            f"{where}: labels lie in {low}..{high}, but {num_classes} classes allow 0..{num_classes - 1} only."
-        )
+        raise DataError(f"{where}: labels lie in {low}..{high}, but {num_classes} classes allow 0..{num_classes - 1}.")
 
 
 def _check_input(where: str, inputs: Tensor) -> None:

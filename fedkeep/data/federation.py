@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.seeds import numpy_rng
-from fedkeep.data.dataset import Data, DataSet
+from fedkeep.data.dataset import Data, DataSet, select_rows
 from fedkeep.data.partition import ByColumn, Partition
 from fedkeep.data.schema import GROUP
 from fedkeep.data.task_stream import TaskStream
@@ -121,6 +121,11 @@ class Federation:
         return tuple(task.num_classes for task in self.stream.tasks[: self.task])
 
     @property
+    def partitions(self) -> Sequence[Partition]:
+        """The partitions of all tasks."""
+        return (self.partition,) if self.stream is None else [task.partition for task in self.stream.tasks]
+
+    @property
     def num_tasks(self) -> int:
         """Number of tasks."""
         return 1 if self.stream is None else len(self.stream.tasks)
@@ -173,9 +178,7 @@ class Federation:
             return self.clients.index(client)
         except ValueError:
             count = len(self.partition)
-            raise DataError(
-                f"There is no client {client!r}. The {count} clients are named '0' to '{count - 1}'."
-            ) from None
+            raise DataError(f"There is no client {client!r}. The {count} clients are '0' to '{count - 1}'.") from None
 
 
 ADVICE = (
@@ -198,7 +201,7 @@ def hold_out_client_test(dataset: DataSet, share: float) -> DataSet:
     rows = len(dataset.train["label"])
     everything = Partition("all", {}, 0, 1, torch.arange(rows), torch.tensor([0, rows]))
     found = _held_back(Federation(dataset, everything), share)
-    return replace(found.dataset, train=_rows(dataset.train, found.partition.rows))
+    return replace(found.dataset, train=select_rows(dataset.train, found.partition.rows))
 
 
 def _named_tests(federation: Federation) -> Federation:
@@ -213,31 +216,29 @@ def _named_tests(federation: Federation) -> Federation:
     names, first = np.unique(dataset.train[column].cpu()[partition.rows].numpy(), return_index=True)
     wanted = dataset.test[column].cpu().numpy()
     place = np.searchsorted(names, wanted).clip(max=len(names) - 1)
-    owners = np.where(names[place] == wanted, _holders(partition).numpy()[first[place]], -1)
+    owners = np.where(names[place] == wanted, partition.holders.numpy()[first[place]], -1)
     rows = torch.from_numpy(np.flatnonzero(owners >= 0))
     if not len(rows):
         raise DataError(f"{dataset.name}: none of {len(owners)} test examples is named as a client's own. {ADVICE}")
     left = len(owners) - len(rows)
     note = f"{left} of {len(owners)} test examples are of no client that trains, and nobody tests on them."
     note = " ".join(filter(None, (dataset.note, note * bool(left))))
-    tested = replace(dataset, test=_rows(dataset.test, rows), note=note)
+    tested = replace(dataset, test=select_rows(dataset.test, rows), note=note)
     return replace(federation, dataset=tested, owners=torch.from_numpy(owners)[rows])
 
 
 def _held_back(federation: Federation, share: float) -> Federation:
     stream = federation.stream
     dataset = federation.dataset if stream is None else stream.dataset
-    partitions = [federation.partition] if stream is None else [task.partition for task in stream.tasks]
-    chosen = [_choose(partition, dataset.train, share) for partition in partitions]
-    pairs = list(zip(partitions, chosen, strict=True))
+    pairs = [(partition, _choose(partition, dataset.train, share)) for partition in federation.partitions]
     rows = torch.cat([partition.rows[taken] for partition, taken in pairs])
     if not len(rows):
         raise DataError(
             f"run.client_test={share:g} holds none of a client's examples back, and the largest has "
-            f"{max(int(one.sizes.max()) for one in partitions)}. Raise it."
+            f"{max(int(one.sizes.max()) for one in federation.partitions)}. Raise it."
         )
-    tested = replace(dataset, test=_rows(dataset.train, rows))
-    owners = torch.cat([_holders(partition)[taken] for partition, taken in pairs])
+    tested = replace(dataset, test=select_rows(dataset.train, rows))
+    owners = torch.cat([partition.holders[taken] for partition, taken in pairs])
     rest = [_without(partition, taken) for partition, taken in pairs]
     if stream is None:
         return replace(federation, dataset=tested, partition=rest[0], owners=owners)
@@ -255,7 +256,7 @@ def _choose(partition: Partition, train: Data, share: float) -> Tensor:
 
     Returns: bool ``[rows held]``, true for a row that is held back.
     """
-    owner, label = _holders(partition).numpy(), train["label"].cpu()[partition.rows].numpy()
+    owner, label = partition.holders.numpy(), train["label"].cpu()[partition.rows].numpy()
     unit = first = np.arange(len(owner))
     if GROUP in train:
         pairs = np.stack([owner, train[GROUP].cpu()[partition.rows].numpy()])
@@ -269,15 +270,6 @@ def _choose(partition: Partition, train: Data, share: float) -> Tensor:
     return torch.from_numpy(chosen[unit.reshape(-1)])
 
 
-def _holders(partition: Partition) -> Tensor:
-    """Return the number of the client that holds each row of a partition."""
-    return torch.repeat_interleave(torch.arange(len(partition)), partition.sizes)
-
-
 def _without(partition: Partition, taken: Tensor) -> Partition:
-    sizes = torch.bincount(_holders(partition)[~taken], minlength=len(partition))
+    sizes = torch.bincount(partition.holders[~taken], minlength=len(partition))
     return replace(partition, rows=partition.rows[~taken], offsets=torch.cat((sizes.new_zeros(1), sizes.cumsum(0))))
-
-
-def _rows(data: Data, rows: Tensor | Sequence[int]) -> dict[str, Tensor]:
-    return {name: column[rows] for name, column in data.items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeep._utils.seeds import numpy_rng
 from fedkeep.data.columns import scale_again
-from fedkeep.data.dataset import Data, DataSet
+from fedkeep.data.dataset import Data, DataSet, select_rows
 from fedkeep.data.schema import GROUP
 from fedkeep.errors import DataError
 
@@ -54,7 +54,7 @@ def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False)
 
 def _without(split: Data, hashes: Tensor) -> Data:
     kept = ~torch.isin(image_hashes(split["input"]), hashes)
-    return {name: column[kept] for name, column in split.items()}
+    return select_rows(split, kept)
 
 
 NO_TEST_SPLIT = "No test split in the source"
@@ -113,17 +113,16 @@ def validated(dataset: DataSet, share: float, count_copies: bool = False, rescal
     """
     label, purpose = dataset.train["label"].cpu(), "validation split"
     grouped = GROUP in dataset.train
-    chosen = (
-        hold_out_groups(dataset.train[GROUP].cpu(), label, share, purpose)
-        if grouped
-        else hold_out(label, share, purpose)
-    )
+    if grouped:
+        chosen = hold_out_groups(dataset.train[GROUP].cpu(), label, share, purpose)
+    else:
+        chosen = hold_out(label, share, purpose)
     if not bool(chosen.any()):
         raise DataError(
             f"{dataset.name} has {len(chosen)} training images, of which data.validation={share} holds none out. "
             "Raise it."
         )
-    train, test = ({name: column[rows] for name, column in dataset.train.items()} for rows in (~chosen, chosen))
+    train, test = (select_rows(dataset.train, rows) for rows in (~chosen, chosen))
     of = "each class's training images" + (", in whole groups" if grouped else "")
     note = f"Evaluated on {share:.0%} of {of}, held out; the test images are not used."
     if count_copies and (found := note_on_copies(train["input"], test["input"])):

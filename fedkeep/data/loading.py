@@ -22,8 +22,7 @@ from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
 from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alphabet, femnist_digits
-from fedkeep.data.data_options import DataOptions
-from fedkeep.data.dataset import DataSet, channel_statistics
+from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups, note_on_copies
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column
@@ -38,7 +37,7 @@ from fedkeep.data.readers import (
     read_hub,
     read_parquet,
 )
-from fedkeep.data.schema import CLIENT, GROUP, Normalisation, Schema, infer_schema, number_values
+from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, did_you_mean
 from fedkeep.options import as_table
@@ -95,9 +94,8 @@ def assemble(
     if len(tables) == 1 and not problems.found:
         within = further[schema.group][0][0] if schema.group else labels[0]
         whole = schema.group == GROUP
-        held_out = (
-            hold_out_groups(within, labels[0], schema.test_share) if whole else hold_out(within, schema.test_share)
-        )
+        share = schema.test_share
+        held_out = hold_out_groups(within, labels[0], share) if whole else hold_out(within, share)
     inputs: list[Tensor] = []
     seen: Counter[str] = Counter()
     if schema.image:
@@ -171,9 +169,8 @@ def _classes_without_training(parts: Sequence[Mapping[str, Tensor]], label_names
     if not only_tested:
         return ""
     named = ", ".join(repr(label_names[label]) for label in only_tested[:5]) + ", ..." * (len(only_tested) > 5)
-    return (
-        f"Nobody can learn {named}: the test split has {int(tested[only_tested].sum())} such examples, training none."
-    )
+    count = int(tested[only_tested].sum())
+    return f"Nobody can learn {named}: the test split has {count} such examples, training none."
 
 
 def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
@@ -183,7 +180,7 @@ def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -
             f"There is no test split, and with {len(data['label'])} examples there are too few to hold one out"
             f"{' in whole groups' if schema.group == GROUP else ''}. Add a folder or a file 'test'."
         )
-    parts = [{name: column[rows] for name, column in data.items()} for rows in (~chosen, chosen)]
+    parts = [select_rows(data, rows) for rows in (~chosen, chosen)]
     of = "each class, in whole groups," if schema.group == GROUP else f"each {schema.group or 'class'}"
     return parts, f"{NO_TEST_SPLIT}: {schema.test_share:.0%} of {of} held out."
 
@@ -265,8 +262,7 @@ def _load_digits() -> DataSet:
     image = (torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8)) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     label = torch.from_numpy(rows[:, -1]).long()
     chosen = hold_out(label, _DIGITS_TEST_SHARE)
-    train = {"input": image[~chosen], "label": label[~chosen]}
-    test = {"input": image[chosen], "label": label[chosen]}
+    train, test = (select_rows({"input": image, "label": label}, held) for held in (~chosen, chosen))
     return DataSet("digits", train, test, tuple(map(str, range(10))), *channel_statistics(train["input"]))
 
 

@@ -295,9 +295,7 @@ def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
         missing = {*first.column_names} - {*table.column_names}, {*table.column_names} - {*first.column_names}
         for absent, lacks, has in ((missing[0], path, first_path), (missing[1], first_path, path)):
             if absent:
-                raise DataError(
-                    f"{lacks} has no column {min(absent)!r}, which {has} has. Give all files the same columns."
-                )
+                raise DataError(f"{lacks} has no column {min(absent)!r}, which {has} has. Give all the same columns.")
     try:
         parts = [table.select(first.column_names) for _, table in tables]
         return library.Dataset(arrow.concat_tables(parts, promote_options="permissive"))

@@ -15,11 +15,11 @@ from torch.utils import data as torch_data
 from fedkeep.data import array_store
 from fedkeep.data.arrays import from_arrays
 from fedkeep.data.catalog import is_known
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.readers import datasets_library
+from fedkeep.data.schema import DataOptions
 from fedkeep.errors import DataError, in_one_line, require_optional
 
 STREAM_LIMIT = 1_000_000
@@ -112,9 +112,7 @@ def _examples(data: Any) -> tuple[Any, Any]:
     if not inputs:
         raise DataError("the data set has no examples.")
     if shapes := {one.shape for one in inputs} - {inputs[0].shape}:
-        raise DataError(
-            f"inputs of the data set differ in shape: {inputs[0].shape} and {min(shapes)}. Make them alike."
-        )
+        raise DataError(f"inputs of the data differ in shape: {inputs[0].shape} and {min(shapes)}. Make them alike.")
     return np.stack(inputs), labels
 
 

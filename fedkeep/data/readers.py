@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedkeep.errors import DataError, in_one_line, require_optional
+from fedkeep.errors import DataError, first_line, in_one_line, require_optional
 
 SINGLE_LABEL = "FedKeep does single-label classification only: one class for each example, an integer or a text."
 _SHOWN = 5
@@ -306,9 +306,8 @@ def _hidden_images(path: Path) -> list[Path]:
 def _subfolders(root: Path, left_out: LeftOut) -> dict[str, Path]:
     check_links(root)
     folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir()}
-    left_out.add(
-        "folders of the system (__MACOSX and such)", *(folders[name] for name in _SYSTEM_FOLDERS if name in folders)
-    )
+    of_system = (folders[name] for name in _SYSTEM_FOLDERS if name in folders)
+    left_out.add("folders of the system (__MACOSX and such)", *of_system)
     hidden = [path for name, path in folders.items() if name.startswith(".")]
     left_out.add("hidden images", *(image for path in hidden for image in _hidden_images(path)))
     return {name: path for name, path in folders.items() if not is_hidden(name)}
@@ -336,9 +335,8 @@ def _images(folder: Path, left_out: LeftOut, dangling: list[Path]) -> list[Path]
             deeper = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
             left_out.add("images in subfolders of classes: move them up, into the folder of their class", *deeper)
         elif suffix not in IMAGE_SUFFIXES:
-            told = (
-                "images that are not read here: save them as JPEG or PNG" if suffix in _OTHER_IMAGES else "other files"
-            )
+            unread = "images that are not read here: save them as JPEG or PNG"
+            told = unread if suffix in _OTHER_IMAGES else "other files"
             left_out.add(f"{suffix} {told}".lstrip(), path)
         elif path.is_file():
             found.append(path)
@@ -367,7 +365,7 @@ def hub_commit(hub_id: str) -> str:
             "gated one, run `hf auth login` and accept its terms on its page."
         ) from error
     except Exception as error:  # what the HTTP library raises differs between its versions
-        raise ConnectionError(_first_line(error)) from error
+        raise ConnectionError(first_line(error)) from error
 
 
 def read_hub(hub_id: str, commit: str | None) -> dict[str, Any]:
@@ -379,10 +377,6 @@ def read_hub(hub_id: str, commit: str | None) -> dict[str, Any]:
     try:
         return dict(library.load_dataset(hub_id, revision=commit))
     except (ConnectionError, TimeoutError) as error:
-        raise ConnectionError(_first_line(error)) from error
+        raise ConnectionError(first_line(error)) from error
     except (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError) as error:
         raise DataError(f"The data set {hub_id!r} cannot be loaded from the Hugging Face Hub: {error}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Which columns and splits of a data set are inputs, labels, training and test data: given, or inferred."""
+"""How a user's own files are read, and which columns and splits are inputs, labels, training and test data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.readers import (
     MISSING_TEXTS,
     SINGLE_LABEL,
@@ -30,7 +29,8 @@ from fedkeep.data.readers import (
     read_column,
     to_nfc,
 )
-from fedkeep.errors import DataError, did_you_mean
+from fedkeep.errors import ConfigError, DataError, did_you_mean
+from fedkeep.options import Options, option
 
 _IMAGE_NAMES = ("image", "img")
 CLIENT = "client"
@@ -42,6 +42,40 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 _INDEX = re.compile(r"|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # what pandas and R call the numbers of rows
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,9})?")
 _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
+
+
+@dataclass(frozen=True)
+class DataOptions(Options):
+    """Columns, sizes and scaling of data that are not known by name.
+
+    Images are resized and text is turned into token ids while they are read; the files stay as they are.
+    """
+
+    label: str = option("", "column of the classes; empty: the one that is declared, or called label, class or target")
+    client: str = option("", "column that says whose an example is; empty: 'client', if there is such a column")
+    group: str = option("", "column of what belongs together, such as a patient: only whole groups are held out")
+    split: str = option("", "column that marks rows as train or test; empty: there is none")
+    size: tuple[int, ...] = option((), "height and width in pixels to which all images are resized", low=1, high=4096)
+    columns: tuple[str, ...] = option((), "columns of a table that are the input; empty: all that are left")
+    exclude: tuple[str, ...] = option((), "columns of a table that are not used, such as ids of patients")
+    scaling: Literal["standard", "none"] = option(
+        "standard", "columns of numbers get mean 0 and standard deviation 1 over all training rows, or stay as they are"
+    )
+    text: str = option("", "column of text, of which each word becomes a token id")
+    length: int = option(64, "token ids of a text: longer ones are cut, shorter ones filled with 0", low=1, high=65536)
+    vocabulary: int = option(10_000, "number of token ids into which words are hashed", low=2, high=2**31 - 1)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if options contradict each other."""
+        if self.size and len(self.size) != 2:
+            raise ConfigError(f"data.size is a height and a width, such as [64, 64], not {list(self.size)}.")
+        if self.text and self.columns:
+            raise ConfigError("data.text names the only input: leave data.columns out.")
+        single = (self.label, self.client, self.group, self.split, self.text)
+        named = [name for name in (*single, *self.columns, *self.exclude) if name]
+        twice = next((name for name in named if named.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"[data] names the column {twice!r} for two purposes. Name it once.")
 
 
 @dataclass(frozen=True)
@@ -130,9 +164,8 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     inputs = chosen or tuple(name for name in rest if name not in index)
     if not inputs:
         raise DataError(f"{where}: besides {label!r} there is no column that could be the input.")
-    note = (
-        f"Left out as numbers of rows: the column {', '.join(map(repr, index))}. To use it, rename it." if index else ""
-    )
+    listed = ", ".join(map(repr, index))
+    note = f"Left out as numbers of rows: the column {listed}. To use it, rename it." if index else ""
     if unused := [name for name in rest if chosen and name not in chosen]:
         note = f"Not among data.columns or data.text: {', '.join(map(repr, unused))}."
     return Schema("", label, test=test, columns=columns, group=group, test_share=0.2, inputs=inputs, note=note)
@@ -246,9 +279,8 @@ def check_classes(values: Sequence[Any], where: str) -> None:
     if any(isinstance(value, list | dict | bytes) for value in values):
         problem = f"holds {example[:60]!r}: several labels, a mask or an array"
     elif are_numbers and any(number != round(number) for number in numbers if math.isfinite(number)):
-        problem = (
-            f"holds {next(text for text in counts if float(text) != round(float(text)))!r}: a number to be predicted"
-        )
+        fraction = next(text for text in counts if float(text) != round(float(text)))
+        problem = f"holds {fraction!r}: a number to be predicted"
     elif len(texts) >= 20 and len(counts) > len(texts) / 2:
         problem = f"has {len(counts)} different values in {len(texts)} rows: a number or a name of each row"
     elif are_numbers and len(counts) > 10 and sum(count < 3 for count in counts.values()) > len(counts) / 4:
@@ -304,9 +336,7 @@ def _names(values: Sequence[Any], feature: Any, column: str, where: Where | str,
         return [int(value) for value in values]
     if all(isinstance(value, str | datetime.date) for value in values):
         return [to_nfc(str(value)).strip() for value in values]
-    raise DataError(
-        f"{where}: the column {column!r} must hold whole numbers or text, not {feature} such as {values[0]!r}."
-    )
+    raise DataError(f"{where}: the column {column!r} must hold whole numbers or text, not {feature}, as {values[0]!r}.")
 
 
 def _check_range(values: Any, num_classes: int, column: str, where: Where | str) -> None:

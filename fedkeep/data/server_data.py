@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils import seeds
-from fedkeep.data.dataset import Data, DataSet, format_shape
+from fedkeep.data.dataset import Data, DataSet, format_shape, select_rows
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.options import Options, option
 
@@ -48,23 +48,18 @@ class Auxiliary(Options):
         if self.source != "train_shared":
             left = torch.ones(len(order), dtype=torch.bool)
             left[taken] = False
-            rest = _select_rows(columns, left.nonzero().flatten())
+            rest = select_rows(columns, left.nonzero().flatten())
             dataset = replace(dataset, test=rest) if name == "test" else replace(dataset, train=rest)
-        return dataset, _select_rows(columns, taken)
+        return dataset, select_rows(columns, taken)
 
     def _first_of_class(self, labels: Tensor, c: int, dataset: DataSet) -> Tensor:
         found = (labels == c).nonzero().flatten()[: self.images_per_class]
         if len(found) < self.images_per_class:
             raise DataError(
                 f"[auxiliary] asks for {self.images_per_class} images of each class, and {dataset.name} has only "
-                f"{len(found)} "
-                f"of {dataset.label_names[c]!r} to draw from. Lower auxiliary.images_per_class."
+                f"{len(found)} of {dataset.label_names[c]!r} to draw from. Lower auxiliary.images_per_class."
             )
         return found
-
-
-def _select_rows(columns: Data, rows: Tensor) -> Data:
-    return {name: column[rows.to(column.device)] for name, column in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -105,8 +100,7 @@ class Public(Options):
         if len(rows) < max(self.num_images, 1):
             raise DataError(
                 f"[public] asks for {self.num_images or 'some'} images, and {source.name} has only {len(rows)} of "
-                "these "
-                "classes. Lower public.num_images or name more classes."
+                "these classes. Lower public.num_images or name more classes."
             )
         if self.num_images:
             chosen = torch.randperm(len(rows), generator=seeds.rng(seed, "public set"))[: self.num_images]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, to_nfc
-from fedkeep.data.schema import Schema
+from fedkeep.data.schema import DataOptions, Schema
 from fedkeep.data.tokens import pad, tokenise
 from fedkeep.errors import DataError, require_optional
 
@@ -28,7 +28,7 @@ _LIKE_A_NUMBER = re.compile(
 )
 _DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 _POINTS = re.compile(r"[-+]?[1-9]\d{0,2}\.\d{3}")
-_CODE = re.compile(r"0\d+")
+_CODE, _WHOLE = re.compile(r"0\d+"), re.compile(r"[-+]?\d+(\.0*)?")
 _YEAR, _YEARS = re.compile(r"\d{4}"), range(1678, 2262)  # what pandas' nanoseconds reach
 _ISO = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
 _DATES = {"%d.%m.%Y": re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}"), "/": re.compile(r"\d{1,2}/\d{1,2}/\d{4}")}
@@ -138,11 +138,11 @@ def _guess(
     column = TableColumn(name)
     if separator or any(isinstance(value, str) for value in splits[0]):
         column = _guess_text(name, texts, splits, wheres, separator)
-    elif not all(value is None or isinstance(value, bool | int | float) or _is_decimal(value) for value in values):
+    elif not all(isinstance(value, int | float | Decimal | None) for value in values):
         column = TableColumn(name, "date")
     different = len(set(texts))
     few_each = column.kind == "category" and different > max(10, len(texts) / 5)
-    counted = column.kind == "number" and different >= 0.95 * len(texts) >= 19 and all(map(_is_whole, texts))
+    counted = column.kind == "number" and different >= 0.95 * len(texts) >= 19 and all(map(_WHOLE.fullmatch, texts))
     if not named and (few_each or (counted and (_ID_NAME.fullmatch(name) or _counts_up(texts)))):
         words = f" A column of texts: data.text={name!r}." if any(text.count(" ") > 3 for text in texts[:50]) else ""
         raise DataError(
@@ -277,14 +277,6 @@ def _tell_spellings(name: str, texts: Sequence[str], problems: Problems) -> None
     several = [" and ".join(map(repr, sorted(found))) for found in spellings.values() if len(found) > 1]
     if several:
         problems.notes.append(f"{name!r} has {'; '.join(sorted(several)[:3])}, which stay different values.")
-
-
-def _is_whole(text: str) -> bool:
-    return bool(re.fullmatch(r"[-+]?\d+(\.0*)?", text))
-
-
-def _is_decimal(value: Any) -> bool:
-    return type(value).__name__ == "Decimal"
 
 
 def _counts_up(texts: Sequence[str]) -> bool:

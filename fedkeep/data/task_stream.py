@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils import seeds
-from fedkeep.data.dataset import DataSet
+from fedkeep.data.dataset import DataSet, select_rows
 from fedkeep.data.partition import ByColumn, Partition, Scheme
 from fedkeep.errors import ConfigError, DataError, PartitionError
 from fedkeep.options import Options, option
@@ -54,9 +54,7 @@ class TaskStream:
 
     def dataset_of(self, number: int) -> DataSet:
         """Return the data set with the test images of the classes that have arrived by a task, counted from 1."""
-        rows = self.tasks[number - 1].test
-        test = {name: column[rows.to(column.device)] for name, column in self.dataset.test.items()}
-        return replace(self.dataset, test=test)
+        return replace(self.dataset, test=select_rows(self.dataset.test, self.tasks[number - 1].test))
 
     def manifest(self) -> list[dict[str, Any]]:
         """Return the description of each task for a run folder, as JSON types."""
@@ -158,8 +156,7 @@ class Tasks(Options):
             if sum(self.classes_per_task) != classes:
                 raise ConfigError(
                     f"tasks.classes_per_task has {sum(self.classes_per_task)} classes in all, and {classes} arrive. "
-                    "Change it, or set "
-                    f"num_classes to {sum(self.classes_per_task)}."
+                    f"Change it, or set num_classes to {sum(self.classes_per_task)}."
                 )
             return self.classes_per_task
         size, left = divmod(classes, self.num_tasks)
@@ -167,8 +164,7 @@ class Tasks(Options):
             nearly = [size + (task < left) for task in range(self.num_tasks)]
             raise ConfigError(
                 f"{classes} classes cannot be cut into {self.num_tasks} tasks of equal size. Set classes_per_task, "
-                f"such as {nearly}, "
-                f"or num_classes to {size * self.num_tasks}."
+                f"such as {nearly}, or num_classes to {size * self.num_tasks}."
             )
         return (size,) * self.num_tasks
 

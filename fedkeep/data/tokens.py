@@ -38,9 +38,7 @@ def tokenise(texts: Iterable[Any], where: Where | str, length: int, vocabulary: 
     texts = list(texts)
     empty = [row for row, text in enumerate(texts) if not isinstance(text, str)]
     if empty:
-        raise DataError(
-            f"{where}: {at(where, empty)} has no text, but {texts[empty[0]]!r}. Fill or remove what is no text."
-        )
+        raise DataError(f"{where}: {at(where, empty)} has no text, but {texts[empty[0]]!r}. Fill or remove it.")
     return pad([hash_words(text, vocabulary, length + 1) for text in texts], where, length, problems)
 
 

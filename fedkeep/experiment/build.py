@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.data import Data, DataSet, Federation, array_store, load
+from fedkeep.data import Data, DataOptions, DataSet, Federation, array_store, load
 from fedkeep.data.cache import digest
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.columns import TableColumn
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.federation import with_client_test
 from fedkeep.data.holdout import validated, without_images
@@ -322,14 +321,11 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
         recipe.generator.check_classes(class_names(federation), data_dir)
 
 
-def check_network(
-    model: Architecture, federation: Federation, data_dir: str | Path | None = None, *, memory: int | None = None
-) -> nn.Module:
+def check_network(model: Architecture, federation: Federation, data_dir: str | Path | None = None) -> nn.Module:
     """Try whether a network can be built.
 
     ``federation``: The federation, with the inputs' shape and the classes.
     ``data_dir``: The folder of local extractors.
-    ``memory``: The bytes of memory for training; by default this machine's.
     Returns: The network, without memory for its weights where that is possible.
     """
     shape, classes = federation.dataset.shape, federation.cumulative_classes[0]
@@ -349,8 +345,7 @@ def check_network(
             f"the network {model.name} cannot be built with these options: {in_one_line(error, 200)}. Lower them."
         ) from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
-    memory = _memory() if memory is None else memory
-    if COPIES * size > memory:
+    if COPIES * size > (memory := _memory()):
         raise ConfigError(
             f"the network {model.name} has {size / 2**30:,.1f} GiB of weights with these options. Training needs "
             f"{COPIES} times that, and this machine has {memory / 2**30:,.1f} GiB of memory. Make its layers smaller."
@@ -382,9 +377,8 @@ def untrained_classes(federation: Federation) -> tuple[str, ...]:
     """
     stream = federation.stream
     dataset = federation.dataset if stream is None else stream.dataset
-    partitions = [federation.partition] if stream is None else [task.partition for task in stream.tasks]
     trained = torch.zeros(dataset.num_classes, dtype=torch.bool)
-    for partition in partitions:
+    for partition in federation.partitions:
         trained[dataset.train["label"].cpu()[partition.rows]] = True
     tested = dataset.test["label"].cpu().bincount(minlength=dataset.num_classes) > 0
     return tuple(name for name in class_names(federation) if (tested & ~trained)[dataset.label_names.index(name)])

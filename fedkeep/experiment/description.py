@@ -43,7 +43,7 @@ def describe_trial(
     # The labels change if the generator's images are left out or not.
     dependencies = {"training data": tensor_hash(dataset.train["label"])}
     if federation.holds_client_data:
-        dependencies["partition"] = _partition_hash(federation)
+        dependencies["partition"] = " ".join(partition.hash for partition in federation.partitions)
         if digest := data_digest(recipe, data_dir):
             dependencies["data set"] = digest
     description = {
@@ -119,13 +119,6 @@ def initial_model_evaluated(
     counts = state.evaluate(state.server.model)
     evaluated = {"round": 0, "correct": counts.correct, "total": counts.total, "test_loss": counts.loss}
     return {"initial_model": description["initial_model"] | evaluated}
-
-
-def _partition_hash(federation: Federation) -> str:
-    """Return the hashes of the partitions of all tasks."""
-    stream = federation.stream
-    partitions = [federation.partition] if stream is None else [task.partition for task in stream.tasks]
-    return " ".join(partition.hash for partition in partitions)
 
 
 def describe_partition(federation: Federation, local_models: bool = False) -> dict[str, Any]:

@@ -212,10 +212,7 @@ def initial_model(
 
 def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: ModelRunner) -> Weights:
     """Return the model of pooled training, from the cache if it is there."""
-    dataset, rows = (
-        federation.dataset,
-        torch.unique(federation.partition.rows),
-    )  # sorted: whose they are does not matter
+    dataset, rows = federation.dataset, torch.unique(federation.partition.rows)  # sorted: no matter whose they are
     data = {name: dataset.train[name].index_select(0, rows.to(dataset.train[name].device)) for name in COLUMNS}
     identity: dict[str, Any] = {
         "pretraining": as_table(recipe.pretraining),

@@ -221,7 +221,5 @@ def instances_of(base: type[T], names: Iterable[str]) -> list[T]:
         try:
             found.append(cls())
         except TypeError as error:
-            raise ConfigError(
-                f"--use: {cls.__name__} is made without arguments: {error}. Give them defaults."
-            ) from error
+            raise ConfigError(f"--use: {cls.__name__} is made without arguments: {error}. Give defaults.") from error
     return found

@@ -13,11 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.data import array_store
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.holdout import is_test_held_out
 from fedkeep.data.partition import ByColumn, Scheme, get_scheme, schemes
 from fedkeep.data.python_data import dataset_of, has_columns
-from fedkeep.data.schema import CLIENT
+from fedkeep.data.schema import CLIENT, DataOptions
 from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.initial_model import keep_weights
@@ -232,11 +231,10 @@ def examples_of(
     ``data_dir``: The folder of local data sets.
     ``options``: How the columns of a table are read.
     """
-    if rows is None and isinstance(data, str | Path):
+    is_name = isinstance(data, str | Path)
+    if rows is None and is_name:
         return str(data)
-    dataset = (
-        load_data(str(data), data_dir, options=options) if isinstance(data, str | Path) else dataset_of(data, options)
-    )
+    dataset = load_data(str(data), data_dir, options=options) if is_name else dataset_of(data, options)
     if rows is not None and is_test_held_out(dataset):
         raise DataError(
             f"the clients' rows count the training examples, and of {dataset.name} some were held out for the test, so "

@@ -194,17 +194,9 @@ def _prepare(content: Mapping[str, Any], data: Sequence[Any]) -> dict[str, Handl
     recipe = parse_recipe(content["recipe"], "the recipe", allow_code=machine.allow_code)
     dataset, server, initial = _read_data(path)
     federation = split_clients(recipe, content["seed"], dataset, server)
-    return step_handlers(
-        build_simulation(
-            recipe,
-            recipe.method(content["method"]),
-            content["seed"],
-            federation,
-            machine.device,
-            machine.data_dir,
-            initial or None,
-        )
-    )
+    method, device, data_dir = recipe.method(content["method"]), machine.device, machine.data_dir
+    simulation = build_simulation(recipe, method, content["seed"], federation, device, data_dir, initial or None)
+    return step_handlers(simulation)
 
 
 def _versions() -> str:

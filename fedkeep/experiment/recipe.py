@@ -14,10 +14,9 @@ import tomli_w
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.aggregation.robust import max_byzantine
-from fedkeep.data import Augmentation, Tasks
+from fedkeep.data import Augmentation, DataOptions, Tasks
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import IID, Scheme, get_scheme
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
@@ -238,9 +237,7 @@ class Recipe(Options):
         for method in self.methods:
             if method.label == label:
                 return method
-        raise RunError(
-            f"recipe {self.name!r} has no method {label!r} any more. Do not change its recipe.toml during a run."
-        )
+        raise RunError(f"recipe {self.name!r} has no method {label!r} any more. Leave its recipe.toml as it was.")
 
     def training_of(self, method: Method) -> Training:
         """Return a method's local training: the recipe's, with what the method's class and then its entry change."""
@@ -346,9 +343,8 @@ def _problems_of_parts(recipe: Recipe) -> Iterator[str]:
 
 
 def _is_mean_and_std(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple) and len(value) in (1, 2) and all(type(each) in (int, float) for each in value)
-    )
+    is_short = isinstance(value, list | tuple) and len(value) in (1, 2)
+    return is_short and all(type(each) in (int, float) for each in value)
 
 
 def _problems_together(recipe: Recipe) -> Iterator[str]:

@@ -17,15 +17,7 @@ from fedkeep._utils.files import is_file
 from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
-from fedkeep.experiment.recipe import (
-    INITIAL_MODEL,
-    SECTIONS,
-    Method,
-    Recipe,
-    default_label,
-    rows_named,
-    with_own_model,
-)
+from fedkeep.experiment.recipe import INITIAL_MODEL, SECTIONS, Method, Recipe, default_label, rows_named, with_own_model
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.models import Architecture, architectures
 from fedkeep.options import Options, as_table, build, options_of, plain
@@ -158,12 +150,7 @@ def load_recipe(
 
 
 def parse_recipe(
-    text: str,
-    where: str,
-    *,
-    settings: Sequence[str] = (),
-    allow_code: bool = False,
-    model: Architecture | None = None,
+    text: str, where: str, *, settings: Sequence[str] = (), allow_code: bool = False, model: Architecture | None = None
 ) -> Recipe:
     """Read a recipe from a text, such as `Recipe.to_toml` writes, and check all of it.
 

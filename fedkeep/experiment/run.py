@@ -110,9 +110,7 @@ def _content(folder: Path) -> list[Path]:
     """Return what a folder contains, apart from the files of a run that was killed before it began."""
     content = list(folder.iterdir())
     begun = any(path.name == "run.json" for path in content)
-    return (
-        content if begun else [p for p in content if p.name not in ("recipe.toml", LOCK, CODE) and p.suffix != ".tmp"]
-    )
+    return [p for p in content if begun or (p.name not in ("recipe.toml", LOCK, CODE) and p.suffix != ".tmp")]
 
 
 def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:

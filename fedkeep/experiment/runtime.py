@@ -103,13 +103,9 @@ class Machine(Options):
     executor: Literal["processes", "ray"] = option(
         "processes", "what trains the clients: processes of this machine, or workers on a Ray cluster"
     )
-    address: str | None = option(
-        None, "HOST:PORT of the Ray cluster (default: auto, the one that this machine belongs to)"
-    )
+    address: str | None = option(None, "HOST:PORT of the Ray cluster (default: auto, the one of this machine)")
     allow_code: bool = option(False, "let a recipe import its model as package.module:function")
-    use: tuple[str, ...] = option(
-        (), "import methods, metrics, partitions, reply steps and callbacks of your own from a .py file"
-    )
+    use: tuple[str, ...] = option((), "a .py file of your own methods, metrics, partitions, reply steps and callbacks")
 
     def check(self) -> None:
         if self.address is not None and self.executor != "ray":

@@ -94,9 +94,7 @@ def run_trials(
         _run_in_workers(trials, processes, spare, report, retry, from_use=steps is None)
         for trial in trials:
             if not trial.is_finished:
-                raise TrialBusy(
-                    f"{trial.folder} is being run by another process. Wait for it, or end it, then: {retry}"
-                )
+                raise TrialBusy(f"{trial.folder} is being run by another process. Wait for it or end it, then: {retry}")
         return
     again = f" Finished rounds are saved. Continue with: {retry}"
     cause: BaseException | None = None
@@ -427,20 +425,12 @@ class CohortWorkers(Callback):
 
     ``count``: The number of workers; fewer than two: none are started.
     ``request``: Kind and content of the request that prepares a worker for the trial's client steps.
-    ``min_seconds_left``: Seconds of remaining work from which they are started; default: `MIN_SECONDS_LEFT`.
     """
 
-    def __init__(
-        self,
-        count: int,
-        start: Callable[[], list[Worker]],
-        request: tuple[str, Any],
-        min_seconds_left: float | None = None,
-    ) -> None:
+    def __init__(self, count: int, start: Callable[[], list[Worker]], request: tuple[str, Any]) -> None:
         self.count = count
         self.start = start
         self.request = request
-        self.min_seconds_left = MIN_SECONDS_LEFT if min_seconds_left is None else min_seconds_left
         self.workers: list[Worker] = []
         self.starting: list[Worker] = []
 
@@ -449,7 +439,7 @@ class CohortWorkers(Callback):
             self._use_workers(state)
             return
         left = (state.rounds - state.finished) * (result.timings["train"] + result.timings["teachers"])
-        if not self.workers and self.count > 1 and left > self.min_seconds_left:
+        if not self.workers and self.count > 1 and left > MIN_SECONDS_LEFT:
             self.workers = self.start()
             self.starting = list(self.workers)
             for worker in self.workers:

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from fedkeep.data import DataOptions
 from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.columns import columns_from_json, transform
-from fedkeep.data.data_options import DataOptions
 from fedkeep.data.decode import decode
 from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
 from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column
@@ -311,9 +311,7 @@ def _check_token_ids(part: _Batch, vocabulary: int) -> None:
     unknown = ((part.inputs < 0) | (part.inputs >= vocabulary)).flatten(1).any(1).nonzero().flatten().tolist()
     if unknown:
         path, row = part.places[unknown[0]]
-        raise DataError(
-            f"{path}: row {row} has a token id outside 0 to {vocabulary - 1}, which the model was trained on."
-        )
+        raise DataError(f"{path}: row {row} has a token id outside 0 to {vocabulary - 1}, which the model knows.")
 
 
 def _batches(

@@ -296,9 +296,7 @@ def _share_keys(store: StateStore, site: str, secrets: Secrets, question: Any) -
         raise ValueRefused("an aggregation needs two sites at least, and each has keys of its own.")
     members = sorted(keys)
     seed, own_key = os.urandom(SEED_BYTES), secrets["key1"][0].encode()
-    seed_shares, key_shares = (
-        create_shares(secret, threshold(len(members)), len(members)) for secret in (seed, own_key)
-    )
+    seed_shares, key_shares = (create_shares(each, threshold(len(members)), len(members)) for each in (seed, own_key))
     secrets |= {"members": keys, "seed": seed.hex(), "shares": {}}
     ciphertexts = {}
     for number, member in enumerate(members):
@@ -327,9 +325,7 @@ def _collect(store: StateStore, site: str, secrets: Secrets, question: Any) -> A
             raise ValueRefused(f"the shares of {source} are too short.")
         secrets["shares"][source] = [share.hex() for share in shares]
     if len(secrets["shares"]) < threshold(len(members)):
-        raise ValueRefused(
-            f"{len(secrets['shares'])} sites share their keys, and {threshold(len(members))} are needed."
-        )
+        raise ValueRefused(f"{len(secrets['shares'])} sites share their keys, {threshold(len(members))} are needed.")
     store.update(secrets["call"])  # if it is missing, nothing is masked
     return None
 

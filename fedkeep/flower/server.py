@@ -359,9 +359,7 @@ def _load_recipe(config: RunConfig) -> Recipe:
     if config.data == NO_DATA:
         needing = {"[auxiliary]": recipe.auxiliary.images_per_class, "[generator]": recipe.generator.name}
         if needs := [name for name, given in needing.items() if given]:
-            raise ConfigError(
-                f'data="none": {" and ".join(needs)} need examples that the server knows. Leave them out.'
-            )
+            raise ConfigError(f'data="none": {" and ".join(needs)} need examples that the server knows. Omit them.')
         if not recipe.run.client_test:
             raise ConfigError(
                 'data="none": a server without data cannot test. Let sites: settings="run.client_test=own".'
@@ -379,9 +377,7 @@ def _load_recipe(config: RunConfig) -> Recipe:
             )
         for name, step in client_steps(type(method.algorithm)).items():
             if not is_annotated(step):
-                raise ConfigError(
-                    f"{method.label}: client step {name} must annotate all its parameters and its return type."
-                )
+                raise ConfigError(f"{method.label}: client step {name} must annotate all parameters and the result.")
     check_device(config.device)
     if config.log:
         recipe = replace(recipe, log=tuple(config.log.split(",")))

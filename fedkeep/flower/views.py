@@ -14,7 +14,7 @@ import torch
 
 from fedkeep.data import Data, DataSet, Federation, TaskStream
 from fedkeep.data.columns import columns_to_json
-from fedkeep.data.dataset import describe_input, format_shape
+from fedkeep.data.dataset import describe_input, format_shape, select_rows
 from fedkeep.data.partition import Partition
 from fedkeep.errors import DataError
 from fedkeep.experiment.recipe import Recipe
@@ -132,7 +132,7 @@ def site_view(site: str, dataset: DataSet, stream: TaskStream | None, tests: boo
         return SiteView(dataset, Partition.empty(), site=site, examples=[dataset.train], tests=own)
     train = stream.dataset.train
     rows_by_task = [task.new_class_rows(train["label"]) for task in stream.tasks]
-    examples = [{name: column[rows] for name, column in train.items()} for rows in rows_by_task]
+    examples = [select_rows(train, rows) for rows in rows_by_task]
     own = [stream.dataset_of(task.number).test for task in stream.tasks] if tests else []
     return SiteView(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples, tests=own)
 

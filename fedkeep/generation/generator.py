@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from fedkeep.data.dataset import format_shape
 from fedkeep.errors import ConfigError, DataError, MissingExtra, ValueRefused, require_optional
-from fedkeep.models import Shape, Weights
-from fedkeep.models.weights import tensor_hash
+from fedkeep.models import Shape
 from fedkeep.options import Options, option
 
 _WHAT, _EXTRA = "A diffusion generator", "diffusion"
@@ -104,20 +102,16 @@ class Sampler(Options):
             raise ConfigError(
                 f"Sampler.steps is {self.steps}, but the generator knows {noise_schedule.num_timesteps} times only."
             )
-        library = diffusers()
+        library, clips = diffusers(), noise_schedule.clip_sample
         # Pixels start from pure noise. Latents use the latent model's own sampler, whose timesteps are shifted by one.
-        spacing, offset = ("trailing", 0) if noise_schedule.clip_sample else ("leading", 1)
+        spacing, offset = ("trailing", 0) if clips else ("leading", 1)
         config = noise_schedule._diffusers_config() | {"timestep_spacing": spacing, "steps_offset": offset}
         if self.method == "ddim":
-            scheduler = library.DDIMScheduler(
-                **config, clip_sample=noise_schedule.clip_sample, set_alpha_to_one=noise_schedule.clip_sample
-            )
+            scheduler = library.DDIMScheduler(**config, clip_sample=clips, set_alpha_to_one=clips)
         elif self.method == "dpm-solver++":  # it has no clip_sample; its threshold of 1 is the same
-            scheduler = library.DPMSolverMultistepScheduler(**config, thresholding=noise_schedule.clip_sample)
+            scheduler = library.DPMSolverMultistepScheduler(**config, thresholding=clips)
         else:
-            scheduler = library.DDPMScheduler(
-                **config, clip_sample=noise_schedule.clip_sample, variance_type="fixed_large"
-            )
+            scheduler = library.DDPMScheduler(**config, clip_sample=clips, variance_type="fixed_large")
         scheduler.set_timesteps(self.steps)
         return scheduler
 
@@ -226,9 +220,3 @@ class Generator(ABC):
                 f"these prototypes are of size {list(shape)} each, and this generator takes {accepted}. Use those that "
                 "were found with this generator."
             )
-
-
-def hash_weights(weights: Weights) -> str:
-    """Return a hash of named tensors that does not depend on the order of the names."""
-    lines = "".join(f"{name} {tensor_hash(weights[name])}\n" for name in sorted(weights))
-    return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()

@@ -18,7 +18,7 @@ from fedkeep._utils.files import check_path
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
 from fedkeep.data.dataset import format_shape
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, first_line
 from fedkeep.generation import pixel
 from fedkeep.generation.generator import (
     REGIMES,
@@ -28,10 +28,10 @@ from fedkeep.generation.generator import (
     Sampler,
     SamplerMethod,
     diffusers,
-    hash_weights,
     transformers,
 )
 from fedkeep.models import Shape
+from fedkeep.models.weights import hash_weights
 from fedkeep.options import Options, option
 
 CHECKPOINT = "CompVis/ldm-text2im-large-256"
@@ -125,9 +125,7 @@ class LatentGenerator(Generator):
 
     def hash(self) -> str:
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        return hash_weights(
-            {f"{name}.{key}": tensor for name, state in states.items() for key, tensor in state.items()}
-        )
+        return hash_weights({f"{name}.{key}": tensor for name, part in states.items() for key, tensor in part.items()})
 
     def _embedding(self) -> Any:
         """Return the text transformer's embedding layer."""
@@ -158,9 +156,8 @@ def load_latent(source: str | Path = CHECKPOINT, side: int = 32, device: torch.d
     try:
         pipeline = diffusers().LDMTextToImagePipeline.from_pretrained(str(source), use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"cannot load a text-to-image model from {source}: {reason} Name a folder that "
+            f"cannot load a text-to-image model from {source}: {first_line(error)} Name a folder that "
             "LDMTextToImagePipeline.save_pretrained wrote, or connect this machine to the Hub. Weights that are not "
             "safetensors must be converted first."
         ) from error
@@ -250,9 +247,8 @@ class GeneratorConfig(Options):
         if self.regime(data_dir) != "disjoint":
             return
         card = pixel.read_card(self._folder(data_dir))
-        shared = [
-            f"{name!r} ({other!r} there)" for name, other in shared_classes(label_names, card.label_names).items()
-        ]
+        both = shared_classes(label_names, card.label_names)
+        shared = [f"{name!r} ({other!r} there)" for name, other in both.items()]
         if shared:
             more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
             raise ConfigError(
@@ -263,7 +259,5 @@ class GeneratorConfig(Options):
 
     def _folder(self, data_dir: str | Path | None) -> Path:
         folder, root = Path(self.name).expanduser(), data_folder(data_dir)
-        in_root = None if root is None else root / self.name
-        return (
-            in_root if in_root and not (folder / pixel.CARD).is_file() and (in_root / pixel.CARD).is_file() else folder
-        )
+        places = [folder, *([] if root is None else [root / self.name])]
+        return next((place for place in places if (place / pixel.CARD).is_file()), folder)

@@ -51,9 +51,7 @@ def read_anchors(path: str, names: Sequence[str]) -> Tensor:
     vectors = [found[name].flatten().float() for name in names]
     widths = sorted({len(vector) for vector in vectors})
     if len(widths) > 1:
-        raise ConfigError(
-            f"anchors must be of one length, and {path!r} has some of {widths[0]} and {widths[-1]} numbers."
-        )
+        raise ConfigError(f"anchors must be of one length, and {path!r} has {widths[0]} and {widths[-1]} numbers.")
     anchors = torch.stack(vectors)
     if not bool(anchors.isfinite().all()):
         raise ConfigError(f"some numbers in {path!r} are not finite. Anchors must be.")
@@ -185,9 +183,8 @@ class TextDecoder(nn.Module):
         return images
 
 
-AUGMENTATION = Augmentation(
-    crop_padding=4, horizontal_flip=True
-)  # of images that teacher and student see during the inversion
+# Of images that teacher and student see during the inversion.
+AUGMENTATION = Augmentation(crop_padding=4, horizontal_flip=True)
 BETAS = (0.5, 0.999)  # of Adam, for generators
 
 
@@ -289,10 +286,8 @@ class Inverter(ABC):
                 labels.append(batch_labels)
             if self.config.warmup <= number < num_batches - 1:
                 self._train_student(torch.cat(images))
-        return {
-            "input": torch.cat(images)[: self.config.num_images],
-            "label": torch.cat(labels)[: self.config.num_images],
-        }
+        kept = slice(self.config.num_images)
+        return {"input": torch.cat(images)[kept], "label": torch.cat(labels)[kept]}
 
     @abstractmethod
     def begin_batch(self) -> Tensor:
@@ -329,9 +324,9 @@ class Inverter(ABC):
         logits, extra_loss = self.teacher_loss(normalised, labels)
         distance = self.statistics.distance()
         loss = config.w_labels * cross_entropy(logits, labels) + config.w_batch_norm * distance + extra_loss
-        return (
-            loss - config.w_adversarial * agreed_divergence(logits, self.student(normalised)) if challenging else loss
-        )
+        if challenging:
+            loss = loss - config.w_adversarial * agreed_divergence(logits, self.student(normalised))
+        return loss
 
     def _generate_batch(self, challenging: bool) -> tuple[Tensor, Tensor]:
         """Return a batch of images, pixels in 0..1, and their labels."""
@@ -344,9 +339,8 @@ class Inverter(ABC):
             loss = self._generator_loss(self.normalise(augmented), labels, challenging)
             if not bool(loss.isfinite()):
                 raise RunError(
-                    "the generator of generated images has diverged: its loss is not finite. Lower generator_lr, "
-                    "or student_lr, the "
-                    "student's learning rate."
+                    "the generator of generated images has diverged: its loss is not finite. Lower generator_lr, or "
+                    "student_lr, the student's learning rate."
                 )
             if loss.item() < lowest:
                 best, lowest = images.detach(), loss.item()
@@ -442,13 +436,8 @@ class TextInverter(Inverter):
         self.w_bounding, self.radius = w_bounding, radius
         self.anchors = anchors.to(self.device)
         with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.rng))):
-            decoder = TextDecoder(
-                self.anchors,
-                config.synthesis_batch_size,
-                config.latent_size,
-                config.generator_channels,
-                problem.format.shape,
-            )
+            size, latent, maps = config.synthesis_batch_size, config.latent_size, config.generator_channels
+            decoder = TextDecoder(self.anchors, size, latent, maps, problem.format.shape)
         self.generator = decoder.to(self.device)
         channels = problem.format.shape[0]
         self.mean = torch.full((channels, 1, 1), 0.5, device=self.device, requires_grad=True)

@@ -19,9 +19,9 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.generation.generator import Generator, NoiseSchedule, Regime, diffusers, hash_weights
+from fedkeep.generation.generator import Generator, NoiseSchedule, Regime, diffusers
 from fedkeep.models import Shape, Weights
-from fedkeep.models.weights import load_weights, parameter_count, tensor_hash
+from fedkeep.models.weights import hash_weights, load_weights, parameter_count, tensor_hash
 from fedkeep.options import Options, as_table, build, option
 
 _GROUP_SIZE = 8  # groups of group norm, and channels of an attention head
@@ -40,9 +40,7 @@ class UNet(Options):
         (16, 48, 96), "channels at each resolution, each half as fine as the last; multiples of 8", low=8
     )
     blocks: int = option(1, "residual blocks at each resolution", low=1)
-    patch: int = option(
-        1, "side of the squares of pixels that are folded into channels; 2 is a quarter of the work", low=1
-    )
+    patch: int = option(1, "side of squares of pixels that are folded into channels; 2 is a quarter of the work", low=1)
     attention: int = option(1, "at how many of the coarsest resolutions pixels attend to each other", low=0)
 
     def check(self) -> None:

@@ -207,18 +207,11 @@ VERSION = 1
 """Raised when the same settings would give other images."""
 
 MAX_BYTES = 4e9
-"""Default limit of the cache: images generated anew in every round of a long run would fill a disk."""
+"""Limit of the kept images; of prototypes, a tenth. Images generated anew in every round would fill a disk."""
 
 
 def cached_images(
-    generator: Generator,
-    prototypes: Tensor,
-    labels: Sequence[int],
-    count: int,
-    sampler: Sampler,
-    *,
-    seed: int = 0,
-    max_bytes: float = MAX_BYTES,
+    generator: Generator, prototypes: Tensor, labels: Sequence[int], count: int, sampler: Sampler, *, seed: int = 0
 ) -> Data:
     """Return images of classes, sorted by class; they are kept in the cache folder (``FEDKEEP_CACHE``), a file a class.
 
@@ -226,7 +219,6 @@ def cached_images(
     class, the number of images, and the seed. The first images of a class are the same for any number of images.
 
     ``prototypes``: [classes, ...].
-    ``max_bytes``: Limit of all files together. Beyond it, the least recently used are removed.
     Returns: ``"input"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
     """
     generator.check_prototypes(prototypes)
@@ -259,7 +251,7 @@ def cached_images(
                     f"{images.numel() / 1e6:.1f} MB a class there, or set FEDKEEP_CACHE to another folder; what is "
                     "there already is used again."
                 ) from error
-            _evict(path.parent, max_bytes)
+            _evict(path.parent, MAX_BYTES)
         parts.append(images)
         report(count)
     return {"input": torch.cat(parts), "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
@@ -272,8 +264,6 @@ def cached_search(
     labels: Tensor,
     settings: PrototypeSearch,
     rng: torch.Generator,
-    *,
-    max_bytes: float = MAX_BYTES / 10,
 ) -> Tensor:
     """Return the prototypes that `search_prototypes` finds; ``rng`` may stay as it is.
 
@@ -299,7 +289,7 @@ def cached_search(
     # Unlike images, of which there are many, prototypes are soon searched again where they cannot be kept.
     with suppress(OSError):
         write_sealed(path, tensor_bytes({"prototypes": found.cpu().contiguous()}))
-        _evict(path.parent, max_bytes)
+        _evict(path.parent, MAX_BYTES / 10)
     return found
 
 

@@ -24,8 +24,8 @@ from fedkeep.data.dataset import format_shape
 from fedkeep.data.holdout import hold_out, image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.generation import pixel
-from fedkeep.generation.generator import Regime, hash_weights
-from fedkeep.models.weights import check_finite, diverged, load_weights, state_dict_copy
+from fedkeep.generation.generator import Regime
+from fedkeep.models.weights import check_finite, diverged, hash_weights, load_weights, state_dict_copy
 from fedkeep.options import Options, as_table, option
 
 GREY = "mnist+emnist-letters-a-to-j+fashion-mnist"
@@ -164,9 +164,7 @@ class GeneratorTraining(Options):
     batch_size: int = option(128, "images a step; classes are drawn evenly, whatever their number of images", low=1)
     lr: float = option(1e-3, "learning rate of the first step", low=0.0)
     lr_end: float = option(0.01, "share of it that is left at the last step", low=0.0, high=1.0)
-    null: float = option(
-        0.1, "probability that an image's class is replaced by the null class, for guidance", low=0.0, high=1.0
-    )
+    null: float = option(0.1, "probability that an image gets the null class, for guidance", low=0.0, high=1.0)
     ema: float = option(0.999, "decay of the weights' moving average, which is what is saved", low=0.0, high=1.0)
     checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
 

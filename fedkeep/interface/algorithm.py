@@ -18,11 +18,10 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface.cohort import Cohort
 from fedkeep.interface.party import Client, Fit, NoState, S, Server
 from fedkeep.models import Weights
-from fedkeep.options import Options
+from fedkeep.options import Options, find_named, named_subclasses
 
 C = TypeVar("C", default=NoState)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -383,19 +382,11 @@ def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     Returns: The methods by name, in alphabetical order.
     """
     _import_methods()
-    found: dict[str, type[Algorithm[Any, Any]]] = {}
-    pending: list[type[Algorithm[Any, Any]]] = list(Algorithm.__subclasses__())
-    for cls in pending:
-        pending.extend(cls.__subclasses__())
-        if getattr(cls, "__abstractmethods__", None):
-            continue
-        other = found.get(cls.name())
-        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ConfigError(
-                f"{other.__module__}.{other.__qualname__} and {cls.__module__}.{cls.__qualname__} are both named "
-                f"{cls.name()!r}. Give yours another title."
-            )
-        found[cls.name()] = cls
+    found = named_subclasses(
+        Algorithm,  # type: ignore[type-abstract]
+        lambda cls: None if getattr(cls, "__abstractmethods__", None) else cls.name(),
+        "Give yours another title.",
+    )
     return dict(sorted(found.items()))
 
 
@@ -404,13 +395,7 @@ def get_algorithm(name: str) -> type[Algorithm[Any, Any]]:
 
     ``name``: The name; upper and lower case are the same.
     """
-    known = algorithms()
-    if name.lower() not in known:
-        raise ConfigError(
-            f"there is no method {name!r}.{did_you_mean(name.lower(), known)} To use a method from a file, name the "
-            "file with --use FILE."
-        )
-    return known[name.lower()]
+    return find_named(name, algorithms(), "method", "To use a method from a file, name the file with --use FILE.")
 
 
 def describe_replies(cls: type[Algorithm[Any, Any]]) -> list[str]:

@@ -53,9 +53,7 @@ class Privacy(Options):
     client_noise_multiplier: float = option(
         0.0, "central DP: noise on the mean update, over max_update_norm / clients of the mean; 0: off", low=0.0
     )
-    secure_aggregation: bool = option(
-        False, "whether the server sees sums of models only, by SecAgg; for methods that only average"
-    )
+    secure_aggregation: bool = option(False, "the server sees sums of models only (SecAgg), for methods that average")
     clipping_range: float = option(
         1024.0, "secure aggregation: largest change of a weight; a client with a larger one is lost", low=1e-6, high=1e9
     )

@@ -7,13 +7,12 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
-from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.options import Options
+from fedkeep.errors import ConfigError
+from fedkeep.options import Options, find_named, named_subclasses
 
 Shape: TypeAlias = tuple[int, ...]
 """The shape of one input: channels, height and width of an image, the number of features, or of token ids."""
@@ -70,10 +69,11 @@ class Architecture(Options, ABC):
         """
 
 
-def image_shape(name: str, shape: Shape) -> tuple[int, int, int]:
+def image_shape(name: str, shape: Shape, smallest: int = 1, advice: str = "") -> tuple[int, int, int]:
     """Return the shape of the images that a network of convolutions needs.
 
     ``name``: Name of the architecture, for the error message.
+    ``smallest``: The least height and width, in pixels; for smaller images the error gives the advice.
     Returns: Channels, height and width.
     """
     if len(shape) != 3:
@@ -81,7 +81,12 @@ def image_shape(name: str, shape: Shape) -> tuple[int, int, int]:
             f"{name} needs images, and these inputs have the shape {list(shape)}. Use mlp for rows of numbers, "
             "embedding-bag for token ids, or a model of your own."
         )
-    return shape[0], shape[1], shape[2]
+    channels, height, width = shape
+    if min(height, width) < smallest:
+        raise ConfigError(
+            f"{name} needs images of at least {smallest}x{smallest} pixels, and these are {height}x{width}. {advice}"
+        )
+    return channels, height, width
 
 
 def architectures() -> Mapping[str, type[Architecture]]:
@@ -92,19 +97,9 @@ def architectures() -> Mapping[str, type[Architecture]]:
     package = importlib.import_module("fedkeep.models")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"fedkeep.models.{module.name}")
-    found: dict[str, type[Architecture]] = {}
-    pending = list(Architecture.__subclasses__())
-    for cls in pending:
-        pending.extend(cls.__subclasses__())
-        name = cls.__dict__.get("name")
-        if not isinstance(name, str):
-            continue  # without its own name: a base class, or a class whose instances have names
-        other = found.get(name)
-        # A class that is defined again, as in a notebook's cell, replaces itself; a different class must not.
-        if other is not None and _full_name(other) != _full_name(cls):
-            raise ConfigError(f"{_full_name(other)} and {_full_name(cls)} are both named {name!r}. Rename yours.")
-        found[name] = cls
-    return MappingProxyType(dict(sorted(found.items())))
+    # A class without a name of its own is a base class, or one whose instances have names.
+    found = named_subclasses(Architecture, lambda cls: cls.__dict__.get("name"), "Rename yours.")  # type: ignore[type-abstract]
+    return dict(sorted(found.items()))
 
 
 def get_architecture(name: str) -> type[Architecture]:
@@ -112,14 +107,4 @@ def get_architecture(name: str) -> type[Architecture]:
 
     ``name``: The name; upper and lower case are the same.
     """
-    known = architectures()
-    if name.lower() not in known:
-        raise ConfigError(
-            f"there is no model {name!r}.{did_you_mean(name.lower(), known)} "
-            "Name your own model as package.module:function."
-        )
-    return known[name.lower()]
-
-
-def _full_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return find_named(name, architectures(), "model", "Name your own model as package.module:function.")

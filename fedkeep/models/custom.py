@@ -226,9 +226,7 @@ def from_path(path: str, allow_code: bool) -> Architecture:
             raise ConfigError(f"cannot import the model {path!r}: {parent} has no {part!r}.{hint}")
         value = getattr(value, part)
     if not callable(value):
-        raise ConfigError(
-            f"the model {path!r} is {_kind(value)}. Expected a function (shape, classes) -> torch.nn.Module."
-        )
+        raise ConfigError(f"model {path!r} is {_kind(value)}. Expected a function (shape, classes) -> torch.nn.Module.")
     return custom(value, path)
 
 
@@ -262,11 +260,11 @@ def split_classifier(network: nn.Module) -> tuple[FeatureFunction, nn.Linear]:
     return checked, classifier
 
 
-class SplitNetwork(nn.Module):
+class SplitNetwork(Network):
     """A user's network whose last layer, a `torch.nn.Linear`, stands beside the rest."""
 
     def __init__(self, body: nn.Module, classifier: nn.Linear, classifier_name: str) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # no new classifier is drawn
         self.body = body
         self.classifier = classifier
         self.classifier_name = classifier_name
@@ -275,24 +273,6 @@ class SplitNetwork(nn.Module):
         """Return the name of a tensor in the user's network."""
         part, _, rest = name.partition(".")
         return rest if part == "body" else f"{self.classifier_name}.{rest}"
-
-    def features(self, inputs: Tensor) -> Tensor:
-        """Compute the input of the classifier.
-
-        ``inputs``: Inputs, [b, ...].
-        Returns: Features, [b, width].
-        """
-        features: Tensor = self.body(inputs)
-        return features
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the logits.
-
-        ``inputs``: Inputs, [b, ...].
-        Returns: Logits, [b, classes].
-        """
-        logits: Tensor = self.classifier(self.features(inputs))
-        return logits
 
 
 def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
@@ -488,9 +468,7 @@ def _try(network: nn.Module, examples: Tensor, classes: int, who: str) -> None:
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
     """Return a network's tensors by name."""
-    return {n: tensor for n, tensor in network.state_dict().items() if isinstance(tensor, Tensor)} | constants_of(
-        network
-    )
+    return {n: entry for n, entry in network.state_dict().items() if isinstance(entry, Tensor)} | constants_of(network)
 
 
 def _try_gradients(logits: Tensor, parameters: Mapping[str, Tensor], who: str, how: str) -> None:

@@ -71,44 +71,6 @@ class Convolution:
         return side if self.pool is None else _windows(side, *self.pool)
 
 
-def convolutional(
-    name: str,
-    shape: Shape,
-    classes: int,
-    *,
-    convolutions: Sequence[Convolution],
-    hidden: Sequence[int],
-    dropout: float = 0.0,
-    dropped: Literal["inputs", "outputs"] = "inputs",
-) -> Network:
-    """Build a network of convolutions, hidden layers with ReLU, and a classifier, sized for the images.
-
-    ``name``: Name of the architecture, for the error message.
-    ``shape``: Channels, height and width of an image.
-    ``hidden``: Units of each fully connected layer before the classifier; at least one layer.
-    ``dropout``: Probability of dropping an input, or an output, of a hidden layer.
-    """
-    channels, height, width = image_shape(name, shape)
-    rows, columns = (flattened_side(convolutions, side) for side in (height, width))
-    if min(rows, columns) < 1:
-        smallest = next(side for side in count(1) if flattened_side(convolutions, side))
-        raise ConfigError(
-            f"{name} needs images of at least {smallest}x{smallest} pixels, and these are {height}x{width}. "
-            "Use a model with less pooling, or mlp, which takes any size."
-        )
-    body = convolutional_body(channels, convolutions)
-    body.add_module("flatten", nn.Flatten())
-    widths = [convolutions[-1].maps * rows * columns, *hidden]
-    for number, (before, after) in enumerate(pairwise(widths), start=len(convolutions) + 1):
-        if dropout and dropped == "inputs":
-            body.add_module(f"dropout{number}", nn.Dropout(dropout))
-        body.add_module(f"full{number}", nn.Linear(before, after))
-        body.add_module(f"relu{number}", nn.ReLU())
-        if dropout and dropped == "outputs":
-            body.add_module(f"dropout{number}", nn.Dropout(dropout))
-    return Network(body, hidden[-1], classes)
-
-
 def convolutional_body(channels: int, convolutions: Sequence[Convolution]) -> nn.Sequential:
     """Build the convolutions of a network, with their norms, poolings and ReLUs."""
     body, before = nn.Sequential(), channels
@@ -157,15 +119,22 @@ class Convolutional(Architecture):
 
         ``shape``: Channels, height and width of an image.
         """
-        return convolutional(
-            self.name,
-            shape,
-            classes,
-            convolutions=self.convolutions,
-            hidden=self.hidden,
-            dropout=getattr(self, "dropout", 0.0),
-            dropped=self.dropped,
-        )
+        smallest = next(side for side in count(1) if flattened_side(self.convolutions, side))
+        advice = "Use a model with less pooling, or mlp, which takes any size."
+        channels, height, width = image_shape(self.name, shape, smallest, advice)
+        body = convolutional_body(channels, self.convolutions)
+        body.add_module("flatten", nn.Flatten())
+        pixels = flattened_side(self.convolutions, height) * flattened_side(self.convolutions, width)
+        widths = [self.convolutions[-1].maps * pixels, *self.hidden]
+        dropout: float = getattr(self, "dropout", 0.0)
+        for number, (before, after) in enumerate(pairwise(widths), start=len(self.convolutions) + 1):
+            if dropout and self.dropped == "inputs":
+                body.add_module(f"dropout{number}", nn.Dropout(dropout))
+            body.add_module(f"full{number}", nn.Linear(before, after))
+            body.add_module(f"relu{number}", nn.ReLU())
+            if dropout and self.dropped == "outputs":
+                body.add_module(f"dropout{number}", nn.Dropout(dropout))
+        return Network(body, self.hidden[-1], classes)
 
 
 @dataclass(frozen=True)
@@ -243,13 +212,8 @@ class MeanCNN(Architecture):
 
         ``shape``: Channels, height and width of an image.
         """
-        channels, height, width = image_shape(self.name, shape)
         smallest = 2 ** (len(self.channels) // self.pool_every)
-        if min(height, width) < smallest:
-            raise ConfigError(
-                f"{self.name} needs images of at least {smallest}x{smallest} pixels, and these are {height}x{width}. "
-                "Use fewer maps or a larger pool_every."
-            )
+        channels, _, _ = image_shape(self.name, shape, smallest, "Use fewer maps or a larger pool_every.")
         layers = [
             Convolution(maps, 3, padding=1, pool=(2, 2) if number % self.pool_every == 0 else None, norm=True)
             for number, maps in enumerate(self.channels, start=1)
@@ -503,12 +467,8 @@ class ResNet(Architecture):
 
         ``shape``: Channels, height and width of an image.
         """
-        channels, height, width = image_shape(self.name, shape)
-        if min(height, width) < SMALLEST:
-            raise ConfigError(
-                f"{self.name} needs images of at least {SMALLEST}x{SMALLEST} pixels, and these are {height}x{width}. "
-                "Use a model that halves them less often, or mlp, which takes any size."
-            )
+        advice = "Use a model that halves them less often, or mlp, which takes any size."
+        channels, _, _ = image_shape(self.name, shape, SMALLEST, advice)
         body = nn.Sequential()
         body.add_module("conv", convolution(channels, self.maps[0], 3, 1))
         body.add_module("norm", normalisation(self.maps[0], self.norm))

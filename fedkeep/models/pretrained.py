@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from fedkeep._utils import seeds
-from fedkeep.errors import ConfigError, RunError, require_optional
+from fedkeep.errors import ConfigError, RunError, first_line, require_optional
 from fedkeep.models.base import Architecture, Network, Shape, image_shape
-from fedkeep.models.weights import parameter_count, tensor_hash
+from fedkeep.models.weights import hash_weights, parameter_count, tensor_hash
 from fedkeep.options import option
 
 READING = "preprocessor_config.json"
 BATCH = 64  # images in a forward pass; 40 MB at 224 pixels
-MEMORY = 2**28  # bytes of cached features
+MEMORY = 2**28  # bytes of cached features, of which the most recently used are kept
 
 WIDTHS = {"vit": lambda config: config.hidden_size, "resnet": lambda config: config.hidden_sizes[-1]}
 """The supported kinds of network, and functions from their configuration to the number of features."""
@@ -70,20 +69,16 @@ class Extractor:
 
     ``network``: A ViT or ResNet of `transformers` without its classifier.
     ``about``: A line about the network and its training data.
-    ``memory``: Largest size of the cache, in bytes; the most recently used features are kept.
     ``learned``: Names of the classes on which it was trained; empty if they are not known.
     ``kind``: The kind of network, a key of `WIDTHS`.
     ``width``: Number of features.
     ``read``: Number of images that the network has processed.
     """
 
-    def __init__(
-        self, network: Any, reading: InputSpec, about: str = "", memory: int = MEMORY, learned: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, network: Any, reading: InputSpec, about: str = "", learned: tuple[str, ...] = ()) -> None:
         self.network = network.eval().requires_grad_(False)
         self.reading = reading
         self.about = about
-        self.memory = memory
         self.learned = learned
         self.kind = str(network.config.model_type)
         self.width = int(WIDTHS[self.kind](network.config))
@@ -102,7 +97,7 @@ class Extractor:
             return self._known[key]
         features = self._features(images)
         self._known[key] = features
-        while sum(known.nbytes for known in self._known.values()) > self.memory:
+        while sum(known.nbytes for known in self._known.values()) > MEMORY:
             self._known.popitem(last=False)
         return features
 
@@ -115,9 +110,7 @@ class Extractor:
 
     def hash(self) -> str:
         """Return a hash of the bits of all weights."""
-        state = self.network.state_dict()
-        each = "".join(f"{name} {tensor_hash(state[name])}\n" for name in sorted(state))
-        return hashlib.blake2b(each.encode(), digest_size=16).hexdigest()
+        return hash_weights(self.network.state_dict())
 
 
 def features_of(network: Any, pixels: Tensor) -> Tensor:
@@ -147,22 +140,17 @@ def load_extractor(source: str) -> Extractor:
             )
         _require_whole(loaded["missing_keys"], whole.base_model_prefix)
         reading = _reading(library.utils.hub.cached_file(source, READING), whole.config)
-        about = (
-            f"{source}: {whole.config.model_type}, {parameter_count(whole.base_model) / 1e6:.2f} M parameters, frozen"
-        )
+        kind, millions = str(whole.config.model_type), parameter_count(whole.base_model) / 1e6
         learned = _learned(whole.config)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"cannot load a pre-trained extractor from {source}: {reason} Name a folder that save_pretrained of a ViT "
-            "or ResNet wrote, or connect this machine to the Hub. Weights that are not safetensors must be converted "
-            "first."
+            f"cannot load a pre-trained extractor from {source}: {first_line(error)} Name a folder that "
+            "save_pretrained of a ViT or ResNet wrote, or connect this machine to the Hub. Weights that are not "
+            "safetensors must be converted first."
         ) from error
-    kind = str(whole.config.model_type)
     if kind not in WIDTHS:
-        raise ConfigError(
-            f"{source} is a network of the kind {kind!r}, and an extractor is one of {', '.join(WIDTHS)}."
-        )
+        raise ConfigError(f"{source} is of the kind {kind!r}, and an extractor is one of {', '.join(WIDTHS)}.")
+    about = f"{source}: {kind}, {millions:.2f} M parameters, frozen"
     return Extractor(whole.base_model, reading, about, learned=learned)
 
 
@@ -186,10 +174,9 @@ def load_state_dict(path: Path, class_name: str, shown: str) -> dict[str, Tensor
         with quietly(library), seeds.temporary_seed(0):  # what is missing is drawn, and left out here
             module, loaded = cls.from_pretrained(path, use_safetensors=True, output_loading_info=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"{shown}: cannot read a model of Hugging Face: {reason} Give a folder that save_pretrained wrote, with "
-            "weights in safetensors."
+            f"{shown}: cannot read a model of Hugging Face: {first_line(error)} Give a folder that save_pretrained "
+            "wrote, with weights in safetensors."
         ) from error
     state = module.state_dict()
     return {name: state[name].clone() for name in state if name not in loaded["missing_keys"]}

@@ -403,6 +403,12 @@ def tensor_hash(tensor: Tensor) -> str:
     return hashed.hexdigest()
 
 
+def hash_weights(weights: Weights) -> str:
+    """Return a hash of named tensors that does not depend on the order of the names."""
+    lines = "".join(f"{name} {tensor_hash(weights[name])}\n" for name in sorted(weights))
+    return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()
+
+
 def parameter_count(module: nn.Module) -> int:
     """Return the number of a module's parameters.
 

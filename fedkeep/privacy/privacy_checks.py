@@ -78,9 +78,7 @@ def reason_against_sums(state: SimulationState) -> str:
         "run.evaluate_local_models evaluates": run_settings.evaluate_local_models,
     }
     if run_settings.cohort_size == 1 < len(state.federation.clients):  # a site knows itself alone
-        return (
-            f"{refused}with run.cohort_size=1 the sum of a round is one client's update. Set run.cohort_size=2 or more."
-        )
+        return f"{refused}with run.cohort_size=1 a round's sum is one client's update. Set run.cohort_size=2 or more."
     for what in (what for what, is_asked in needing.items() if is_asked):
         return f"{refused}{what} the model of each client, and the server sees their sum. Turn one off."
     if state.own_contexts:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep import metrics
-from fedkeep.data.data_options import DataOptions
+from fedkeep.data import DataOptions
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.experiment.provenance import NOT_SETTINGS
 from fedkeep.experiment.recipe import OPTIONS

@@ -167,9 +167,7 @@ def frozen(trials: Iterable[TrialResult]) -> str:
     trials = list(trials)
     said = [f" Initial model: {began}."] if (began := initial_models(trials)) else []
     said += [f" Generator of images: {name}." for name in sorted({trial.generator for trial in trials} - {""})]
-    return "".join(
-        said + [f" Pre-trained extractor: {n}." for n in sorted({trial.extractor for trial in trials} - {""})]
-    )
+    return "".join(said + [f" Pre-trained extractor: {n}." for n in sorted({one.extractor for one in trials} - {""})])
 
 
 def initial_models(trials: Iterable[TrialResult]) -> str:

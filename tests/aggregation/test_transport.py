@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from fedkeep.aggregation.transport import _cheapest, _move, channel_groups, distances, project
 from fedkeep.models import Network, Shape, Weights
-from fedkeep.models.networks import MLP, STAGES, VGG16, Convolution, LeNet5, ResNet18, convolutional
+from fedkeep.models.networks import MLP, STAGES, VGG16, Convolution, LeNet5, ResNet18
 from fedkeep.models.weights import add, mean, state_dict_copy
 
 
@@ -25,7 +25,8 @@ def small_vgg(norm: bool = True) -> Network:
         for maps, count in STAGES
         for location in range(1, count + 1)
     ]
-    return convolutional("small", (1, 64, 96), 5, convolutions=layers, hidden=(40, 40), dropout=0.5, dropped="outputs")
+    options = {"convolutions": layers, "hidden": (40, 40), "dropout": 0.5, "dropped": "outputs"}
+    return type("Small", (LeNet5,), options)().build((1, 64, 96), 5)
 
 
 class Thin(ResNet18):
@@ -236,7 +237,7 @@ def test_layers_whose_outputs_are_added_share_a_plan() -> None:
 
 
 def test_flattened_maps_keep_their_pixels() -> None:
-    network = convolutional("one", (1, 6, 6), 3, convolutions=[Convolution(4, 3)], hidden=(3,))
+    network = type("One", (LeNet5,), {"convolutions": [Convolution(4, 3)], "hidden": (3,)})().build((1, 6, 6), 3)
     layers = channel_groups(network)
     base = state_dict_copy(network)
     source = permuted(base, layers, torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small_sources import encoded, own_folders, pillow, write
 
-from fedkeep.data.data_options import DataOptions
+from fedkeep.data import DataOptions
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 

@@ -192,11 +192,12 @@ def test_allocation_is_the_published_loop(seed: int, everyone: bool) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 300, 4096, 1 << 20])
-def test_how_many_shares_are_drawn_at_a_time_changes_nothing(batch: int) -> None:
+def test_how_many_shares_are_drawn_at_a_time_changes_nothing(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     request = {"alpha": 0.18, "cap": 50.0, "min_size": 10, "attempts": 2_000_000, "seed": 3}
     sizes, owners = np.full(10, 300), np.ones((60, 10), dtype=bool)
     expected = allocate(sizes, owners, **request)  # type: ignore[arg-type]
-    found = allocate(sizes, owners, **request, shares_at_a_time=batch)  # type: ignore[arg-type]
+    monkeypatch.setattr("fedkeep.data.partition.dirichlet._BATCH", batch)
+    found = allocate(sizes, owners, **request)  # type: ignore[arg-type]
     assert expected.attempts > 20
     assert found.attempts == expected.attempts
     assert found.counts is not None

@@ -55,10 +55,13 @@ class Patient(CohortWorkers):
             self.used_from = state.finished
 
 
-def test_workers_take_over_after_the_first_round_and_change_nothing(tmp_path: Path) -> None:
+def test_workers_take_over_after_the_first_round_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runner, "MIN_SECONDS_LEFT", 0.0)
     run_trial(tiny.simulation(SFedKD()), tmp_path / "alone")
     simulation = tiny.simulation(SFedKD())
-    workers = Patient(2, lambda: threads(2), ("begin", "now"), min_seconds_left=0.0)
+    workers = Patient(2, lambda: threads(2), ("begin", "now"))
     run_trial(simulation, tmp_path / "shared", [workers])
     assert workers.used_from == 1
     assert isinstance(simulation.executor, ProcessExecutor)
@@ -69,23 +72,26 @@ def test_workers_take_over_after_the_first_round_and_change_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("count", "seconds"), [(1, 0.0), (2, 1e9)])
-def test_no_worker_is_started_where_it_does_not_pay_off(count: int, seconds: float, tmp_path: Path) -> None:
-    workers = CohortWorkers(count, lambda: pytest.fail("started"), ("begin", "now"), min_seconds_left=seconds)
+def test_no_worker_is_started_where_it_does_not_pay_off(
+    count: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runner, "MIN_SECONDS_LEFT", seconds)
+    workers = CohortWorkers(count, lambda: pytest.fail("started"), ("begin", "now"))
     run_trial(tiny.simulation(SFedKD()), tmp_path / "trial", [workers])
     assert not workers.workers
 
 
 def test_a_worker_that_cannot_start_is_told_and_the_run_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trial_runner, "MIN_SECONDS_LEFT", 0.0)
+
     def fail(*given: Any) -> Any:
         raise ConfigError("there is no such data set")
 
     run_trial(tiny.simulation(SFedKD()), tmp_path / "alone")
     simulation = tiny.simulation(SFedKD())
-    run_trial(
-        simulation, tmp_path / "shared", [Patient(2, lambda: threads(2, fail), ("begin", "now"), min_seconds_left=0.0)]
-    )
+    run_trial(simulation, tmp_path / "shared", [Patient(2, lambda: threads(2, fail), ("begin", "now"))])
     assert simulation.executor is simulation.serial
     assert "there is no such data set" in caplog.text
     assert (tmp_path / "alone" / "rounds.jsonl").read_bytes() == (tmp_path / "shared" / "rounds.jsonl").read_bytes()

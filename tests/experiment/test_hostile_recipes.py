@@ -58,9 +58,11 @@ def test_a_network_larger_than_memory_is_refused_before_anything_is_allocated(tm
         Experiment(endless).check()
 
 
-def test_what_training_needs_decides(tmp_path: Path) -> None:
+def test_what_training_needs_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path))
     size, federation = 4 * (64 * 8 + 8 + 8 * 10 + 10), build_federation(recipe, 0)
-    check_network(recipe.model, federation, memory=COPIES * size)
+    monkeypatch.setattr("fedkeep.experiment.build._memory", lambda: COPIES * size)
+    check_network(recipe.model, federation)
+    monkeypatch.setattr("fedkeep.experiment.build._memory", lambda: COPIES * size - 1)
     with pytest.raises(ConfigError, match="Training needs 4 times that"):
-        check_network(recipe.model, federation, memory=COPIES * size - 1)
+        check_network(recipe.model, federation)

@@ -13,8 +13,7 @@ from local_transport import LocalTransport, node_configs
 from trial import Killed, config, embedded, killing, model, records
 
 from fedkeep.cli import main
-from fedkeep.data import load
-from fedkeep.data.data_options import DataOptions
+from fedkeep.data import DataOptions, load
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.export.trained_model import export_model
 from fedkeep.flower.config import NodeConfig

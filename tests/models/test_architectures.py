@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.models import Architecture, Network, Shape, architectures, get_architecture
-from fedkeep.models.base import _full_name
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.networks import (
     MLP,
@@ -27,11 +26,10 @@ from fedkeep.models.networks import (
     LeNet5,
     MaxPool2,
     MeanCNN,
-    convolutional,
     flattened_side,
 )
 from fedkeep.models.weights import parameter_count
-from fedkeep.options import as_table, build
+from fedkeep.options import _full_name, as_table, build
 
 GREY, COLOUR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 NAMES = (
@@ -199,11 +197,12 @@ def test_usfc_says_its_smallest_image() -> None:
     st.integers(1, 30),
 )
 def test_computed_sizes_are_pytorchs(layers: list[Convolution], height: int, width: int) -> None:
+    mine = type("Mine", (LeNet5,), {"convolutions": layers, "hidden": (4,)})()
     if min(flattened_side(layers, height), flattened_side(layers, width)) < 1:
         with pytest.raises(ConfigError, match="at least"):
-            convolutional("mine", (2, height, width), 3, convolutions=layers, hidden=(4,))
+            mine.build((2, height, width), 3)
         return
-    model = convolutional("mine", (2, height, width), 3, convolutions=layers, hidden=(4,))
+    model = mine.build((2, height, width), 3)
     assert model(images((2, height, width))).shape == (3, 3)
 
 

@@ -82,9 +82,9 @@ def test_each_image_goes_through_it_once() -> None:
     torch.testing.assert_close(first, parts)
 
 
-def test_what_was_asked_longest_ago_is_forgotten() -> None:
-    three = 3 * 8 * 4 * 10  # bytes of three sets of ten images
-    extractor = Extractor(small_extractor.network().base_model, READ, memory=three)
+def test_what_was_asked_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeep.models.pretrained.MEMORY", 3 * 8 * 4 * 10)  # bytes of three sets of ten images
+    extractor = Extractor(small_extractor.network().base_model, READ)
     sets = [images(10, seed) for seed in range(4)]
     for x in (*sets[:3], sets[0], sets[3]):
         extractor(x)
@@ -93,7 +93,8 @@ def test_what_was_asked_longest_ago_is_forgotten() -> None:
     assert extractor.read == 40
     extractor(sets[1])
     assert extractor.read == 50
-    nothing = Extractor(small_extractor.network().base_model, READ, memory=0)
+    monkeypatch.setattr("fedkeep.models.pretrained.MEMORY", 0)
+    nothing = Extractor(small_extractor.network().base_model, READ)
     assert torch.equal(nothing(sets[0]), extractor(sets[0]))
     nothing(sets[0])
     assert nothing.read == 20

@@ -14,8 +14,7 @@ import tiny
 import torch
 
 import fedkeep
-from fedkeep.data import Federation
-from fedkeep.data.data_options import DataOptions
+from fedkeep.data import DataOptions, Federation
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.federation import hold_out_client_test, with_client_test
 from fedkeep.data.partition import ByColumn

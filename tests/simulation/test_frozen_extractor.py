@@ -63,7 +63,9 @@ def test_feddcl_trains_the_servers_classifier_and_nothing_else(extractor: Extrac
     assert saved.stat().st_size < 1000 < (tmp_path / "extractor" / "model.safetensors").stat().st_size
 
 
-def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extractor) -> None:
+def test_features_are_computed_once_a_task_and_change_nothing(
+    extractor: Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     simulation = feddcl(extractor, evaluate_every=2)
     tiny.run_rounds(simulation)
     method = simulation.algorithm
@@ -72,7 +74,8 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     result = (2 + 1) * method.server_images_per_class  # those of old classes were read in the task before
     assert extractor.read == sum(tests) + result, "test images, and the server's made ones, in each task"
 
-    forgetful = Extractor(extractor.network, extractor.reading, memory=0)
+    monkeypatch.setattr("fedkeep.models.pretrained.MEMORY", 0)
+    forgetful = Extractor(extractor.network, extractor.reading)
     again = feddcl(forgetful, evaluate_every=2)
     tiny.run_rounds(again)
     assert forgetful.read > extractor.read

@@ -99,9 +99,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     paper = "FedSKF, Electronics 2024, 13, 1772: selective knowledge fusion in federated class-incremental learning"
     has_rotating_role = True
 
-    level: Literal["lwf", "pass", "icarl"] = option(
-        "lwf", "what clients keep of old tasks: models, and prototypes or exemplars too"
-    )
+    level: Literal["lwf", "pass", "icarl"] = option("lwf", "what clients keep of tasks: models, prototypes, exemplars")
     w_pull: float = option(2.0, "pull of a client's classifier to the global one (alpha in the paper)", low=0.0)
     w_local: float = option(3.0, "weight of the client's own old model (beta in the paper)", low=0.0)
     w_global: float = option(1.0, "weight of the old global model (gamma in the paper)", low=0.0)
@@ -127,9 +125,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         kept = {"pass": "mean features of old classes", "icarl": "examples that they choose by their features"}.get(
             self.level
         )
-        why = (
-            f"with FedSKF.level={self.level} clients keep {kept}, which epsilon would not cover. Set FedSKF.level=lwf."
-        )
+        why = f"with FedSKF.level={self.level} clients keep {kept}, which epsilon does not cover. Set FedSKF.level=lwf."
         return why if kept else ""
 
     @property

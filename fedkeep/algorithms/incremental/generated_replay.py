@@ -79,9 +79,7 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
     for _ in range(method.prototype_rounds):
         replies = list(clients.ask(method.search, prototypes).values())
         if not replies:
-            raise RunError(
-                "no client found a prototype, so that nothing can be drawn. The record says why each was lost."
-            )
+            raise RunError("no client found a prototype, so nothing can be drawn. The record says why each was lost.")
         if len(replies) == len(clients):  # a class whose holders are absent keeps the prototype that it had
             check_held(
                 torch.stack([reply.counts for reply in replies]).sum(0), server.label_names[server.num_old_classes :]

@@ -62,12 +62,8 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
     selection: TeacherSelection = option("greedy", "how teachers are chosen among the last round's clients")
     w_nontarget: float = option(1.0, "weight of the non-target part (gamma in the paper)", low=0.0)
     w_target: float = option(3.0, "weight of the target part (beta in the paper)", low=0.0)
-    nontarget_weighting: Literal["far", "uniform"] = option(
-        "far", "non-target weights: by discrepancy, or 1/K (ablation)"
-    )
-    target_weighting: Literal["near", "uniform"] = option(
-        "near", "target weights: by inverse discrepancy, or 1/K (ablation)"
-    )
+    nontarget_weighting: Literal["far", "uniform"] = option("far", "non-target weights: discrepancy, or 1/K (ablation)")
+    target_weighting: Literal["near", "uniform"] = option("near", "target weights: 1/discrepancy, or 1/K (ablation)")
 
     send_label_counts = send_label_counts
 

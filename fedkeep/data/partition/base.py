@@ -86,14 +86,18 @@ class Partition:
         """Number of rows of each client, int64 ``[clients]``."""
         return self.offsets.diff()
 
+    @property
+    def holders(self) -> Tensor:
+        """Number of the client that holds each row, int64 ``[rows]``."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+
     def counts(self, labels: Tensor, num_classes: int) -> Tensor:
         """Count each client's examples of each class.
 
         ``labels``: int64 ``[n]``, the labels of the training set that was split.
         Returns: int64 ``[clients, num_classes]``.
         """
-        client = torch.repeat_interleave(torch.arange(len(self)), self.sizes)
-        index = client * num_classes + labels.cpu()[self.rows]
+        index = self.holders * num_classes + labels.cpu()[self.rows]
         return torch.bincount(index, minlength=len(self) * num_classes).reshape(len(self), num_classes)
 
     @cached_property
@@ -182,9 +186,7 @@ class Scheme(Options, ABC):
         if self.num_clients and len(offsets) != self.num_clients + 1:
             raise self.error(f"assign returned {len(offsets) - 1} clients instead of {self.num_clients}.")
         if rows.dtype != np.int64 or offsets.dtype != np.int64:
-            raise self.error(
-                f"assign returned rows of {rows.dtype} and offsets of {offsets.dtype}; both must be int64."
-            )
+            raise self.error(f"assign gave rows of {rows.dtype} and offsets of {offsets.dtype}; both must be int64.")
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
             raise self.error("assign returned offsets that do not rise from 0 to the number of rows.")
         if len(rows) and not 0 <= rows.min() <= rows.max() < examples:

@@ -75,7 +75,6 @@ def allocate(
     min_size: int,
     attempts: int,
     seed: int,
-    shares_at_a_time: int = _BATCH,
 ) -> Allocation:
     """Draw counts until every client has ``min_size`` examples; accept the first draw that does.
 
@@ -101,7 +100,7 @@ def allocate(
     members = [np.flatnonzero(owners[:, label]) for label in range(classes)]
     stops = np.cumsum([len(member) for member in members])
     shares, ties = random_stream(seed, "shares"), random_stream(seed, "ties")
-    largest = max(1, shares_at_a_time // int(stops[-1]))
+    largest = max(1, _BATCH // int(stops[-1]))
     tried, batch, best = 0, 1, 0
     too_small: list[Integers] = []
     while tried < attempts:
@@ -236,19 +235,13 @@ class DirichletPerClient(Scheme):
     """
 
     name: ClassVar[str] = "dirichlet-per-client"
-    alpha: float = option(
-        0.5, "concentration of the clients' class mixtures: the smaller, the more they differ", low=1e-6
-    )
+    alpha: float = option(0.5, "concentration of the clients' classes: the smaller, the more they differ", low=1e-6)
 
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
-        by_class = rows_by_class(labels, num_classes, seed)
         quotas = even_sizes(len(labels), self.num_clients)
-        return group_by_client(
-            by_class,
-            draw_clients(np.bincount(labels, minlength=num_classes), quotas, self.alpha, seed),
-            self.num_clients,
-        )
+        clients = draw_clients(np.bincount(labels, minlength=num_classes), quotas, self.alpha, seed)
+        return group_by_client(rows_by_class(labels, num_classes, seed), clients, self.num_clients)
 
 
 def draw_clients(sizes: Integers, quotas: Integers, alpha: float, seed: int) -> Integers:

@@ -118,23 +118,20 @@ class Sharding(Scheme):
         held = draw(per_class, num_classes, seed)
         # Shards of a class are taken in the order of the clients that hold them: which client has the longer ones
         # follows from a random assignment already.
-        owner_of_shard = np.repeat(np.arange(self.num_clients), self.shards_per_client)[
-            np.argsort(held.ravel(), kind="stable")
-        ]
+        owners = np.repeat(np.arange(self.num_clients), self.shards_per_client)
+        owners = owners[np.argsort(held.ravel(), kind="stable")]
         position = np.tile(np.arange(per_class), num_classes)
         shard_sizes = np.repeat(sizes // per_class, per_class) + (position < np.repeat(sizes % per_class, per_class))
-        return group_by_client(
-            rows_by_class(labels, num_classes, seed), np.repeat(owner_of_shard, shard_sizes), self.num_clients
-        )
+        rows = rows_by_class(labels, num_classes, seed)
+        return group_by_client(rows, np.repeat(owners, shard_sizes), self.num_clients)
 
     def _shards_per_class(self, sizes: Integers, num_classes: int) -> int:
         per_class, over = divmod(self.shards_per_client * self.num_clients, num_classes)
         if over:
             raise self.error(
                 f"{self.shards_per_client} shards for each of {self.num_clients} clients are "
-                f"{self.shards_per_client * self.num_clients}, which "
-                f"{num_classes} classes cannot share equally. Make shards_per_client * num_clients a multiple of "
-                f"{num_classes}."
+                f"{self.shards_per_client * self.num_clients}, which {num_classes} classes cannot share equally. Make "
+                f"shards_per_client * num_clients a multiple of {num_classes}."
             )
         if self.distinct_classes and self.shards_per_client > num_classes:
             raise self.error(

@@ -22,13 +22,13 @@ SETTINGS = PrototypeSearch(steps=3, batch_size=4)
 DATA = tiny.dataset().train
 
 
-def look(folder: Path, settings: PrototypeSearch = SETTINGS, seed: int = 0, rows: int = 30, **changes: Any) -> Tensor:
+def look(folder: Path, settings: PrototypeSearch = SETTINGS, seed: int = 0, rows: int = 30) -> Tensor:
     begin = torch.full((tiny.CLASSES, *tiny.SHAPE), 0.1)
     rng = torch.Generator().manual_seed(seed)
     images, labels = DATA["input"][:rows], DATA["label"][:rows]
     with pytest.MonkeyPatch.context() as context:
         context.setenv("FEDKEEP_CACHE", str(folder))
-        return cached_search(tiny.ToyGenerator(), begin, images, labels, settings, rng, **changes)
+        return cached_search(tiny.ToyGenerator(), begin, images, labels, settings, rng)
 
 
 def test_it_is_what_a_search_finds_and_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,8 @@ def test_a_damaged_entry_is_found_again_and_a_full_disk_is_no_error(
     assert torch.equal(look(tmp_path / "other"), first)
 
 
-def test_old_entries_make_room(tmp_path: Path) -> None:
+def test_old_entries_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "MAX_BYTES", 10)
     for seed in range(4):
-        look(tmp_path, seed=seed, max_bytes=1)
+        look(tmp_path, seed=seed)
     assert len(list((tmp_path / "prototypes").iterdir())) <= 1

@@ -116,7 +116,8 @@ def stored(folder: Path, generator: PixelGenerator | None = None, **changes: Any
     } | changes
     with pytest.MonkeyPatch.context() as context:
         context.setenv("FEDKEEP_CACHE", str(folder))
-        return cached_images(result, max_bytes=given.pop("most", MAX_BYTES), **given)
+        context.setattr("fedkeep.generation.prototypes.MAX_BYTES", given.pop("most", MAX_BYTES))
+        return cached_images(result, **given)
 
 
 class Sampled:
