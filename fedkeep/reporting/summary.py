@@ -74,12 +74,15 @@ class Row:
 
     @property
     def note(self) -> str:
-        """Return how far an unfinished trial got, or what went wrong in finished ones; empty where all went well."""
+        """Return how far an unfinished trial got, or how finished ones ended early or went wrong; else empty."""
         if not self.finished:
             trial = self.trials[0]
             return f"seed {trial.seed}, {trial.rounds_done} of {trial.rounds_planned} rounds"
         counts = [len(trial.rolled_back) for trial in self.trials]
         said = []
+        if ended := sorted(trial.rounds_done for trial in self.trials if trial.ended_early):
+            after = " to ".join(map(str, dict.fromkeys((ended[0], ended[-1]))))
+            said.append(f"ended after {after} of {self.trials[0].info['rounds']} rounds{self._share(len(ended))}")
         for trouble in dict.fromkeys(trial.trouble for trial in self.trials if trial.trouble):
             said.append(trouble + self._share(sum(trial.trouble == trouble for trial in self.trials)))
         if any(counts):
@@ -340,7 +343,7 @@ def _mismatch(trial: TrialResult, other: TrialResult, metric: Metric) -> str:
     if isinstance(metric, LoggedMetric) and (without := [one for one in (trial, other) if not metric.by_round(one)]):
         return f"{' and '.join(one.label for one in without)} recorded no {metric.title} in the window"
     if metric.covers_window and trial.window_rounds != other.window_rounds:
-        return "windows differ"
+        return "windows differ" + ", since a trial ended early" * (trial.ended_early or other.ended_early)
     # The best of more evaluations is higher, and what is lost since then is more.
     rounds = [metric.by_round(one).keys() for one in (trial, other)]
     if (metric.of_history and trial.evaluated.tolist() != other.evaluated.tolist()) or rounds[0] != rounds[1]:

@@ -108,6 +108,11 @@ class TrialResult:
         return int(self.info.get("rounds", len(self.rounds)))
 
     @property
+    def ended_early(self) -> bool:
+        """Tell whether a callback ended the trial before its last round."""
+        return self.finished and self.rounds_done < int(self.info.get("rounds", 0))
+
+    @property
     def task_sizes(self) -> list[int]:
         """Return how many classes arrived with each task; empty without tasks, and with a single one."""
         sizes = [int(size) for size in self.info.get("tasks", [])]

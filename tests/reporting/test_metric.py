@@ -119,6 +119,8 @@ def test_early_stopping_looks_a_metric_up(own: Metric, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"ranks methods, and {name} does not"):
             fedkeep.EarlyStopping(metric=name)
     stopping: Any = fedkeep.EarlyStopping(2, "best_class")
-    (trial,) = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[stopping]).trials
+    run = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[stopping])
+    (trial,) = run.trials
     assert trial.rounds_done == 3, "a model that does not move does not become better"
+    assert "ended after 3 of 6 rounds" in (run.path / "table.md").read_text()
     assert stopping.best == metric_of("best_class").of(trial)
