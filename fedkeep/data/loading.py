@@ -350,10 +350,11 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
     how = ["folder", as_table(options), found.note, columns_to_json(columns)]
-    if found.note and parent_process() is None:  # workers read the same
+    dataset = cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
+    if found.note and parent_process() is None:  # workers read the same; what cannot be read is tried more than once
         such_as = f" Such as: {found.examples}." if found.examples else ""
         log.warning("%s: %s%s", name, found.note, such_as)
-    return cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
+    return dataset
 
 
 def assemble_own(

@@ -160,6 +160,18 @@ def test_what_is_left_out_is_told_with_its_number_and_reason(
     assert load(str(root)).note == dataset.note  # from the cache
 
 
+def test_what_is_left_out_is_not_told_of_images_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run tries to read them more than once, and one error suffices."""
+    root = folder(tmp_path / "d")
+    touch(root / "a" / "1.HEIC")
+    (root / "b" / "broken.png").write_bytes(encoded(5)[:40])
+    with caplog.at_level(logging.WARNING), pytest.raises(DataError, match=r"broken\.png\) is not an image"):
+        load(str(root))
+    assert not caplog.text
+
+
 def test_folders_that_are_no_split_are_told(tmp_path: Path) -> None:
     for name in ("train", "test", "val", "extra"):
         folder(tmp_path / "d" / name)
