@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -120,7 +121,7 @@ def dotted(node: ast.AST, aliases: dict[str, str]) -> str:
 
 
 # It reads the global generators, to refuse networks that draw from them.
-READS = ("models/custom.py:14: import random", "models/custom.py:442: numpy.random.get_state")
+READS = ("models/custom.py: import random", "models/custom.py: numpy.random.get_state")
 
 
 def faults(source: str, file: str = "x.py") -> Iterator[str]:
@@ -159,7 +160,7 @@ def faults(source: str, file: str = "x.py") -> Iterator[str]:
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_file_seeds_pickles_evaluates_or_prints(path: Path) -> None:
     found = faults(path.read_text(), str(path.relative_to(PACKAGE)))
-    assert [fault for fault in found if not fault.startswith(READS)] == []
+    assert [fault for fault in found if not re.sub(r":\d+:", ":", fault).startswith(READS)] == []
 
 
 @pytest.mark.parametrize(
