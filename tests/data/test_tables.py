@@ -178,8 +178,11 @@ def test_arrays_that_would_become_something_else_are_refused(arrays: dict[str, A
 
 def test_noise_in_a_constant_column_and_numbers_next_to_zero_are_no_loss() -> None:
     noisy, tiny = np.where(np.arange(20) % 2, 0.1 + 0.2, 0.3), np.arange(20) * 1e-50
-    from_arrays(np.stack((noisy, tiny), 1), [0, 1] * 10)
-    from_arrays(np.eye(20), [0, 1] * 10, np.linspace([0.1] * 20, [0.1 + 1e-9] * 20, 2), [0, 1])
+    columns = np.stack((noisy, tiny), 1)
+    taken = from_arrays(columns, [0, 1] * 10, columns, [0, 1] * 10)
+    assert np.array_equal(taken.test["input"], columns.astype(np.float32))
+    close = np.linspace([0.1] * 20, [0.1 + 1e-9] * 20, 2)  # test rows alone tell nobody which column varies
+    assert np.array_equal(from_arrays(np.eye(20), [0, 1] * 10, close, [0, 1]).test["input"], close.astype(np.float32))
 
 
 def test_numbers_above_int64_and_bytes_are_names(tmp_path: Path) -> None:
