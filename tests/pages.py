@@ -20,6 +20,11 @@ def blocks(page: str, *languages: str) -> list[str]:
     return [code for language, code in _FENCED.findall(text(page)) if language in languages]
 
 
+def headings(page: str) -> list[int]:
+    """The levels of a page's headings."""
+    return [len(marks) for marks in re.findall(r"^(#+) ", _FENCED.sub("", text(page)), flags=re.M)]
+
+
 def inline(page: str) -> list[str]:
     """What stands between backticks in the text of a page."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", _FENCED.sub("", text(page)))

@@ -9,13 +9,14 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import tomli_w
-from pages import DOCS, PAGES, ROOT, blocks, text
+from pages import DOCS, PAGES, ROOT, blocks, headings, text
 
 import fedkeep
 from fedkeep.cli import main
@@ -242,6 +243,14 @@ def test_every_column_of_a_table_has_a_head(name: str) -> None:
     """Screen readers name a cell by it."""
     heads = re.findall(r"^(\|.*\|)\n\|:?-+", (ROOT / name).read_text(), flags=re.M)
     assert not [head for head in heads if any(not cell.strip() for cell in head.strip("|").split("|"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_headings_leave_no_level_out(page: str) -> None:
+    """Screen readers take them for a table of contents."""
+    levels = headings(page)
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
 def test_the_navigation_calls_tutorials_by_their_headings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,14 +304,14 @@ def tables(found: dict[str, list[Row]]) -> list[str]:
         pooled = rows_of(POOLED[run]) if run in POOLED else []
         archives = [path.partition("/")[0] for path in (run, POOLED.get(run, "")) if path]
         links = " and ".join(f"[{archive}](../results/{archive})" for archive in archives)
-        lines += [f"### {name}", "", setting_of(run), "", *table(rows, pooled), "", f"Records: {links}.", ""]
+        lines += [f"## {name}", "", setting_of(run), "", *table(rows, pooled), "", f"Records: {links}.", ""]
     return lines
 
 
 def pages(found: dict[str, list[Row]]) -> dict[Path, str]:
     """Return the pages with what stands between their two marks written anew."""
     texts = {}
-    everything = [*tables(found), "### What the moving average gains", "", *gains(found), ""]
+    everything = [*tables(found), "## What the moving average gains", "", *gains(found), ""]
     for page, lines in ((TABLES_PAGE, everything), (AVERAGES_PAGE, [*gains(found, beside_fedavg=True), ""])):
         before, _, rest = page.read_text().partition(BEGIN)
         texts[page] = "\n".join([before + BEGIN, "", *lines]) + END + rest.partition(END)[2]
