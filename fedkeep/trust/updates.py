@@ -196,20 +196,23 @@ def measure_update(measured: ModelSummary, sent: Weights, reply: Fit) -> UpdateS
     )
 
 
-@torch.no_grad()
 def _least_similarity(measured: ModelSummary, changes: Weights, returned: Weights) -> float:
     """Return the least cosine similarity of two tensors of weights of the same name; 1 without such tensors."""
-    if not (names := measured.large):
-        return 1.0
-    before, after = measured.large_norms, _norms(returned, names)
-    change = torch.stack([changes[name] for name in names]).double()
-    # By the law of cosines: without one more pass over the weights.
-    product = (before.square() + after.square() - change.square()) / 2
-    return min(1.0, float((product / (before.clamp(min=LEAST_NORM) * after.clamp(min=LEAST_NORM))).min()))
+    least, names = 1.0, measured.large
+    moved = _numbers([changes[name] for name in names])
+    for before, after, change in zip(measured.large_norms, _norms(returned, names), moved, strict=True):
+        # By the law of cosines: without one more pass over the weights.
+        product = (before * before + after * after - change * change) / 2
+        least = min(least, product / (max(before, LEAST_NORM) * max(after, LEAST_NORM)))
+    return least
 
 
-def _norms(model: Weights, names: Sequence[str]) -> Tensor:
-    return torch.stack(torch._foreach_norm([model[name] for name in names])).double() if names else torch.zeros(0)
+def _norms(model: Weights, names: Sequence[str]) -> list[float]:
+    return _numbers(torch._foreach_norm([model[name] for name in names]) if names else ())
+
+
+def _numbers(scalars: Sequence[Tensor]) -> list[float]:
+    return torch.stack(list(scalars)).tolist() if scalars else []
 
 
 def fingerprint(model: Weights) -> str:
