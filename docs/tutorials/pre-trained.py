@@ -22,6 +22,7 @@ class Net(nn.Module):
 
 digits = fedkeep.load("digits")
 images, labels = digits.train["input"], digits.train["label"]
+torch.manual_seed(0)
 network = Net()
 optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
 for _ in range(60):
@@ -45,12 +46,11 @@ print(f"before: accuracy {run.trials[0].initial_accuracy:.2f}")
 for trial in run.trials:
     print(f"{trial.label}: accuracy {trial.last:.2f}, of the worst class {min(trial.class_accuracy.values()):.2f}")
 # %% [markdown]
-# The last model of a sequence has forgotten a part of what it knew, with distillation more than without here. Averages keep
-# it: the mean of a round and the moving average are where rounds began, or above.
+# Rounds began at 0.93. The last model of a sequence has forgotten a part, with distillation more than without here: FedSeq
+# has 0.92 (its worst class 0.72), SFedKD 0.83 (0.40). Averages keep it: of either the moving average has 0.94 or more.
 #
-# Frozen parameters (`requires_grad` is False) do not travel: they are neither sent nor averaged, and count for no byte.
-# Adapters of `peft` work like this too, since what they adapt is frozen. It saves traffic. It does not keep what the network
-# knew: here the classifier forgets alone.
+# Frozen parameters (`requires_grad` is False) do not travel, nor does what adapters of `peft` adapt: a client here sends
+# 2.6 kB rather than 19 kB. It does not keep what the network knew: where only the classifier learns, more is forgotten.
 # %%
 
 

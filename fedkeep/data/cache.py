@@ -133,11 +133,9 @@ def read_entry(path: Path, expected: str = "") -> DataSet | None:
 
 
 def _write_entry(path: Path, dataset: DataSet) -> None:
-    tensors = {
-        f"{split}.{column}": values.contiguous()
-        for split, data in (("train", dataset.train), ("test", dataset.test))
-        for column, values in data.items()
-    }
+    tensors = {f"train.{column}": values.contiguous() for column, values in dataset.train.items()}
+    for column, values in dataset.test.items():  # may be the same memory, which safetensors refuses
+        tensors[f"test.{column}"] = values.clone(memory_format=torch.contiguous_format)
     metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
     metadata |= {"columns": columns_to_json(dataset.columns), "values": dict(dataset.values), "digest": digest(dataset)}
     path.parent.mkdir(parents=True, exist_ok=True)

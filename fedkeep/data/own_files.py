@@ -20,6 +20,7 @@ from fedkeep.data.readers import (
     datasets_library,
     image_files,
     is_hidden,
+    leave_out_system_folders,
     parquet_files,
     parquet_table,
     read_column,
@@ -329,6 +330,8 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     left_out = LeftOut()
     unread = [e for e in unused_entries(path, [clients]) if re.split(r"[.-]", e.name)[0] not in TEST_NAMES]
     left_out.add(f"files or folders beside {CLIENTS_FOLDER}", *unread)
+    for folder in (path, clients):
+        leave_out_system_folders(folder, left_out)
     for entry in visible:
         if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES:
             tables.setdefault("train", []).append((entry.stem, entry))

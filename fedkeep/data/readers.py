@@ -303,11 +303,16 @@ def _hidden_images(path: Path) -> list[Path]:
     return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
+def leave_out_system_folders(root: Path, left_out: LeftOut) -> None:
+    """Count what systems add to folders and archives."""
+    of_system = (root / name for name in _SYSTEM_FOLDERS if (root / name).is_dir())
+    left_out.add("folders of the system (__MACOSX and such)", *of_system)
+
+
 def _subfolders(root: Path, left_out: LeftOut) -> dict[str, Path]:
     check_links(root)
+    leave_out_system_folders(root, left_out)
     folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir()}
-    of_system = (folders[name] for name in _SYSTEM_FOLDERS if name in folders)
-    left_out.add("folders of the system (__MACOSX and such)", *of_system)
     hidden = [path for name, path in folders.items() if name.startswith(".")]
     left_out.add("hidden images", *(image for path in hidden for image in _hidden_images(path)))
     return {name: path for name, path in folders.items() if not is_hidden(name)}

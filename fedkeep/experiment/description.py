@@ -11,6 +11,7 @@ import torch
 from fedkeep.data import Federation
 from fedkeep.data.columns import columns_to_json
 from fedkeep.data.partition import ByColumn
+from fedkeep.data.schema import CLIENT
 from fedkeep.experiment.build import class_names, data_digest, generator_hash
 from fedkeep.experiment.initial_model import InitialModel
 from fedkeep.experiment.recipe import Method, Recipe, describe_extractor, pretrained_models
@@ -86,6 +87,8 @@ def describe_data(federation: Federation) -> dict[str, Any]:
     """Describe the data of a federation, over all tasks: names, inputs, test examples of each class."""
     dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
     tested = final.dataset.test["label"] if federation.holds_test_data else torch.zeros(0, dtype=torch.int64)
+    named, scheme = dataset.values.get(CLIENT, ()) if federation.stream is None else (), federation.partition.scheme
+    unused = f" The data name {len(named)} clients, and {scheme} makes others: partition.scheme=column takes them."
     return {
         "num_clients": len(federation.clients),
         "label_names": list(class_names(federation)),
@@ -98,7 +101,7 @@ def describe_data(federation: Federation) -> dict[str, Any]:
             "columns": columns_to_json(dataset.columns),
         },
         "dataset": dataset.name,
-        "dataset_note": dataset.note,
+        "dataset_note": (dataset.note + (unused if named and scheme != ByColumn.name else "")).strip(),
         "test_total": torch.bincount(tested, minlength=final.cumulative_classes[-1]).tolist(),
     }
 

@@ -179,7 +179,9 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
     saved = _read_sites(sites_file)
     if config.data == NO_DATA:
-        loaded = data_of_form(saved.get("data", {})) if saved else _form_of_sites(transport, config, recipe, head)
+        others = map(_read_sites, sorted(folder.parent.glob("*/sites.json")))  # all trials have the form of the first
+        told = saved or next(filter(None, others), None)
+        loaded = data_of_form(told.get("data", {})) if told else _form_of_sites(transport, config, recipe, head)
     else:
         loaded = build.load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
     allowed = build.without_generator_images(recipe, loaded, data_dir)
@@ -216,6 +218,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     simulation.settings.defense = replace(recipe.defense, refused_rounds=refused_rounds)
     description = describe_trial(recipe, method, seed, federation, data_dir, initial)
     description["identity"] = trial.identity.to_table()
+    description["examples"] = {site: sum(each) for site, each in saved["examples"].items()}
     identity = replace(described_identity(description), run=saved["run"])
     executor = FlowerExecutor(simulation, transport, sites, introduction, saved["run"], config.deadline)
     simulation.executor = executor

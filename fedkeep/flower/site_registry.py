@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from fedkeep.errors import RunError, in_one_line
@@ -100,7 +100,8 @@ class SiteRegistry:
     def _reasons(self, nodes: Collection[int]) -> str:
         """Return why connected nodes do not take part."""
         silent = "it has not introduced itself"
-        return " ".join(f"Node {node}: {self.rejected.get(node, (0.0, silent))[1]}." for node in list(nodes)[:10])
+        whose = ((node, f"Site {name}" if (name := self.connected.get(node)) else f"Node {node}") for node in nodes)
+        return " ".join(f"{who}: {self.rejected.get(node, (0.0, silent))[1]}." for node, who in islice(whose, 10))
 
     def nodes(self) -> dict[str, int]:
         """Return the node of each site, which a restarted server needs."""
@@ -128,11 +129,11 @@ class SiteRegistry:
 
     def _looks(self) -> Iterator[tuple[float, bool]]:
         """Look for nodes again and again; yield the seconds since the first look, and whether to remind of the wait."""
-        began, reminded = time.monotonic(), -math.inf
+        began, reminded = time.monotonic(), 0.0
         while True:
             self.refresh()
             waited = time.monotonic() - began
-            reminds = waited > 2 * POLL_SECONDS and waited - reminded > REMINDER_SECONDS
+            reminds = waited - reminded > REMINDER_SECONDS
             reminded = waited if reminds else reminded
             yield waited, reminds
             time.sleep(POLL_SECONDS)

@@ -306,8 +306,14 @@ def _repeat(run: Run) -> dict[str, Any]:
     versions |= {f"code/{name}, a copy of your own code": f"SHA-256 {digest}" for name, digest in code.items()}
     used = [str(Path(run.path.name) / name) if name.endswith(".py") else name for name in run.info.get("use", ())]
     own = [word for name in used for word in ("--use", name)]
+    recipe = str(Path(run.path.name) / "recipe.toml")
+    again = shlex.join(["fedkeep", "run", recipe, *own])
+    if command[:2] == ["flwr", "run"]:
+        sites = str(max((trial.info.get("num_clients", 1) for trial in run.trials), default=1))
+        again = shlex.join(["fedkeep", "flower", "new", "again", "--recipe", recipe, "--sites", sites])
+        again += "\nflwr run again --stream  # at the same sites, with the same --run-config"
     return {
-        "again": shlex.join(["fedkeep", "run", str(Path(run.path.name) / "recipe.toml"), *own]),
+        "again": again,
         # Where a program lies on the machine of the run helps nobody else.
         "command": shlex.join([Path(command[0]).name, *command[1:]]) if command else "",
         "versions": [(name, str(version)) for name, version in versions.items() if version],

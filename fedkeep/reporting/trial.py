@@ -746,13 +746,14 @@ def data_read(info: Mapping[str, Any], partition: Mapping[str, Any]) -> DataRead
     counts = np.asarray(partition.get("counts") or np.zeros((0, len(test))), dtype=np.int64)
     train: list[int | None] = [*map(int, counts.sum(0))] if len(counts) else [None] * len(test)
     clients = partition.get("client_names") or range(len(counts))
+    held = zip(clients, counts.sum(1), strict=False) if len(counts) else dict(info.get("examples") or {}).items()
     about = info.get("input") or {}
     features, shape = about.get("features") or [], " x ".join(map(str, about.get("shape") or []))
     inputs = _INPUTS.get(str(about.get("type")), "{}").format(shape) if shape else ""
     return DataRead(
         f"{len(features)} features: {_listed(features, 30)}" if features else inputs,
         list(zip(names, train, test, strict=True)),
-        [(str(name), int(size)) for name, size in zip(clients, counts.sum(1), strict=False)],
+        [(str(name), int(size)) for name, size in held],
         int(info.get("num_clients") or len(counts)),
         str(info.get("dataset_note") or ""),
     )

@@ -107,6 +107,13 @@ def test_folders_of_the_same_name_size_and_time_are_two_data_sets(tmp_path: Path
     assert [dataset.train["label"].tolist() for dataset in loaded] == [[0, 1], [1, 0]]
 
 
+def test_examples_may_share_memory() -> None:
+    x, y = torch.arange(18.0).reshape(6, 3), torch.arange(6) % 2
+    stored = find(keep(from_arrays(x, y, x, y)))
+    assert torch.equal(stored.train["input"], x)
+    assert torch.equal(stored.test["input"], x)
+
+
 def test_examples_given_in_python_are_found_by_later_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     name = keep(load("digits"))
     monkeypatch.setattr("fedkeep.data.cache._VERSION", 99)

@@ -209,8 +209,10 @@ def test_what_lies_beside_clients_is_told(tmp_path: Path) -> None:
     for name in ("clients/ann/train", "clients/ann/test", "test", "train"):
         folder(root / name)
     touch(root / "clients" / "bob.png")
-    (root / "clients" / "__MACOSX").mkdir()
+    for name in ("__MACOSX", "clients/__MACOSX"):  # as archives of macOS hold it
+        (root / name).mkdir()
     note = load(str(root)).note
+    assert "2 folders of the system (__MACOSX and such)" in note
     assert "1 files or folders beside clients" in note
     assert "1 files that are no table and no folder of a client" in note
     assert "10 test images of clients, since there are some for all" in note

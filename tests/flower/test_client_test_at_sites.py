@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,22 @@ def test_three_sites_test_and_the_server_has_no_data(
     assert set(trial.client_accuracy) == {"a", "b", "c"}
     assert set(trial.client_scores("auroc")) == {"a", "b", "c"}
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "30 for testing" in page
+    assert re.search(r"\d+ at 3 clients .* for training, 30 for testing", page)
+    assert "fedkeep flower new again --recipe run/recipe.toml --sites 3\nflwr run again" in page
     assert "worst client" in page
     assert "accuracy 0." in (tmp_path / "run" / "server.log").read_text()
     export_model(tmp_path / "run", tmp_path / "model", method="fedavg")
     assert "ward=c" in (tmp_path / "model" / "config.json").read_text()
+
+
+def test_sites_tell_the_form_of_their_data_once_in_a_run(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    line = LocalTransport(hospitals)
+    serve(line, at_sites(recipe, tmp_path / "run", methods="fedavg,fedseq", rounds=1))
+    asked = [envelope.head["data"] for _, kind, envelope in line.sent if kind == "introduce"]
+    assert len(asked) == 9
+    assert asked.count(None) == 3, "the second method has the form that the first was told"
 
 
 def test_nothing_but_counts_and_scores_leaves_a_site(

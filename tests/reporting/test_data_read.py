@@ -61,6 +61,13 @@ def test_all_places_tell_it(photos: Path, tmp_path: Path, capsys: pytest.Capture
     assert re.search(r"\| cat \| \d+ \| \d+ \| .* % \|", card)
 
 
+@pytest.mark.parametrize("scheme", [BY_COLUMN, 'scheme = "iid"\nnum_clients = 2'])
+def test_clients_that_the_data_name_and_nobody_takes_are_told(photos: Path, tmp_path: Path, scheme: str) -> None:
+    experiment = Experiment(load_recipe(recipe_for(tmp_path, photos, scheme), settings=["run.cohort_size=2"]))
+    note = experiment.describe(experiment.recipe.methods[0], 0)["dataset_note"]
+    assert ("The data name 2 clients, and iid makes others" in note) == (scheme != BY_COLUMN)
+
+
 def test_numbers_are_those_of_the_federation(tmp_path: Path) -> None:
     experiment = Experiment(load_recipe(tiny.write_recipe(tmp_path)))
     federation = experiment.federation(0)
