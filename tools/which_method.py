@@ -36,6 +36,8 @@ SETTINGS = {
     "sfedkd-table1.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
     "fedkeep-campaign-sfedkd-rounds-0.2.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 200 rounds",
     "fedkeep-campaign-sfedkd.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds, two seeds",
+    "fedkeep-late-sfedkd.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds (GPU)",
+    "fedkeep-late-sfedkd.zip/cifar10-2-0.5": "CIFAR-10, two classes a client, 1,000 rounds (GPU)",
     f"{SHORT}/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client, 60 rounds",
     f"{LONGEST}/fashion-mnist-1000-rounds": "Fashion-MNIST, two classes a client, 1,000 rounds, five seeds",
     f"{LONGEST}/fashion-mnist-falling-rate": "Fashion-MNIST, two classes a client, 500 rounds, five seeds",

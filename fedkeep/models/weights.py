@@ -172,9 +172,6 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 Weights: TypeAlias = Mapping[str, Tensor]
 """A state dict without frozen parameters, which never change: trained parameters and buffers by name."""
 
-CHUNK_BYTES = 2**22
-"""Bytes of tensors whose differences are in memory at a time."""
-
 
 def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module that are not trained (``requires_grad`` is False), by each of their names."""
@@ -301,19 +298,18 @@ def scale(a: Weights, factor: float) -> dict[str, Tensor]:
 @torch.no_grad()
 def joint_norm(tensors: Iterable[Tensor]) -> float:
     """Compute the Euclidean norm of all tensors together."""
-    return _join(torch._foreach_norm(found) if (found := list(tensors)) else [])
+    return join_norms(torch._foreach_norm(found) if (found := list(tensors)) else [])
 
 
 @torch.no_grad()
-def distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
-    """Compute the Euclidean norm of ``a - b``, some tensors at a time: no third model is in memory.
+def distances(a: Weights, b: Weights, names: Sequence[str]) -> list[Tensor]:
+    """Compute the Euclidean norm of ``a - b`` for each of some tensors."""
+    return [torch.dist(a[name], b[name]) for name in names]
 
-    Returns: The norm; 0 without any name.
-    """
-    norms: list[Tensor] = []
-    for some in _in_parts(a, names):
-        norms += torch._foreach_norm(torch._foreach_sub([a[name] for name in some], [b[name] for name in some]))
-    return _join(norms)
+
+def distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
+    """Compute the Euclidean norm of ``a - b``; 0 without any name."""
+    return join_norms(distances(a, b, names))
 
 
 @torch.no_grad()
@@ -448,19 +444,6 @@ def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _join(norms: Sequence[Tensor]) -> float:
+def join_norms(norms: Sequence[Tensor]) -> float:
     """Return the norm of everything whose parts have these norms."""
     return float(torch.linalg.vector_norm(torch.stack(list(norms)).double())) if norms else 0.0
-
-
-def _in_parts(model: Weights, names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield names of tensors in order, as many at a time as have `CHUNK_BYTES` bytes, and at least one."""
-    form = form_of(model)
-    start = size = 0
-    for number, name in enumerate(names):
-        if size and size + form[name].nbytes > CHUNK_BYTES:
-            yield names[start:number]
-            start, size = number, 0
-        size += form[name].nbytes
-    if names:
-        yield names[start:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from types import MappingProxyType
 from typing import Any
@@ -137,7 +138,8 @@ class SimulationState:
         self.algorithm, self.settings = algorithm, settings
         self.federation = federation.to(settings.device)
         dataset, seed, rows = federation.dataset, settings.seed, algorithm.rows_per_class
-        runner = ModelRunner(factory, seed, settings.device, rows, initial)
+        build = partial(ModelRunner, rows_per_class=rows, batch_size=settings.training.batch_size)
+        runner = build(factory, seed, settings.device, initial=initial)
         base = ClientContext(
             runner,
             dataset.normalise,
@@ -151,8 +153,7 @@ class SimulationState:
             privacy=settings.privacy,
         )
         contexts = {
-            own: base.with_runner(ModelRunner(own, seed, settings.device, rows))
-            for own in dict.fromkeys(client_factories.values())
+            own: base.with_runner(build(own, seed, settings.device)) for own in dict.fromkeys(client_factories.values())
         }
         own_contexts = {client: contexts[own] for client, own in client_factories.items()}
         server_state, client_state = state_types(type(algorithm))

@@ -21,6 +21,8 @@ from fedkeep.models.weights import frozen_parameters, state_dict_copy
 from fedkeep.training.cuda_graph import CapturedSteps
 
 Factory = Callable[[], nn.Module]
+WEIGHTS_PER_IMAGE = 1_000_000
+"""So many weights for each image of a batch make the contiguous layout the faster one on a CPU."""
 BATCH = 1024  # images in a forward pass without gradient; more do not fit into the cache of small machines
 CONV_BATCH = 128  # with convolutions on a CPU, where larger maps are allocated anew every time (benchmarks/answers.md)
 
@@ -47,6 +49,7 @@ class ModelRunner:
     ``factory``: Builds the network, with a classifier row for each class of the first task.
     ``rows_per_class``: Classifier rows for each class. The factory builds the first of them.
     ``initial``: The initial weights, with one classifier row for each class; by default those that the factory gives.
+    ``batch_size``: Images in a training step, on which the memory layout depends.
     ``train_network``: The network that is trained.
     ``eval_network``: The network that evaluates frozen models.
     ``initial``: The initial weights, with classifier rows for all classes of the current task.
@@ -64,6 +67,7 @@ class ModelRunner:
         device: torch.device,
         rows_per_class: int = 1,
         initial: Weights | None = None,
+        batch_size: int = 64,
     ) -> None:
         self.factory = factory
         self.seed = seed
@@ -91,10 +95,12 @@ class ModelRunner:
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
         self.parameters = tuple(name for name in names if name in self.initial)
         # With channels last a CPU trains LeNet-5 1.1 and CNN-4 1.2 times as fast, AlexNet-8 and ResNet-18 as fast
-        # (benchmarks/steps.md).
+        # (benchmarks/steps.md). Where weights are many and images few, ordering the weights costs more: ResNet-18
+        # takes 1.4 times as long for a step with two images, 1.2 with eight.
         # A user's module may use views that need the contiguous layout, so it keeps that.
         convolutions = any(isinstance(module, nn.Conv2d) for module in built.modules())
-        channels_last = isinstance(built, Network) and convolutions and device.type == "cpu"
+        few_images = sum(weight.numel() for weight in built.parameters()) > WEIGHTS_PER_IMAGE * batch_size
+        channels_last = isinstance(built, Network) and convolutions and device.type == "cpu" and not few_images
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.train_network = built.to(memory_format=self.layout) if channels_last else built  # type: ignore[call-overload]
         self.eval_batch_size = CONV_BATCH if convolutions and device.type == "cpu" else BATCH

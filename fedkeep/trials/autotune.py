@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from math import ceil, inf
 
+from torch import nn
+
 from fedkeep.losses import CrossEntropy
 from fedkeep.rounds.state import SimulationState
 from fedkeep.training.local_training import TrainJob, fit
@@ -15,6 +17,7 @@ SIZES = (16, 32, 8, 4)  # in the order in which they are measured
 FEW = 4  # clients for which training one after another is measured
 WORTH = 1.2  # required speed-up of stacks: they change rounding, and this measurement is a rough one
 LONG = 1000  # smallest number of trainings in a run for which measuring pays off
+MOST_IMAGES = 8  # in a batch, with convolutions: of ten, stacks of LeNet-5 and CNN-4 take 1 to 2 times as long
 QUICK = 0.1  # seconds; what takes less is measured twice
 
 
@@ -69,6 +72,9 @@ def choose_stack_size(
     if state.settings.device.type == "cuda":
         return 1  # captured steps are two to four times as quick as stacks of ten (benchmarks/gpu.md)
     if state.rounds * run_settings.cohort_size < LONG:
+        return 1
+    convolutions = any(isinstance(module, nn.Conv2d) for module in state.context.runner.train_network.modules())
+    if convolutions and state.settings.training.batch_size > MOST_IMAGES:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
     one = alone(state, cohort[:FEW])

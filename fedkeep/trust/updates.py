@@ -13,10 +13,11 @@ from statistics import median_low
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
-from fedkeep.models.weights import distance, joint_norm
+from fedkeep.models.weights import distance, distances, join_norms, joint_norm
 from fedkeep.rounds.messages import Fault, FaultKind, refused
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round, begins_task
 from fedkeep.rounds.run_settings import HISTORY_LENGTH, MIN_FOR_MEDIAN, Defense
@@ -183,31 +184,35 @@ class ModelSummary:
 
 def measure_update(measured: ModelSummary, sent: Weights, reply: Fit) -> UpdateSummary:
     """Measure how far a client's training moved the model that it was sent."""
-    moved, moved_buffers = (distance(reply.model, sent, names) for names in (measured.trained, measured.buffers))
-    similarity = _least_similarity(measured, sent, reply.model)
+    changes = distances(reply.model, sent, measured.trained)
     return UpdateSummary(
-        moved,
-        moved_buffers,
+        join_norms(changes),
+        distance(reply.model, sent, measured.buffers),
         measured.norm,
         measured.buffer_norm,
-        similarity,
+        _least_similarity(measured, dict(zip(measured.trained, changes, strict=True)), reply.model),
         measured.fingerprint,
         fingerprint(reply.model),
     )
 
 
-@torch.no_grad()
-def _least_similarity(measured: ModelSummary, sent: Weights, returned: Weights) -> float:
+def _least_similarity(measured: ModelSummary, changes: Weights, returned: Weights) -> float:
     """Return the least cosine similarity of two tensors of weights of the same name; 1 without such tensors."""
     least, names = 1.0, measured.large
-    for name, before, after in zip(names, measured.large_norms, _norms(returned, names), strict=True):
-        product = torch.dot(sent[name].reshape(-1), returned[name].reshape(-1)).item()
+    moved = _numbers([changes[name] for name in names])
+    for before, after, change in zip(measured.large_norms, _norms(returned, names), moved, strict=True):
+        # By the law of cosines: without one more pass over the weights.
+        product = (before * before + after * after - change * change) / 2
         least = min(least, product / (max(before, LEAST_NORM) * max(after, LEAST_NORM)))
     return least
 
 
 def _norms(model: Weights, names: Sequence[str]) -> list[float]:
-    return torch.stack(torch._foreach_norm([model[name] for name in names])).tolist() if names else []
+    return _numbers(torch._foreach_norm([model[name] for name in names]) if names else ())
+
+
+def _numbers(scalars: Sequence[Tensor]) -> list[float]:
+    return torch.stack(list(scalars)).tolist() if scalars else []
 
 
 def fingerprint(model: Weights) -> str:

@@ -178,7 +178,6 @@ def test_a_round_takes_three_models_of_memory_whatever_its_cohort(
 ) -> None:
     """And two more where the mean of the round and the moving average are evaluated too."""
     monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
-    monkeypatch.setattr("fedkeep.models.weights.CHUNK_BYTES", 0)
     wide = partial(get_architecture("mlp")(hidden=(100,) * 6).build, tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]
     largest = []
     for cohort in (3, 9):

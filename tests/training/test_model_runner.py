@@ -17,6 +17,7 @@ from fedkeep.interface import Training
 from fedkeep.losses import CrossEntropy, LinearTerm
 from fedkeep.models import Network, Shape, Weights
 from fedkeep.models.networks import CNN4, LeNet5, Norm, Residual
+from fedkeep.training import model_runner
 from fedkeep.training.local_training import BatchStream, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner, has_batch_norm
 
@@ -84,6 +85,16 @@ def test_training_with_channels_last_is_training_in_plain_layout(
 
 def test_only_convolutions_are_laid_out_otherwise() -> None:
     assert ModelRunner(tiny.network, 0, CPU).layout == torch.contiguous_format
+
+
+@pytest.mark.parametrize(("images", "layout"), [(2, torch.contiguous_format), (3, torch.channels_last)])
+def test_many_weights_and_few_images_keep_the_plain_layout(
+    images: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = NETWORKS["cnn4"][1]
+    weights = sum(weight.numel() for weight in factory().parameters())
+    monkeypatch.setattr(model_runner, "WEIGHTS_PER_IMAGE", weights / 3)
+    assert ModelRunner(factory, 0, CPU, batch_size=images).layout == layout
 
 
 def test_several_rows_for_each_class_and_the_first_is_everybodys() -> None:

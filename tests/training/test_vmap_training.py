@@ -448,7 +448,10 @@ def test_nothing_is_measured_where_no_stack_may_be() -> None:
 
     on_a_gpu = populous()  # where steps are captured, which is quicker than stacks
     on_a_gpu.settings.device = torch.device("cuda")
-    for state in (populous(rounds=20), populous(factory=body(nn.BatchNorm1d(16))), on_a_gpu):  # short; without stacks
+    convolutions = populous(
+        factory=lambda: LeNet5().build((1, 28, 28), tiny.CLASSES), training=replace(PLAIN, batch_size=9)
+    )
+    for state in (populous(rounds=20), populous(factory=body(nn.BatchNorm1d(16))), on_a_gpu, convolutions):
         assert choose_stack_size(state, alone=measure, together=measure) == 1
 
 
