@@ -390,11 +390,6 @@ class TrialResult:
                 mine[name] = max(mine.get(name, 0), sum(totals.get(name, 0) for totals in ledgers.values()))
         return spent, options
 
-    @property
-    def noised_steps(self) -> dict[str, int]:
-        """Return how many steps of DP-SGD each client took, those included that a restored server does not know of."""
-        return {client: sum(self._steps(uses).values()) for client, uses in self._spent[0].items()}
-
     @staticmethod
     def _steps(uses: Mapping[str, int]) -> dict[float, int]:
         """Return steps of DP-SGD by sample rate. What a site of an earlier version made up is of an infinite rate."""
