@@ -35,8 +35,7 @@ T = TypeVar("T", TrialResult, Row)
 class TrainedTrial(TrialResult):
     """One method with one seed, with its trained model."""
 
-    run: Run | None = field(default=None, compare=False)
-    architecture: Architecture | None = field(default=None, compare=False)
+    run: RunResult | None = field(default=None, compare=False)
 
     def model(self, network: Any = None) -> nn.Module:
         """Return the trained model.
@@ -59,7 +58,7 @@ class TrainedTrial(TrialResult):
             If the trial is not finished, its folder holds no model, or the model alone does not predict.
         """
         assert self.run is not None  # set by `RunResult`
-        architecture = self.architecture if network is None else architecture_of(network)
+        architecture = self.run.architecture if network is None else architecture_of(network)
         return trained_model(
             self.run,
             method=self.method,
@@ -134,7 +133,7 @@ class RunResult(Run):
             example = f"run[{named[0].label!r}, {named[0].seed}]"
             raise RunError(f"{named[0].label} was run with the seeds {seeds}. Name one of them, as in {example}.")
         values = {name: getattr(found[0], name) for name in TrialResult.__dataclass_fields__}
-        return TrainedTrial(**values, run=self, architecture=self.architecture)
+        return TrainedTrial(**values, run=self)
 
     def table(self) -> DataFrame:
         """Return the results as a table, one row a method.
