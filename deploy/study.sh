@@ -12,4 +12,4 @@ for site in a b c; do
     flwr supernode register "/keys/$site.pub" --name "$site" || echo "$site: see above; a site is registered once"
 done
 fedkeep flower new study --recipe demo --methods fedavg,sfedkd --seeds 0 --rounds 3 --sites 3 --set partition.classes_per_client=4
-flwr run study --stream --run-config 'out="/runs/study" min-clients=2'
+flwr run study --stream --run-config 'out="/runs/study" settings="run.min_clients=2"'

@@ -37,7 +37,6 @@ MOST_ATTRIBUTES, MOST_OPTIONS = 12, 15
 LARGER = {
     "RayExecutor": 14,
     "Recipe": 24,
-    "RunConfig": 19,
     "ClientContext": 13,
     "CatalogEntry": 14,
     "ModelRunner": 14,

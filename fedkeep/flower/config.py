@@ -14,16 +14,12 @@ from fedkeep.options import Options, build, option
 class RunConfig(Options):
     """The run configuration: ``[tool.flwr.app.config]`` of a Flower app, changed by ``flwr run --run-config``.
 
-    There the names are written with hyphens, as in ``min-clients``. Items of lists are separated by commas, settings by
-    spaces.
+    There the names are written with hyphens, as in ``state-dir``. Items of lists are separated by commas, settings by
+    spaces. Methods and seeds are the recipe's.
 
     ``recipe``: A recipe's name, or a .toml file of the app or of the server.
-    ``methods``: Methods to run instead of the recipe's.
-    ``seeds``: Seeds to run instead of the recipe's.
-    ``rounds``: Rounds to run instead of the recipe's; 0: the recipe's.
     ``settings``: Changes to the recipe.
     ``sites``: How many sites take part; 0: as many as the recipe's partition has clients.
-    ``min_clients``: A round with fewer replies is rolled back; 0: the recipe's minimum.
     ``deadline``: Seconds that a site has for one call.
     ``wait``: Seconds to wait while too few sites are connected.
     ``largest_reply``: The largest allowed size of a reply, in megabytes.
@@ -39,12 +35,8 @@ class RunConfig(Options):
     """
 
     recipe: str = option("demo", "a recipe's name, or a .toml file of the app or of the server")
-    methods: str = option("", "methods to run instead of the recipe's, such as fedavg,sfedkd")
-    seeds: str = option("", "seeds to run instead of the recipe's, such as 0,1")
-    rounds: int = option(0, "rounds to run instead of the recipe's; 0: the recipe's", low=0)
-    settings: str = option("", "changes to the recipe, such as training.lr=0.05 run.cohort_size=3")
+    settings: str = option("", "changes to the recipe, such as run.rounds=3 run.min_clients=2")
     sites: int = option(0, "sites that take part; 0: as many as the recipe's partition has clients", low=0)
-    min_clients: int = option(0, "a round with fewer replies is rolled back; 0: the recipe's minimum", low=0)
     deadline: float = option(3600.0, "seconds that a site has for one call before it is lost for the round", low=0.1)
     wait: float = option(600.0, "seconds to wait where too few sites are connected before the run stops", low=0.0)
     largest_reply: float = option(1000.0, "largest size of one reply, in megabytes", low=0.001)

@@ -341,19 +341,8 @@ def _log_round(trial: str, rounds: int, test_total: Sequence[int], record: Mappi
 
 def _load_recipe(config: RunConfig) -> Recipe:
     """Return the recipe that the run configuration asks for, checked for a run at sites."""
-    settings = shlex.split(config.settings)
-    settings += [f"run.min_clients={config.min_clients}"] if config.min_clients else []
-    try:
-        seeds = [int(seed) for seed in config.seeds.split(",")] if config.seeds else None
-    except ValueError:
-        raise ConfigError(f"seeds must be integers with commas between them, not {config.seeds!r}.") from None
     recipe = load_recipe(
-        _find_recipe(config.recipe),
-        settings=settings,
-        methods=config.methods.split(",") if config.methods else None,
-        seeds=seeds,
-        rounds=config.rounds or None,
-        allow_code=config.allow_code,
+        _find_recipe(config.recipe), settings=shlex.split(config.settings), allow_code=config.allow_code
     )
     if recipe.run.evaluate_local_models:
         raise ConfigError(

@@ -45,8 +45,6 @@ def test_the_apps_can_be_made_and_take_what_the_run_lines_say(tmp_path: Path, mo
         fedkeep(line)
     for line in starting("flwr run "):
         app = shlex.split(line)[2]
-        if app == ".":
-            continue
         project = tomllib.loads((tmp_path / app / "pyproject.toml").read_text())
         config = project["tool"]["flwr"]["app"]["config"]
         changes = parse_config_args([after("--run-config", line)]) if "--run-config" in line else {}

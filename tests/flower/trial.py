@@ -21,8 +21,24 @@ from fedkeep.flower.transport import Envelope, MessageKind
 SETTINGS = ("auxiliary.images_per_class=2", "run.cohort_size=4")
 
 
-def config(recipe: str, out: Path, settings: Sequence[str] = SETTINGS, **changes: Any) -> RunConfig:
-    usual: dict[str, Any] = {"settings": " ".join(settings), "rounds": 3, "wait": 0.2, "deadline": 5.0}
+def config(
+    recipe: str,
+    out: Path,
+    settings: Sequence[str] = SETTINGS,
+    methods: str = "",
+    rounds: int = 3,
+    min_clients: int = 0,
+    **changes: Any,
+) -> RunConfig:
+    """Return a run configuration; with ``methods``, of a recipe with these."""
+    if methods:
+        chosen = load_recipe(recipe, methods=methods.split(","), allow_code=changes.get("allow_code", False))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        path = out.parent / f"{methods.replace(',', '-')}.toml"
+        path.write_text(chosen.to_toml())
+        recipe = str(path)
+    settings = [*settings, f"run.rounds={rounds}", *[f"run.min_clients={min_clients}"] * bool(min_clients)]
+    usual: dict[str, Any] = {"settings": " ".join(settings), "wait": 0.2, "deadline": 5.0}
     return RunConfig(recipe=recipe, out=str(out), **(usual | changes))
 
 
