@@ -186,6 +186,10 @@ class TextDecoder(nn.Module):
 # Of images that teacher and student see during the inversion.
 AUGMENTATION = Augmentation(crop_padding=4, horizontal_flip=True)
 BETAS = (0.5, 0.999)  # of Adam, for generators
+LATENT_SIZE = 256  # of a generator's latent vector
+W_LABELS = 0.5  # weight of the cross-entropy with random labels
+MOMENTUM = 0.9  # weight of earlier batches in the statistics of batch norms
+TAU = 20.0  # temperature of the student's distillation
 
 
 @dataclass(frozen=True)
@@ -196,34 +200,26 @@ class InversionConfig:
     ``synthesis_batch_size``: Images that are generated at a time.
     ``generator_steps``: Steps of the generator for each batch of images.
     ``warmup``: Batches that are discarded, before a student is trained and challenged.
-    ``latent_size``: Length of the generator's latent vector.
     ``generator_channels``: Channels of the generator's last feature maps; twice as many before.
     ``generator_lr``: Learning rate of the generator (Adam).
-    ``w_labels``: Weight of the cross-entropy with random labels.
     ``w_batch_norm``: Weight of the distance of batch-norm statistics; nothing without batch norm.
-    ``batch_norm_momentum``: Weight of earlier batches in these statistics.
     ``w_adversarial``: Weight of the divergence of the student from the teacher.
     ``student_steps``: Steps of the student after each batch of images.
     ``student_batch_size``: Images in each of these.
     ``student_lr``: Learning rate of the student (SGD with momentum 0.9).
-    ``tau``: Temperature of the student's distillation.
     """
 
     num_images: int = 8000
     synthesis_batch_size: int = 256
     generator_steps: int = 10
     warmup: int = 20
-    latent_size: int = 256
     generator_channels: int = 64
     generator_lr: float = 2e-3
-    w_labels: float = 0.5
     w_batch_norm: float = 10.0
-    batch_norm_momentum: float = 0.9
     w_adversarial: float = 1.0
     student_steps: int = 400
     student_batch_size: int = 256
     student_lr: float = 0.2
-    tau: float = 20.0
 
     @property
     def num_batches(self) -> int:
@@ -254,7 +250,7 @@ class Inverter(ABC):
 
     For every batch of images a generator takes ``generator_steps`` steps to minimise
 
-        w_labels * CE(teacher, labels) + w_batch_norm * distance of batch-norm statistics
+        W_LABELS * CE(teacher, labels) + w_batch_norm * distance of batch-norm statistics
             - w_adversarial * KL(teacher || student),
 
     the last term over images that both classify alike, and only after the warm-up. Of the images on the way those of
@@ -265,12 +261,10 @@ class Inverter(ABC):
     def __init__(self, config: InversionConfig, problem: InversionProblem) -> None:
         self.config = config
         self.problem = problem
-        self.rng = problem.rng
-        self.teacher = problem.teacher.eval().requires_grad_(False)
-        self.student = problem.student
-        self.device = next(self.teacher.parameters()).device
-        self.statistics = BatchNormStatistics(self.teacher, config.batch_norm_momentum)
-        parameters = self.student.parameters()
+        teacher = problem.teacher.eval().requires_grad_(False)
+        self.device = next(teacher.parameters()).device
+        self.statistics = BatchNormStatistics(teacher, MOMENTUM)
+        parameters = problem.student.parameters()
         self.student_optimizer = torch.optim.SGD(parameters, config.student_lr, momentum=0.9, weight_decay=1e-4)
 
     def synthesize(self, num_batches: int, num_discarded: int) -> Data:
@@ -310,37 +304,37 @@ class Inverter(ABC):
 
     def teacher_loss(self, normalised: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return the teacher's logits on normalised images, and a loss besides their cross-entropy."""
-        return self.teacher(normalised), 0.0
+        return self.problem.teacher(normalised), 0.0
 
     def student_loss(self, normalised: Tensor) -> Tensor:
         """Return the student's loss on normalised images."""
         with torch.no_grad():
-            teacher_logits = self.teacher(normalised)
-        divergence = kl_divergence(teacher_logits, self.student(normalised), self.config.tau)
-        return self.config.tau**2 * divergence.mean()
+            teacher_logits = self.problem.teacher(normalised)
+        divergence = kl_divergence(teacher_logits, self.problem.student(normalised), TAU)
+        return TAU**2 * divergence.mean()
 
     def _generator_loss(self, normalised: Tensor, labels: Tensor, challenging: bool) -> Tensor:
         config = self.config
         logits, extra_loss = self.teacher_loss(normalised, labels)
         distance = self.statistics.distance()
-        loss = config.w_labels * cross_entropy(logits, labels) + config.w_batch_norm * distance + extra_loss
+        loss = W_LABELS * cross_entropy(logits, labels) + config.w_batch_norm * distance + extra_loss
         if challenging:
-            loss = loss - config.w_adversarial * agreed_divergence(logits, self.student(normalised))
+            loss = loss - config.w_adversarial * agreed_divergence(logits, self.problem.student(normalised))
         return loss
 
     def _generate_batch(self, challenging: bool) -> tuple[Tensor, Tensor]:
         """Return a batch of images, pixels in 0..1, and their labels."""
         labels = self.begin_batch().to(self.device)
-        self.student.eval()
+        self.problem.student.eval()
         best, lowest = torch.empty(0), inf
         for _ in range(self.config.generator_steps):
             images = self.generate(labels)
-            augmented = AUGMENTATION.move_pixels(images, self.rng)
+            augmented = AUGMENTATION.move_pixels(images, self.problem.rng)
             loss = self._generator_loss(self.normalise(augmented), labels, challenging)
             if not bool(loss.isfinite()):
                 raise RunError(
-                    "the generator of generated images has diverged: its loss is not finite. Lower generator_lr, or "
-                    "student_lr, the student's learning rate."
+                    "the generator of images has diverged: its loss is not finite. Take fewer generator_steps or "
+                    "student_steps, or a lower training.lr."
                 )
             if loss.item() < lowest:
                 best, lowest = images.detach(), loss.item()
@@ -351,11 +345,13 @@ class Inverter(ABC):
 
     def _train_student(self, images: Tensor) -> None:
         """Train the student on images, uint8, normalised as those of the data set."""
-        self.student.train()
+        self.problem.student.train()
         for _ in range(self.config.student_steps):
-            rows = torch.randperm(len(images), generator=self.rng)[: self.config.student_batch_size].to(self.device)
+            rows = torch.randperm(len(images), generator=self.problem.rng)[: self.config.student_batch_size].to(
+                self.device
+            )
             self.student_optimizer.zero_grad()
-            augmented = AUGMENTATION.move_pixels(images[rows].float() / 255, self.rng)
+            augmented = AUGMENTATION.move_pixels(images[rows].float() / 255, self.problem.rng)
             loss = self.student_loss(self.problem.format.normalise(augmented))
             loss.backward()  # type: ignore[no-untyped-call]
             self.student_optimizer.step()
@@ -384,8 +380,8 @@ class LatentInverter(Inverter):
 
     def __init__(self, config: InversionConfig, problem: InversionProblem) -> None:
         super().__init__(config, problem)
-        with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.rng))):
-            generator = LatentDecoder(config.latent_size, config.generator_channels, problem.format.shape)
+        with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.problem.rng))):
+            generator = LatentDecoder(LATENT_SIZE, config.generator_channels, problem.format.shape)
         self.generator = generator.to(self.device)
         self.meta_optimizer = torch.optim.Adam(
             self.generator.parameters(), config.generator_lr * config.generator_steps, betas=BETAS
@@ -393,12 +389,12 @@ class LatentInverter(Inverter):
 
     def begin_batch(self) -> Tensor:
         size = self.config.synthesis_batch_size
-        self.latent = torch.randn(size, self.config.latent_size, generator=self.rng).to(self.device).requires_grad_()
+        self.latent = torch.randn(size, LATENT_SIZE, generator=self.problem.rng).to(self.device).requires_grad_()
         self.meta_optimizer.zero_grad()
         self.copy = deepcopy(self.generator)
         groups: list[dict[str, Any]] = [{"params": self.copy.parameters()}, {"params": [self.latent], "lr": LATENT_LR}]
         self.optimizer = torch.optim.Adam(groups, self.config.generator_lr, betas=BETAS)
-        return torch.randint(self.problem.num_classes, (size,), generator=self.rng)
+        return torch.randint(self.problem.num_classes, (size,), generator=self.problem.rng)
 
     def generate(self, labels: Tensor) -> Tensor:
         images: Tensor = self.copy(self.latent)
@@ -435,23 +431,23 @@ class TextInverter(Inverter):
         super().__init__(config, problem)
         self.w_bounding, self.radius = w_bounding, radius
         self.anchors = anchors.to(self.device)
-        with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.rng))):
-            size, latent, maps = config.synthesis_batch_size, config.latent_size, config.generator_channels
-            decoder = TextDecoder(self.anchors, size, latent, maps, problem.format.shape)
+        with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.problem.rng))):
+            size, maps = config.synthesis_batch_size, config.generator_channels
+            decoder = TextDecoder(self.anchors, size, LATENT_SIZE, maps, problem.format.shape)
         self.generator = decoder.to(self.device)
         channels = problem.format.shape[0]
         self.mean = torch.full((channels, 1, 1), 0.5, device=self.device, requires_grad=True)
         self.std = torch.full((channels, 1, 1), 0.2, device=self.device, requires_grad=True)
 
     def begin_batch(self) -> Tensor:
-        self.generator.reset_noisy_layers(self.rng)
+        self.generator.reset_noisy_layers(self.problem.rng)
         groups: list[dict[str, Any]] = [
             {"params": self.generator.parameters()},
             {"params": [self.mean, self.std], "lr": 0.01},
         ]
         self.optimizer = torch.optim.Adam(groups, self.config.generator_lr, betas=BETAS)
         size, num_classes = self.config.synthesis_batch_size, self.problem.num_classes
-        rest = torch.randint(num_classes, (size % num_classes,), generator=self.rng)
+        rest = torch.randint(num_classes, (size % num_classes,), generator=self.problem.rng)
         return torch.cat((torch.arange(num_classes).repeat(size // num_classes), rest))
 
     def generate(self, labels: Tensor) -> Tensor:
@@ -467,15 +463,15 @@ class TextInverter(Inverter):
         return (images - self.mean) / self.std
 
     def teacher_loss(self, normalised: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
-        features, logits = features_and_logits(self.teacher, normalised)
+        features, logits = features_and_logits(self.problem.teacher, normalised)
         return logits, self.w_bounding * bounding_loss(features, self.anchors[labels], self.radius)
 
     def student_loss(self, normalised: Tensor) -> Tensor:
         with torch.no_grad():
-            teacher_features, teacher_logits = features_and_logits(self.teacher, normalised)
-        features, logits = features_and_logits(self.student, normalised)
-        divergence = kl_divergence(teacher_logits, logits, self.config.tau).mean()
-        return self.config.tau**2 * divergence + self.w_bounding * mse_loss(features, teacher_features)
+            teacher_features, teacher_logits = features_and_logits(self.problem.teacher, normalised)
+        features, logits = features_and_logits(self.problem.student, normalised)
+        divergence = kl_divergence(teacher_logits, logits, TAU).mean()
+        return TAU**2 * divergence + self.w_bounding * mse_loss(features, teacher_features)
 
 
 def features_and_logits(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:

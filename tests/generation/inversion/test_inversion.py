@@ -35,7 +35,6 @@ SMALL = {
     "synthesis_batch_size": 8,
     "generator_steps": 3,
     "warmup": 1,
-    "latent_size": 5,
     "generator_channels": 3,
     "student_steps": 2,
 }
@@ -241,5 +240,5 @@ def test_features_are_bound_with_slack() -> None:
 
 
 def test_a_generator_that_diverges_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(RunError, match="Lower generator_lr"):
+    with pytest.raises(RunError, match="Take fewer generator_steps"):
         latent(generator_lr=1e38).synthesize(1, num_discarded=0)
