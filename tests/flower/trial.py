@@ -32,7 +32,9 @@ def config(
 ) -> RunConfig:
     """Return a run configuration; with ``methods``, of a recipe with these."""
     if methods:
-        chosen = load_recipe(recipe, methods=methods.split(","), allow_code=changes.get("allow_code", False))
+        chosen = load_recipe(
+            recipe, settings=settings, methods=methods.split(","), allow_code=changes.get("allow_code", False)
+        )
         out.parent.mkdir(parents=True, exist_ok=True)
         path = out.parent / f"{methods.replace(',', '-')}.toml"
         path.write_text(chosen.to_toml())
