@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,9 @@ def config(
 ) -> RunConfig:
     """Return a run configuration; with ``methods``, of a recipe with these."""
     if methods:
-        chosen = load_recipe(
-            recipe, settings=settings, methods=methods.split(","), allow_code=changes.get("allow_code", False)
-        )
+        words = shlex.split(" ".join(settings))
+        code = changes.get("allow_code", False)
+        chosen = load_recipe(recipe, settings=words, methods=methods.split(","), allow_code=code)
         out.parent.mkdir(parents=True, exist_ok=True)
         path = out.parent / f"{methods.replace(',', '-')}.toml"
         path.write_text(chosen.to_toml())
