@@ -40,7 +40,6 @@ LARGER = {
     "ClientContext": 13,
     "CatalogEntry": 14,
     "ModelRunner": 14,
-    "Training": 17,
     "LocalServer": 13,
 }
 """Classes that have more than they should, and how many they have: these numbers only fall."""

@@ -37,6 +37,8 @@ GONE: dict[tuple[str, str], Any] = {
     ("defense", "rerun_distance"): None,
     ("defense", "collapsed_rounds"): 0,
     ("generator", "by_task"): [],
+    ("training", "eps"): 1e-8,
+    ("training", "lr_step_size"): 1,
 }
 """Options that are no more, with the value that kept recipes give them; None for any value."""
 

@@ -14,16 +14,14 @@ from fedkeep.models import Weights
 from fedkeep.options import Options, build, option, options_of
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
-LRSchedule = Literal["exponential", "step", "cosine"]
+LRSchedule = Literal["exponential", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 EpochEndsWith = Literal["first", "shortest"]
 """When an epoch over several data sets ends: with the first data set, or with the shortest one."""
 _USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "lr_step_size": ("lr_schedule", ("step",)),
     "lr_min": ("lr_schedule", ("cosine",)),
     "lr_rounds": ("lr_schedule", ("cosine",)),
     "betas": ("optimizer", ("adam", "adamw")),
-    "eps": ("optimizer", ("adam", "adamw")),
 }
 """Of which option's values an option is; with others it would do nothing."""
 Parametrization: TypeAlias = Callable[[Weights], Weights]
@@ -44,9 +42,7 @@ class Training(Options):
     epochs: int = option(5, "passes over a client's data in each local training", low=1)
     batch_size: int = option(64, "examples in a batch", low=1)
     lr: float = option(0.01, "learning rate in the first round", low=0.0)
-    lr_decay: float = option(
-        1.0, "factor on the learning rate after every round, or after lr_step_size rounds", low=0.0, high=1.0
-    )
+    lr_decay: float = option(1.0, "factor on the learning rate after every round", low=0.0, high=1.0)
     momentum: float = option(0.0, "momentum of SGD; starts at zero in every local training", low=0.0, high=1.0)
     weight_decay: float = option(0.0, "weight decay of SGD (an L2 penalty), on all parameters", low=0.0)
     max_grad_norm: float | None = option(None, "largest norm of the gradient; none: no clipping", low=1e-12)
@@ -56,11 +52,9 @@ class Training(Options):
     )
     optimizer: OptimizerName = option("sgd", "as of torch.optim: SGD, Adam or AdamW")
     betas: tuple[float, ...] = option((0.9, 0.999), "decays of Adam's two averages", low=0.0, high=0.9999999)
-    eps: float = option(1e-8, "what Adam adds to the denominator", low=0.0)
     lr_schedule: LRSchedule = option(
-        "exponential", "by rounds, as of torch.optim.lr_scheduler: ExponentialLR, StepLR or CosineAnnealingLR"
+        "exponential", "by rounds, as of torch.optim.lr_scheduler: ExponentialLR or CosineAnnealingLR"
     )
-    lr_step_size: int = option(1, "step: rounds between two decays", low=1)
     lr_min: float = option(0.0, "cosine: learning rate at the end", low=0.0)
     loss: str = option(
         "cross-entropy",
@@ -106,8 +100,6 @@ class Training(Options):
         float
             The learning rate.
         """
-        if self.lr_schedule == "step":
-            return self.lr * self.lr_decay ** ((round - 1) // self.lr_step_size)
         if self.lr_schedule == "cosine":
             share = min((round - 1) / max(self.lr_rounds, 1), 1.0)
             return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * share)) / 2

@@ -18,6 +18,7 @@ from fedkeep.data import DataOptions
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.experiment.provenance import NOT_SETTINGS
 from fedkeep.experiment.recipe import OPTIONS
+from fedkeep.experiment.recipe_loader import GONE
 from fedkeep.interface import algorithms
 from fedkeep.options import as_table, options_of
 from fedkeep.reporting.metric import LoggedMetric, Metric, metric_of
@@ -260,7 +261,7 @@ def _section(name: str, written: Any) -> Any:
         return {k: v for k, v in written.items() if k != "weights"} | {"pretraining": pretraining}
     if name not in OPTIONS or not isinstance(written, Mapping):
         return written
-    section = as_table(OPTIONS[name]()) | dict(written)
+    section = as_table(OPTIONS[name]()) | {k: v for k, v in written.items() if GONE.get((name, k)) != v}
     # The options of a check that is off do nothing, and their defaults have changed.
     off = ("loss_examples", "loss_slack", "logit_deviations", "rerun_distance")
     return {key: value for key, value in section.items() if section.get("loss_check") != "off" or key not in off}

@@ -235,8 +235,7 @@ class SGDStepper:
         if training.optimizer != "sgd":
             kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
             first, second = training.betas
-            decay, eps = training.weight_decay, training.eps
-            self.optimizer = kind(self.parameters, lr=lr, betas=(first, second), eps=eps, weight_decay=decay)
+            self.optimizer = kind(self.parameters, lr=lr, betas=(first, second), weight_decay=training.weight_decay)
         self.loss_sum = torch.zeros((), device=runner.device)
         self._forward = forward
 

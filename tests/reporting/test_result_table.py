@@ -77,8 +77,11 @@ def test_an_option_that_came_later_was_at_its_default_before(tmp_path: Path) -> 
 
 
 def test_an_option_of_a_recipe_that_came_later_was_at_its_default_before(tmp_path: Path) -> None:
-    """So were those of a check that is off, whose defaults have changed since."""
-    old = RECIPE + '\n[defense]\nloss_check = "off"\nloss_examples = 4\nloss_slack = 0.1\nlogit_deviations = 3.0\n'
+    """So were those of a check that is off, whose defaults have changed since, and options that are no more."""
+    old = (
+        RECIPE.replace("lr = 0.1", "lr = 0.1\neps = 1e-08\nlr_step_size = 1")
+        + '\n[defense]\nloss_check = "off"\nloss_examples = 4\nloss_slack = 0.1\nlogit_deviations = 3.0\n'
+    )
     older = RECIPE
     now = (
         RECIPE.replace("lr = 0.1", 'lr = 0.1\nprecision = "float32"') + '\n[defense]\nloss_check = "off"\nbackoff = 8\n'
