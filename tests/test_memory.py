@@ -12,13 +12,25 @@ import torch
 from fedkeep._utils import process
 
 
-def test_memory_is_given_back_each_time_that_enough_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(process, "_library_function", lambda name: calls.append)
+def test_memory_is_given_back_when_enough_is_dropped_and_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    much, held, given_back = process.ENOUGH, [0], list[int]()
+    monkeypatch.setattr(process, "_library_function", lambda name: lambda _: given_back.append(held[-1]))
+    monkeypatch.setattr(process, "_resident_bytes", lambda: held[-1])
     trimmer = process.MemoryTrimmer()
-    for size in (0, process.ENOUGH - 1, 1, 1, 3 * process.ENOUGH):
+    for now, size in (
+        (20 * much, much - 1),  # not enough is dropped
+        (20 * much, 1),
+        (15 * much, much),  # what a step needs
+        (16 * much, 3 * much),
+        (17 * much, much),  # more by more than `ENOUGH`
+        (14 * much, much),
+        (16 * much + 1, much),
+        (18 * much, much),  # such a step needs more, as is seen after memory was given back
+        (19 * much, much),
+    ):
+        held.append(now)
         trimmer.dropped(size)
-    assert calls == [0, 0]
+    assert given_back == [20 * much, 17 * much, 16 * much + 1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells how much memory a process has")

@@ -7,11 +7,12 @@ Memory of tensors that are gone is kept for the next ones, or given back to the 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -94,7 +95,7 @@ def keep_freed_memory() -> None:
 
 
 class MemoryTrimmer:
-    """Gives freed memory back to the system each time that many bytes of tensors have been dropped.
+    """Gives freed memory back to the system each time that a process has grown while tensors were dropped.
 
     Up to glibc 2.37 PyTorch's aligned tensors cannot take the place of freed ones of the same size
     (`glibc bug 14581`_), so that a process which makes one model after another may grow by each. Free pages between
@@ -105,6 +106,8 @@ class MemoryTrimmer:
 
     def __init__(self) -> None:
         self._dropped = 0
+        self._needed = 0  # the most bytes that the process held at the next look after memory was given back
+        self._trimmed = False
 
     def dropped(self, size: int) -> None:
         """Count tensors that nothing refers to any more, and give memory back if there are enough.
@@ -112,9 +115,22 @@ class MemoryTrimmer:
         ``size``: Their size in bytes.
         """
         self._dropped += size
-        if self._dropped >= ENOUGH:
-            self._dropped = 0
+        if self._dropped < ENOUGH:
+            return
+        self._dropped, held = 0, _resident_bytes()
+        if self._trimmed:
+            self._needed = max(self._needed, held)
+        # The next step would get new, cleared pages in place of those that it needs each time: a quarter of its time.
+        self._trimmed = held > self._needed + ENOUGH
+        if self._trimmed:
             _library_function("malloc_trim")(0)
+
+
+def _resident_bytes() -> int:
+    """Return how much memory this process has; 0 where the system does not say."""
+    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 @cache

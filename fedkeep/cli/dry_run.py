@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -154,15 +154,12 @@ def _subset_federation(federation: Federation, rows: int, clients: int) -> Feder
 
 
 def dry_run(
-    recipes: dict[str, Recipe],
-    machine: Machine,
-    console: Console,
-    is_done: Callable[[str, str, int], bool] = lambda name, label, seed: False,
+    recipes: Mapping[str, Recipe], machine: Machine, console: Console, done: Container[tuple[str, str, int]] = ()
 ) -> int:
     """List the trials of recipes with what each is expected to take; nothing is written.
 
     ``recipes``: By the name of a column; empty for the only one.
-    ``is_done``: Tells of a column, a method's label and a seed whether it was run before.
+    ``done``: What was run before: column, label of a method, and seed.
     Returns: The exit code: 1 if no column has data that can be read.
     """
     heads = [*["column"] * any(recipes), "method", "seeds", "rounds", "time a seed", "memory", "sent in all"]
@@ -171,7 +168,7 @@ def dry_run(
     for name, recipe in recipes.items():
         for method in recipe.methods:
             first = [*[name] * bool(name), escape(method.label)]
-            seeds = [seed for seed in recipe.seeds if not is_done(name, method.label, seed)]
+            seeds = [seed for seed in recipe.seeds if (name, method.label, seed) not in done]
             if not seeds:
                 table.add_row(*first, "-", str(recipe.rounds), "done", "", "")
                 continue

@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from fedkeep._utils.process import Terminated
 from fedkeep.cli.dry_run import dry_run
-from fedkeep.cli.text import plain_table, say
+from fedkeep.cli.text import say
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.description import describe_data
@@ -91,9 +90,9 @@ def tune(options: Namespace, console: Console) -> int:
             )  # fmt: skip
     except (KeyboardInterrupt, Terminated) as stop:
         return say_stopped(stop, "the same command with the same --out", console)
-    table = plain_table(*map(escape, tuning.table.heads))
-    for line in tuning.table.lines:
-        table.add_row(*map(escape, line), style="bold" if line[0] == "best" else "")
+    table = tuning.table.terminal()
+    for row, (verdict, *_) in zip(table.rows, tuning.table.lines, strict=True):
+        row.style = "bold" if verdict == "best" else ""
     console.print(table)
     say(console, f"folder: {tuning.path}, with the report of all points in {RUN}/")
     own = "".join(f" --use {shlex.quote(file)}" for file in options.use)

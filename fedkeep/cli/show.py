@@ -29,7 +29,7 @@ from fedkeep.reporting.findings import warnings
 from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
-from fedkeep.reporting.table import SUFFIXES, TEXTS, TextTable, print_table, tables
+from fedkeep.reporting.table import SUFFIXES, TEXTS, print_table, tables
 from fedkeep.training.client_test import client_test
 
 
@@ -154,7 +154,7 @@ def compare(options: Namespace, console: Console) -> int:
     else:
         console.print(print_table(rows, width=console.width))
         for table in tables(rows, options.against or "", options.target)[1:]:
-            console.print(_rich(table))
+            console.print(table.terminal())
         for line in (line for run in runs for line in warnings(run.trials, run.settings)):
             console.print(f"warning: {line}", style="yellow", markup=False)
     return 0
@@ -211,11 +211,3 @@ def _figures(options: Namespace, rows: list[Row], console: Console) -> None:
 
 def _wrote(path: Path, console: Console) -> None:
     say(console, f"wrote {path}")
-
-
-def _rich(table: TextTable) -> Table:
-    shown = plain_table(*map(escape, table.heads))
-    for line in table.lines:
-        shown.add_row(*map(escape, line))
-    shown.caption, shown.caption_justify = escape(table.note), "left"
-    return shown

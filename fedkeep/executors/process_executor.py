@@ -232,9 +232,15 @@ class WorkerExecutor(Executor, Generic[W]):
 
 
 class ProcessExecutor(WorkerExecutor[Worker]):
-    """Carries out steps in worker processes of this machine."""
+    """Carries out steps in worker processes of this machine.
 
-    partial_aggregation = True
+    ``all_steps``: Whether the workers have all reply steps of the run. A step that the user gave as an object is here
+        alone: then models are not added up in the workers, and all replies come here.
+    """
+
+    def __init__(self, workers: Sequence[Worker], state: SimulationState, *, all_steps: bool = True) -> None:
+        super().__init__(workers, state)
+        self.partial_aggregation = all_steps
 
     def _kill_workers(self) -> None:
         kill_workers(self.workers)

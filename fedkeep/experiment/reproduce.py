@@ -9,8 +9,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from filelock import FileLock
@@ -19,7 +21,7 @@ from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_code
-from fedkeep.experiment.recipe import Method, Recipe, rows_named
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
 from fedkeep.experiment.run import prepare_run, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
@@ -43,10 +45,9 @@ class Column:
     folder: Path
 
 
-def _ordered(columns: dict[str, str]) -> list[str]:
-    """Return the columns' names in the order that their recipes give. The recipes are only read, not built."""
-    order = list(read_paper_section(next(iter(columns.values()))).get("columns", ()))
-    return sorted(columns, key=lambda column: (order.index(column) if column in order else len(order), column))
+def place_in(order: Sequence[str], name: str) -> tuple[int, str]:
+    """Return the place of a column in the paper's order; those that the paper does not have come last, by name."""
+    return (list(order).index(name) if name in order else len(order)), name
 
 
 def find_table(name: str) -> tuple[str, dict[str, str]]:
@@ -58,7 +59,10 @@ def find_table(name: str) -> tuple[str, dict[str, str]]:
     if name in known:
         return name, {column.rpartition("/")[2]: column for column in known[name].columns}
     if columns := {path.stem: str(path) for path in Path(name).glob("*.toml") if not path.name.startswith("_")}:
-        return Path(name).resolve().name, {column: columns[column] for column in _ordered(columns)}
+        order = read_paper_section(next(iter(columns.values()))).get("columns", ())
+        return Path(name).resolve().name, {
+            each: columns[each] for each in sorted(columns, key=partial(place_in, order))
+        }
     hint = did_you_mean(name, known)
     raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep recipes")
 
@@ -93,11 +97,10 @@ def select_columns(
     selected = []
     for column, name in recipes.items():
         if columns is None or column in columns:
-            recipe = load_recipe(name, seeds=seeds, settings=settings, grid=grid, allow_code=allow_code)
+            given: dict[str, Any] = {"methods": methods, "grid": grid, "allow_code": allow_code}
+            recipe = load_recipe(name, seeds=seeds, settings=settings, **given)
             if settings:
-                recipe = _label_changes(recipe, load_recipe(name, grid=grid, allow_code=allow_code))
-            if methods is not None:
-                recipe = replace(recipe, methods=_select_methods(recipe, methods))
+                recipe = _label_changes(recipe, load_recipe(name, **given))
             rounds = max(1, round(fraction * recipe.run.rounds))
             if rounds != recipe.run.rounds:
                 paper = {**recipe.paper, "rounds": recipe.run.rounds}
@@ -126,83 +129,39 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
     return replace(recipe, methods=tuple(methods))
 
 
-def _select_methods(recipe: Recipe, names: Sequence[str]) -> tuple[Method, ...]:
-    """Return the recipe's methods with these labels; a method's name, in lower case, selects all of its rows."""
-    chosen: list[Method] = []
-    for name in names:
-        found = rows_named(name, recipe.methods, lambda m: (m.label, m.grid_of, m.algorithm.name()))
-        if not found:
-            known = sorted({word for m in recipe.methods for word in (m.grid_of or m.label, m.algorithm.name())})
-            raise ConfigError(f"recipe {recipe.name!r} has no method {name!r}.{did_you_mean(name, known)}")
-        chosen += [method for method in found if method not in chosen]
-    return tuple(chosen)
+def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> list[Trial]:
+    """Create a column's run folder, or add its methods and seeds to an existing one; return what is not finished."""
+    folder, recipe = column.folder, column.recipe
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may change it too
+        if not (folder / "run.json").exists():
+            prepare_run(Experiment(recipe, machine), folder, command)
+        else:
+            check_code(folder, machine.use)
+            recipe = _extend(folder, recorded_recipe(folder, allow_code=machine.allow_code), recipe)
+    wanted = [(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds]
+    return Experiment(recipe, recorded_machine(folder, machine)).trials(folder, wanted, f"{column.name} ")
 
 
-def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Column:
-    """Create a column's run folder, or add methods and seeds to an existing one.
-
-    Returns: The column with the recipe in its folder: all methods and seeds that were ever requested.
-    """
-    column.folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(column.folder.with_name(f".{column.folder.name}.lock")):  # another process may change it too
-        return _prepare(column, machine, command)
-
-
-def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
-    if not (column.folder / "run.json").exists():
-        prepare_run(Experiment(column.recipe, machine), column.folder, command)
-        return column
-    check_code(column.folder, machine.use)
-    old = recorded_recipe(column.folder, allow_code=machine.allow_code)
-    differing = _differences(old, column.recipe)
+def _extend(folder: Path, old: Recipe, new: Recipe) -> Recipe:
+    """Add the methods and seeds of a recipe to that of a run folder; return all that were ever requested."""
+    known = {method.label: method for method in old.methods}
+    differing = sorted(n for n in options_of(Recipe).keys() - NOT_SETTINGS if getattr(old, n) != getattr(new, n))
+    differing += [m.label for m in new.methods if replace(known.get(m.label, m), grid_of=m.grid_of) != m]
     if differing:
         raise RunError(
-            f"{column.folder} was begun with other settings ({', '.join(differing)}). Choose another --out, or remove "
-            "that folder."
+            f"{folder} was begun with other settings ({', '.join(differing)}). Choose another --out, or remove that "
+            "folder."
         )
-    path, known = column.folder / "recipe.toml", {method.label for method in old.methods}
-    added = tuple(method for method in column.recipe.methods if method.label not in known)
-    seeds = tuple(sorted({*old.seeds, *column.recipe.seeds}))
-    recipe = replace(old, methods=old.methods + added, seeds=seeds)
+    added = tuple(method for method in new.methods if method.label not in known)
+    recipe = replace(old, methods=old.methods + added, seeds=tuple(sorted({*old.seeds, *new.seeds})))
     if recipe != old:
         # All else stays as it was written: an older version may have written fewer options.
+        path = folder / "recipe.toml"
         begun, extended = (tomllib.loads(text) for text in (read_toml(path), recipe.to_toml()))
         methods = [*begun["methods"], *extended["methods"][len(old.methods) :]]
-        write_toml(path, tomli_w.dumps({**begun, "methods": methods, "seeds": list(seeds)}))
-    return replace(column, recipe=recipe)
-
-
-def _differences(old: Recipe, new: Recipe) -> list[str]:
-    """Return the sections and the common methods in which two recipes differ."""
-    names = options_of(Recipe).keys() - NOT_SETTINGS
-    found = sorted(name for name in names if getattr(old, name) != getattr(new, name))
-    known = {method.label: (method.algorithm, dict(method.training)) for method in old.methods}
-    asked = {method.label: (method.algorithm, dict(method.training)) for method in new.methods}
-    return found + [label for label, options in asked.items() if known.get(label, options) != options]
-
-
-def requested_trials(requested: Column, prepared: Column, machine: Machine) -> list[Trial]:
-    """Return the requested trials of a column that are not finished.
-
-    ``prepared``: What `prepare` returned for it.
-    ``machine``: Device, processes and folders.
-    """
-    labels = {method.label for method in requested.recipe.methods}
-    wanted = [(label, seed) for label in labels for seed in requested.recipe.seeds]
-    experiment = Experiment(prepared.recipe, recorded_machine(prepared.folder, machine))
-    return experiment.trials(prepared.folder, wanted, f"{prepared.name} ")
-
-
-def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
-    """Return the columns of a reproduction that have a run folder, in the paper's order.
-
-    ``allow_code``: Let a recipe import its model.
-    """
-    names = {run.parent.name: str(run.parent / "recipe.toml") for run in sorted(folder.glob("*/run.json"))}
-    return [
-        Column(name, recorded_recipe(folder / name, allow_code=allow_code), folder / name)
-        for name in (_ordered(names) if names else ())
-    ]
+        write_toml(path, tomli_w.dumps({**begun, "methods": methods, "seeds": list(recipe.seeds)}))
+    return recipe
 
 
 def write_note(folder: Path, table: str) -> None:

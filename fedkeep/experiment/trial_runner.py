@@ -150,7 +150,8 @@ def _prepare(
     else:
         count = useful_workers(algorithm, cohort, spare if machine.device == "cpu" else 0)
         request = JOIN, [str(trial.run), trial.method.label, trial.seed]
-        workers = CohortWorkers(count, lambda: start_workers(count, worker_main, machine, 0), request)
+        start = partial(start_workers, count, worker_main, machine, 0, steps is None)
+        workers = CohortWorkers(count, start, request, all_steps=not steps)
     description = {**experiment.describe(trial.method, trial.seed), "identity": trial.identity.to_table()}
     callbacks = [
         TrialDescription(trial, description, max(count, 1)),
@@ -352,7 +353,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
     """Run trials, or client steps of a trial, as the parent process requests: the main function of every worker.
 
     ``spare``: The number of processes that may share a trial's cohorts.
-    ``from_use``: Whether a trial has the reply steps and callbacks of ``--use``.
+    ``from_use``: Whether a trial has the reply steps of ``--use``, and, if it is run here, the callbacks.
     """
     torch.set_num_threads(machine.threads)
     import_user_code(machine.use)
@@ -381,6 +382,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
         trial = open_trial(*content)
         set_plain_torch()  # the user's code was imported
         simulation = trial.experiment.simulation(trial.method, trial.seed)
+        simulation.take_steps(instances_of(ReplyStep, machine.use) if from_use else ())
         handlers.update(step_handlers(simulation))
         return None, {}
 
@@ -425,12 +427,16 @@ class CohortWorkers(Callback):
 
     ``count``: The number of workers; fewer than two: none are started.
     ``request``: Kind and content of the request that prepares a worker for the trial's client steps.
+    ``all_steps``: As of `ProcessExecutor`.
     """
 
-    def __init__(self, count: int, start: Callable[[], list[Worker]], request: tuple[str, Any]) -> None:
+    def __init__(
+        self, count: int, start: Callable[[], list[Worker]], request: tuple[str, Any], *, all_steps: bool = True
+    ) -> None:
         self.count = count
         self.start = start
         self.request = request
+        self.all_steps = all_steps
         self.workers: list[Worker] = []
         self.starting: list[Worker] = []
 
@@ -462,4 +468,4 @@ class CohortWorkers(Callback):
             log.warning("A worker process could not start, and the run continues without workers: %s", error)
             return
         if not self.starting:
-            state.executor = ProcessExecutor(self.workers, state)
+            state.executor = ProcessExecutor(self.workers, state, all_steps=self.all_steps)

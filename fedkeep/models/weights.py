@@ -304,7 +304,19 @@ def joint_norm(tensors: Iterable[Tensor]) -> float:
 @torch.no_grad()
 def distances(a: Weights, b: Weights, names: Sequence[str]) -> list[Tensor]:
     """Compute the Euclidean norm of ``a - b`` for each of some tensors."""
-    return [torch.dist(a[name], b[name]) for name in names]
+    return [_distance(a[name], b[name]) for name in names]
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    if a.numel() <= _CACHED:
+        return torch.dist(a, b)
+    pieces = zip(torch.split(a.flatten(), _CACHED), torch.split(b.flatten(), _CACHED), strict=True)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.dist(*piece) for piece in pieces]))
+    return norm
+
+
+_CACHED = 2**18
+"""Numbers whose differences stay in the processor's cache: `torch.dist` writes them down."""
 
 
 def distance(a: Weights, b: Weights, names: Sequence[str]) -> float:

@@ -16,7 +16,7 @@ from fedkeep._utils import escaping
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
-from fedkeep.experiment.reproduce import NOTE, table_of
+from fedkeep.experiment.reproduce import NOTE, place_in, table_of
 from fedkeep.reporting.metric import Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, method_of, open_run, read_run, runs_in
 from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
@@ -402,8 +402,8 @@ def read_reproduction(folder: Path) -> Reproduction:
     columns = [ColumnResult(path.name, read_run(path)) for path in runs_in(folder)]
     if not columns:
         raise RunError(f"{folder} holds no column of a reproduction: there is no run folder in it.")
-    order = [str(name) for name in columns[0].paper.get("columns", ())]
-    columns.sort(key=lambda column: (order.index(column.name) if column.name in order else len(order), column.name))
+    order = columns[0].paper.get("columns", ())
+    columns.sort(key=lambda column: place_in(order, column.name))
     note = open_run(folder) / NOTE
     if not note.is_file():
         raise RunError(f"nothing in {folder} says which table it reproduces: there is no {NOTE}.")

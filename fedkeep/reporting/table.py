@@ -38,6 +38,7 @@ SYLLABLES = {
     "balanced": "bal- anced",
     "calibration": "cali- bration",
     "specificity": "speci- ficity",
+    "difference": "differ- ence",
 }
 """How long words of headings are divided in a terminal."""
 
@@ -67,6 +68,31 @@ class TextTable:
             marked = (f"**{cell}**" if (i, j) in self.bold else cell for j, cell in enumerate(shown, start=1))
             lines.append([escaping.markdown(first), *marked])
         return "\n".join(f"| {' | '.join(line)} |" if i != 1 else f"|{'|'.join(line)}|" for i, line in enumerate(lines))
+
+    def terminal(self, title: str = "", width: int = 0) -> Table:
+        """Return the table for a `rich.console.Console`, with the note below.
+
+        ``width``: Of the headings of numbers, which then stand on the right, in short lines; 0: all as it is.
+        """
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.caption, table.caption_justify = escape(self.note) or None, "left"
+        for place, head in enumerate(map(escape, self.heads)):
+            for word, parts in SYLLABLES.items() if width else ():
+                head = head.replace(word, parts)
+            if place and width:
+                table.add_column("\n".join(textwrap.wrap(head, width)), justify="right", overflow="fold")
+            else:
+                table.add_column(head, overflow="fold")
+        for i, cells in enumerate(self.lines):
+            shown = [
+                f"[bold]{escape(text)}[/]" if (i, j) in self.bold else escape(text) for j, text in enumerate(cells)
+            ]
+            table.add_row(*shown, style="dim" if i in self.dim else None)
+        return table
 
 
 def human_bytes(count: float) -> str:
@@ -194,14 +220,6 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     ``width``: The columns of the terminal. Where they do not suffice, seconds and bytes are left out, and then scores
         beside the main metric.
     """
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    first = escape("\n".join(findings(rows)[:2]))
-    table = Table(title=first or None, title_justify="left", title_style="bold")
-    table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
-    table.add_column("method", overflow="fold")
     columns = everything = columns_for(trials_of(rows))
     lines = [line for row in rows for line in (row.label, *(f"  {note}" for note in _notes(row)))]
     room, each = width - min(max(map(len, lines), default=0), 30), 10 if any(len(row.seeds) > 1 for row in rows) else 8
@@ -210,22 +228,20 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     if room < each * len(columns):
         columns = tuple(metric for metric in columns if metric.shown != "scored" or metric is columns[0])
     left_out = " What has no room here is in the report and in CSV files." if columns != everything else ""
-    table.caption, table.caption_justify = escape(caption(rows) + left_out), "left"
-    for metric in columns:
-        # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
-        # has its deviation on a second line.
-        heading = metric.heading(trials_of(rows))
-        for word, parts in SYLLABLES.items():
-            heading = heading.replace(word, parts)
-        words = textwrap.wrap(heading, 7)
-        table.add_column("\n".join(words), justify="right", overflow="fold", no_wrap=metric.unit != "%")
     uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many
-    bold = _bold(rows, columns)
-    for i, row in enumerate(rows):
-        values = [show_value(row, metric, rows) for metric in columns]
-        marked = [f"[bold]{text}[/]" if (i, j) in bold else text for j, text in enumerate(values)]
-        name = "\n  ".join([escape(row.label), *(_notes(row) or [f"{len(row.seeds)} seeds"] * uneven)])
-        table.add_row(name, *marked, style=None if row.finished else "dim")
+    cells = []
+    for row in rows:
+        name = "\n  ".join([row.label, *(_notes(row) or [f"{len(row.seeds)} seeds"] * uneven)])
+        cells.append([name, *(show_value(row, metric, rows) for metric in columns)])
+    heads = ["method", *(metric.heading(trials_of(rows)) for metric in columns)]
+    unfinished = {i for i, row in enumerate(rows) if not row.finished}
+    found = TextTable(heads, cells, caption(rows) + left_out, _bold(rows, columns, 1), unfinished)
+    # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage has
+    # its deviation on a second line.
+    table = found.terminal("\n".join(findings(rows)[:2]), width=7)
+    table.title_style, table.show_edge, table.collapse_padding = "bold", False, True
+    for column, metric in zip(table.columns[1:], columns, strict=True):
+        column.no_wrap = metric.unit != "%"
     return table
 
 

@@ -187,7 +187,10 @@ class ReplyStep:
         """Prepare for a round, before its cohort is drawn."""
 
     def allows_partial_aggregation(self, state: SimulationState) -> bool:
-        """Tell whether the step looks at models in `check` alone, so that workers may aggregate them partially."""
+        """Tell whether the step looks at models in `check` alone, so that workers may aggregate them partially.
+
+        Then `check` runs in workers, which have new steps: it must not depend on `kept` or `begin_round`.
+        """
         return False
 
     def check(self, state: SimulationState, reply: Reply) -> None:

@@ -38,7 +38,7 @@ CheckRecords = Callable[[Mapping[str, Digest]], None]
 """Raises `DamagedFile` if the record files do not begin as they did when a checkpoint was saved."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What one checkpoint consists of.
 
@@ -54,15 +54,15 @@ class Manifest:
     """
 
     round: int
-    files: Mapping[str, Digest]
     server: str
     model: str
-    averages: str | None
+    averages: str | None = None
     clients: Mapping[str, str]
-    records: Mapping[str, Digest]
     kept: str
     steps: Sequence[str]
     identity: Identity = Identity()
+    records: Mapping[str, Digest]
+    files: Mapping[str, Digest]
 
     @property
     def name(self) -> str:
@@ -87,23 +87,13 @@ def manifests(folder: Traversable) -> list[str]:
 def load_manifest(path: Traversable) -> Manifest:
     """Read the manifest of a checkpoint."""
     files, entries = read_manifest(path)
-    if entries.get("format") != FORMAT:
-        raise RunError(f"{path} was written by another version of FedKeep (format {entries.get('format')}).")
+    if (found := entries.pop("format", None)) != FORMAT:
+        raise RunError(f"{path} was written by another version of FedKeep (format {found}).")
     if path.name != f"manifest-{entries['round']}.json":
         raise DamagedFile(f"{path} is damaged: it is the manifest of round {entries['round']}.")
-    records = {name: Digest(**digest) for name, digest in entries["records"].items()}
-    return Manifest(
-        entries["round"],
-        files,
-        entries["server"],
-        entries["model"],
-        entries.get("averages"),
-        entries["clients"],
-        records,
-        entries["kept"],
-        entries["steps"],
-        Identity.from_table(path, entries.get("identity")),
-    )
+    entries["records"] = {name: Digest(**digest) for name, digest in entries["records"].items()}
+    entries["identity"] = Identity.from_table(path, entries.get("identity"))
+    return Manifest(**entries, files=files)
 
 
 @dataclass
@@ -161,19 +151,18 @@ class Checkpoint:
         steps = _with_memory(state)
         kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
-        names, identity = [step.name for step in state.steps], self.identity
-        manifest = Manifest(state.finished, files, server, model, averages, clients, records, kept, names, identity)
-        entries: dict[str, Any] = {"format": FORMAT, "round": manifest.round, "server": server, "model": model}
-        entries |= {"averages": averages, "clients": clients, "kept": kept, "steps": names}
-        entries["identity"] = identity.to_table()
-        entries["records"] = {name: asdict(digest) for name, digest in records.items()}
-        write_manifest(self.folder / manifest.name, files, **entries)
+        listed: dict[str, Any] = {"server": server, "model": model, "averages": averages, "clients": clients}
+        listed |= {"kept": kept, "steps": [step.name for step in state.steps], "identity": self.identity}
+        manifest = Manifest(round=state.finished, **listed, records=records, files=files)
+        entries = {"format": FORMAT, "round": manifest.round, **listed, "identity": self.identity.to_table()}
+        of_records = {name: asdict(digest) for name, digest in records.items()}
+        write_manifest(self.folder / manifest.name, files, **entries, records=of_records)
         states.put({client: states[client] for client in clients})
         earlier = [kept for kept in self._kept if kept.round < manifest.round]
         self._kept = [*earlier, manifest][-KEPT:]
-        listed = {name for kept in self._kept for name in (kept.name, *kept.files)}
+        needed = {name for kept in self._kept for name in (kept.name, *kept.files)}
         for file in self.folder.iterdir():  # older files, and those that a kill left incomplete
-            if file.name not in listed:
+            if file.name not in needed:
                 file.unlink()
         self._saved_at = time.perf_counter()
         self.cost = self._saved_at - began

@@ -207,7 +207,7 @@ def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
     ("words", "output"),
     [
         (["--columns", "frist"], "has no column 'frist'. Did you mean 'first'?"),
-        (["--methods", "fedavgg"], "has no method 'fedavgg'. Did you mean"),
+        (["--methods", "fedavgg"], "there is no method 'fedavgg'. Did you mean"),
     ],
 )
 def test_what_there_is_not(
@@ -360,10 +360,10 @@ def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -
     one = reproduce.select_columns(*found, tmp_path / "toy", columns=["first"], methods=["fedavg"], seeds=[1])
     two = reproduce.select_columns(*found, tmp_path / "toy", columns=["first"], methods=["fedseq"], seeds=[0])
     reproduce.prepare(one[0], Machine())
-    both = reproduce.prepare(two[0], Machine())
-    assert [method.label for method in both.recipe.methods] == ["FedAvg", "FedSeq"]
-    assert both.recipe.seeds == (0, 1)
-    unfinished = reproduce.requested_trials(two[0], both, Machine())
+    unfinished = reproduce.prepare(two[0], Machine())
+    both = unfinished[0].experiment.recipe
+    assert [method.label for method in both.methods] == ["FedAvg", "FedSeq"]
+    assert both.seeds == (0, 1)
     assert [(trial.method.label, trial.seed) for trial in unfinished] == [("FedSeq", 0)]
 
 

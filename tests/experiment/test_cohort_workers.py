@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -19,8 +20,13 @@ from fedkeep.errors import ConfigError
 from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
 from fedkeep.executors.workers import Worker, serve
 from fedkeep.experiment import trial_runner
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.plugins import import_user_code, instances_of
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.run import prepare_run
 from fedkeep.experiment.runtime import Machine
-from fedkeep.experiment.trial_runner import CohortWorkers, useful_workers
+from fedkeep.experiment.trial_runner import CohortWorkers, run_trials, useful_workers
+from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.trial import run_trial
 
@@ -41,6 +47,14 @@ def threads(count: int, begin: Callable[..., Any] = lambda *given: (None, {})) -
         threading.Thread(target=serve, args=(far, handlers), daemon=True).start()
         workers.append(Worker(near))
     return workers
+
+
+def start_threads(count: int, main: Callable[..., None], *args: Any) -> list[Worker]:
+    """Start threads in place of processes."""
+    pipes = [multiprocessing.Pipe() for _ in range(count)]
+    for _, far in pipes:
+        threading.Thread(target=main, args=(far, *args), daemon=True).start()
+    return [Worker(near) for near, _ in pipes]
 
 
 class Patient(CohortWorkers):
@@ -95,6 +109,72 @@ def test_a_worker_that_cannot_start_is_told_and_the_run_goes_on(
     assert simulation.executor is simulation.serial
     assert "there is no such data set" in caplog.text
     assert (tmp_path / "alone" / "rounds.jsonl").read_bytes() == (tmp_path / "shared" / "rounds.jsonl").read_bytes()
+
+
+STEP = """
+from dataclasses import dataclass
+from fedkeep import ReplyStep
+from fedkeep.rounds.messages import Fault
+
+@dataclass(frozen=True)
+class Size:
+    examples: int
+
+class NotesSizes(ReplyStep):
+    note_type = Size
+
+    def allows_partial_aggregation(self, state):
+        return True
+
+    def begin_round(self, state, number):
+        self.sizes = {}
+
+    def check(self, state, reply):
+        if reply.client == "1":
+            raise Fault("is client 1")
+        reply.notes[self.name] = Size(reply.value.num_examples)
+
+    def accepted(self, round, reply):
+        self.sizes[reply.client] = reply.notes[self.name].examples
+
+    def record(self, round):
+        return {"sizes": self.sizes}
+"""
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["--use", "objects"])
+def test_a_step_of_the_users_checks_in_workers_as_in_one_process(
+    used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runner, "MIN_SECONDS_LEFT", 0.0)
+    monkeypatch.setattr(trial_runner, "CohortWorkers", Patient)
+    monkeypatch.setattr(trial_runner, "run_worker", serve)  # a thread has no signals
+    monkeypatch.setattr(trial_runner, "start_workers", start_threads)
+    added_up: list[bool] = []
+    aggregate_groups = ProcessExecutor.aggregate_groups
+
+    def watched(self: ProcessExecutor, *given: Any) -> Any:
+        added_up.append(True)
+        return aggregate_groups(self, *given)
+
+    monkeypatch.setattr(ProcessExecutor, "aggregate_groups", watched)
+    use = (str(tmp_path / "notes_sizes.py"),)
+    Path(*use).write_text(STEP)
+    import_user_code(use)
+    recipe = tiny.write_recipe(tmp_path)
+    given = load_recipe(recipe, methods=["fedavg"], rounds=3, settings=["run.cohort_size=8"])
+    found = []
+    for workers in (1, 2):
+        experiment = Experiment(given, Machine(workers=workers, use=use))
+        folder = prepare_run(experiment, tmp_path / str(workers))
+        trials = experiment.trials(folder)
+        run_trials(trials, retry="", steps=None if used else instances_of(ReplyStep, use))
+        found.append((trials[0].folder / "rounds.jsonl").read_text())
+    assert found[0] == found[1]
+    for record in map(json.loads, found[0].splitlines()):
+        assert record["lost"] == {"1": "is client 1"}
+        assert len(record["sizes"]) == 7
+    assert len(added_up) == (2 if used else 0), "a step that is here alone sees every reply"
 
 
 # Processes for each: the same with threads is above, and that two processes train clients as one does is tested with
