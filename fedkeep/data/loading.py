@@ -118,7 +118,7 @@ def assemble(
         {
             "input": inputs[number],
             "label": labels[number],
-            **{column: _of_nobody(of[number], labels[number]) for column, (of, _) in further.items()},
+            **{column: of[number] for column, (of, _) in further.items()},
         }
         for number in range(len(tables))
     ]
@@ -145,21 +145,16 @@ def assemble(
     return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns))
 
 
-def _of_nobody(numbers: Tensor, labels: Tensor) -> Tensor:
-    """Return -1 for each row of a split that does not have a further column."""
-    return numbers if len(numbers) else torch.full_like(labels, -1)
-
-
 def _number_column(
     tables: Sequence[Any], wheres: Sequence[Where], stored: str, problems: Problems | None, as_text: bool
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the numbers of a further column in each split, none in a split without it, and what they stand for."""
+    """Return the numbers of a further column in each split, -1 in a split without it, and what they stand for."""
     have = [number for number, table in enumerate(tables) if stored in table.features]
     numbers, names, _ = number_values(
         [tables[n] for n in have], [wheres[n] for n in have], stored, problems=problems, as_text=as_text
     )
     by_split = dict(zip(have, numbers, strict=True))
-    return [by_split.get(n, torch.empty(0, dtype=torch.int64)) for n in range(len(tables))], names
+    return [by_split.get(n, torch.full((len(table),), -1)) for n, table in enumerate(tables)], names
 
 
 def _classes_without_training(parts: Sequence[Mapping[str, Tensor]], label_names: Sequence[str]) -> str:
