@@ -25,7 +25,7 @@ from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alph
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups, note_on_copies
-from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column
+from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column, to_dataset
 from fedkeep.data.readers import (
     Problems,
     RawSplits,
@@ -33,9 +33,9 @@ from fedkeep.data.readers import (
     check_utf8,
     hub_commit,
     is_offline,
+    parquet_table,
     read_batches,
     read_hub,
-    read_parquet,
 )
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
@@ -275,7 +275,8 @@ def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:
         raise DataError(f"{folder} has {schema.train}.parquet but no {schema.test}.parquet.")
 
     def build() -> DataSet:
-        return assemble(entry.name, read_parquet(files), schema, str(folder), entry.normalisation, entry.note)
+        tables = {split: to_dataset([(path, parquet_table(path)) for path in paths]) for split, paths in files.items()}
+        return assemble(entry.name, tables, schema, str(folder), entry.normalisation, entry.note)
 
     version = _version(folder, (path for paths in files.values() for path in paths))
     return cache.load_or_build(cache.entry_path(entry.name, _decoding(entry), version), build)

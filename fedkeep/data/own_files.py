@@ -238,7 +238,7 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
         notes = dict.fromkeys(text.note for text in texts.values() if text.note)
         if without := sum(not len(table) for table in opened.values()):
             notes[f"{without} of {len(every)} files have no rows."] = None
-        joined = {split: _to_dataset(each) for split, each in _alike(tables).items()}
+        joined = {split: to_dataset(each) for split, each in _alike(tables).items()}
         return OwnSplits(joined, separator, lines, " ".join(notes))
 
     return DataFiles(every, read)
@@ -257,7 +257,7 @@ def _line_finder(files: Mapping[Path, Sequence[int]]) -> Callable[[int], str]:
     return place
 
 
-def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
+def to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
     """Return tables with the same columns as one `datasets.Dataset`."""
     library = datasets_library("Reading tables")
     arrow = require_optional("pyarrow", "Reading tables", "data")

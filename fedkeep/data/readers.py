@@ -162,22 +162,6 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
     return shards
 
 
-def read_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Open Parquet files, each split for itself, so that it keeps its own columns and class names."""
-    library = datasets_library("Reading Parquet files")
-    arrow = require_optional("pyarrow", "Reading Parquet files", "data")
-    try:
-        return {
-            split: library.Dataset(arrow.concat_tables([parquet_table(path) for path in paths]))
-            for split, paths in files.items()
-        }
-    except DataError:
-        raise
-    except Exception as error:  # odd metadata makes `datasets` raise almost anything
-        named = next(iter(files.values()))[0]
-        raise DataError(f"{named} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
-
-
 def parquet_table(path: Path) -> Any:
     """Return a Parquet file as a pyarrow table."""
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
