@@ -139,19 +139,10 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
     return code
 
 
-def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
-    """Run the trials of a run folder that are not finished.
-
-    ``quiet``: Whether no progress is shown.
-    Returns: The exit code: 0, or that of a signal that stopped them.
-    """
-    again = resume_command(folder, experiment.machine)
-    return run_with_progress(experiment.trials(folder), console, again, quiet=quiet)
-
-
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
     """Run the trials that are not finished, write the report, and show the results."""
-    if stop := run_unfinished(folder, experiment, console, quiet=quiet):
+    again = resume_command(folder, experiment.machine)
+    if stop := run_with_progress(experiment.trials(folder), console, again, quiet=quiet):
         return stop
     result = write_all(folder)
     rows = summary(result)

@@ -212,10 +212,10 @@ def check_inputs(trials: Iterable[tuple[object, int, Mapping[str, str]]]) -> Non
 def keep_code(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """Copy the user's code into a run folder, and return what run.json says of it."""
     names = list(names)
-    contents = {name: path.read_bytes() for name, path in code_of(names).items()}
+    copies = {path: name for name, path in code_of(names).items()}
+    contents = {name: path.read_bytes() for path, name in copies.items()}
     for name, content in contents.items():
         atomic_write(folder / CODE / name, content)
-    copies = {path: name for name, path in code_of(names).items()}
     return {
         "use": [f"{CODE}/{copies[source_of(name)]}" if name.endswith(".py") else name for name in names],
         "code": {name: digest_of(content).sha256 for name, content in contents.items()},
