@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedkeep.cli.commands import DEVICE, MACHINE, add_arguments, numbers
+from fedkeep.cli.main import DEVICE, MACHINE, add_arguments, numbers
 from fedkeep.cli.run import machine_of, run_with_progress
 from fedkeep.cli.text import Terminal, plain_table, say, say_error
 from fedkeep.errors import ConfigError, FedKeepError, RunError

@@ -17,8 +17,7 @@ from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.text import say
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.description import describe_data
-from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.experiment import Experiment, Trial, describe_data
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import fit_cohort

@@ -12,16 +12,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
 from typing import Any
 
-from fedkeep._utils.digests import (
-    Digest,
-    ForeignFile,
-    Identity,
-    check_file,
-    digest_of,
-    read_json,
-    read_manifest,
-    read_toml,
-)
+from fedkeep._utils import digests
+from fedkeep._utils.digests import Digest, ForeignFile, Identity, digest_of, read_json, read_manifest, read_toml
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, in_one_line
 from fedkeep.experiment.plugins import code_of, source_of
@@ -94,7 +86,7 @@ def _find_damage(folder: Traversable, files: Mapping[str, Digest], beginning: bo
     found = []
     for name, digest in files.items():
         try:
-            check_file(folder / name, digest, beginning=beginning)
+            digests.check_file(folder / name, digest, beginning=beginning)
         except RunError as error:
             found.append(str(error))
     return found
