@@ -260,11 +260,9 @@ def describe_trial(
         tasks = final.stream.tasks if final.stream else ()
         description["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]
         description["sharing"] = recipe.tasks.sharing
-    extractors = []
+    names, extractors = build.class_names(federation), []
     for whose, extractor in pretrained_models(recipe.model, recipe.client_models, data_dir).items():
-        extractors.append(
-            (f"{whose}: " if whose else "") + describe_extractor(extractor, build.class_names(federation))
-        )
+        extractors.append((f"{whose}: " if whose else "") + describe_extractor(extractor, names))
         dependencies[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
     if extractors:
         description["extractor"] = "; ".join(extractors)
