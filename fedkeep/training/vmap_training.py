@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -22,8 +23,10 @@ from fedkeep._utils import progress
 from fedkeep._utils.torch_state import to_device
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.pytree import replace_tensors, stack_tensors
-from fedkeep.losses import Batch, Loss
+from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.losses.base import check_scalar
+from fedkeep.losses.decoupled import upcast
+from fedkeep.losses.wrappers import replace_cross_entropy
 from fedkeep.models.weights import find_mismatch
 from fedkeep.training.local_training import NetworkView, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner
@@ -116,6 +119,23 @@ class VmapTrainer:
         return True
 
 
+@dataclass(frozen=True, eq=False)
+class _CrossEntropy(Loss):
+    """A cross-entropy in operations that `vmap` knows, with the same bits; for `nll_loss` it imports SymPy first."""
+
+    like: CrossEntropy
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.like.dataset_index]
+        labels = batch.data["label"]
+        log_p = (upcast(model.logits(batch)) / self.like.tau).log_softmax(-1)
+        return -log_p.gather(-1, labels.unsqueeze(-1)).sum() / len(labels)
+
+
+def _vectorised(term: CrossEntropy, _: slice) -> Loss:
+    return _CrossEntropy(term) if type(term) is CrossEntropy else term
+
+
 class ModelStack:
     """The stacked models of a group of jobs: every weight has a leading dimension for the clients.
 
@@ -131,7 +151,7 @@ class ModelStack:
         momenta = runner.parameters if training.momentum else ()
         self.momenta = {name: torch.zeros_like(self.weights[name]) for name in momenta}
         self.strides_matched = False
-        self.loss = group[0].loss
+        self.loss = replace_cross_entropy(group[0].loss, _vectorised)
         self.constants = stack_tensors([job.loss for job in group])
 
     def fit(self) -> list[Fit]:

@@ -109,6 +109,20 @@ def test_a_stack_takes_the_steps_of_the_loop(name: str) -> None:
     assert [done.num_steps for done in stacked] == [9, 3, 9, 9, 3]
 
 
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+def test_the_cross_entropy_of_a_stack_has_the_bits_of_pytorchs(tau: float) -> None:
+    of = networks()
+    ours = ModelStack(of, PLAIN, group(of, lambda number, count: CrossEntropy(tau=tau), sizes=(9, 9, 9)))
+    pytorchs = copy.copy(ours)
+    pytorchs.loss = ours.group[0].loss
+    batches = [[stream.first(4) for stream in one.streams] for one in ours.group]
+    (loss, gradients), (expected, expected_gradients) = (
+        one.gradients(slice(None), batches) for one in (ours, pytorchs)
+    )
+    assert torch.equal(loss, expected)
+    assert all(torch.equal(gradients[name], expected_gradients[name]) for name in gradients)
+
+
 def test_convolutions_are_stacked() -> None:
     of = networks(lambda: LeNet5().build((1, 16, 16), tiny.CLASSES))
     result = [group(of, sizes=(9, 8, 8), shape=(1, 16, 16), epochs=2) for _ in range(2)]
