@@ -1,7 +1,5 @@
 """What a run would take: its trials, with an estimate of the time, memory and bytes of each on this machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``fedkeep reproduce``: reproduce a paper's table and compare it with the paper's numbers."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """``fedkeep run``, ``resume`` and ``tune``: run recipes, and choose options on held-out examples."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from argparse import Namespace

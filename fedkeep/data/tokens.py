@@ -1,7 +1,5 @@
 """Texts as inputs: a word's token id is a hash, and lists of ids are cut or filled to one length."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 import zlib

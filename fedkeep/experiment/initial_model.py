@@ -1,7 +1,5 @@
 """The model from which a run's rounds begin, where a recipe says so: given weights, or pooled training."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Import the user's own methods, reply steps, models and partition schemes from files and modules."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

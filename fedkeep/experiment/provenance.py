@@ -3,8 +3,6 @@
 That is told from recipe.toml and run.json alone: nothing is imported.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache

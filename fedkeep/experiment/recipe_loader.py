@@ -3,8 +3,6 @@
 All keys and values are checked before anything runs.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A reproduction is a folder ``ROOT/sfedkd-table1`` with one run folder for each c
 seeds to it, and run only what is not finished. A reproduction with fewer rounds has another folder.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Run the trials of experiments, one after another or in worker processes, which may share a trial's cohorts."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import logging

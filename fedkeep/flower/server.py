@@ -3,8 +3,6 @@
 A server without data learns from its sites the form of theirs: classes and shape, and statistics over all sites.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

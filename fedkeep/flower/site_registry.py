@@ -1,7 +1,5 @@
 """Which of the connected nodes is which site of the run."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping

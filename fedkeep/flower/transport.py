@@ -1,7 +1,5 @@
 """The transport between the server and the sites, and the envelopes that it carries."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

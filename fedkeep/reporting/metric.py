@@ -3,8 +3,6 @@
 `EarlyStopping` is the callback that ends a trial when a metric no longer gets better.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable

@@ -8,8 +8,6 @@ folder's own names; of several runs it has a folder for each, and ``results/choi
 one. Models, checkpoints and what `fedkeep report` writes again stay out of it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tomllib

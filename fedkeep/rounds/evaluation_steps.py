@@ -1,7 +1,5 @@
 """Reply steps that evaluate: the models that clients return, and the evaluation models at the clients."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
