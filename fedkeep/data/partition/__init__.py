@@ -8,18 +8,9 @@ from fedkeep.data.partition.simple import IID, ByColumn, Sharding
 from fedkeep.options import find_named, named_subclasses
 
 __all__ = [
-    "IID",
-    "ByColumn",
-    "Dirichlet",
-    "DirichletPerClient",
-    "ExDir",
-    "Hybrid",
-    "Partition",
-    "Scheme",
-    "Sharding",
-    "get_scheme",
-    "schemes",
-]
+    "IID", "ByColumn", "Dirichlet", "DirichletPerClient", "ExDir", "Hybrid", "Partition", "Scheme", "Sharding",
+    "get_scheme", "schemes",
+]  # fmt: skip
 
 
 def schemes() -> Mapping[str, type[Scheme]]:
