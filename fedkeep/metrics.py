@@ -9,7 +9,7 @@ mean over a window of rounds, and the difference of two methods, paired by seed,
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -155,7 +155,8 @@ def forgetting_tasks(matrix: ArrayLike) -> float:
     """Return task-wise forgetting, F_T = 1/(T-1) sum_{j<T} (max_{j <= l < T} a_{l,j} - a_{T,j}).
 
     Chaudhry et al., 2018, "Riemannian walk for incremental learning", with a_{l,j} the accuracy on the test examples of
-    task j after learning task l. F_k of an earlier task is that of ``matrix[:k, :k]``.
+    task j after learning task l. F_k of an earlier task is that of ``matrix[:k, :k]``. FedDCL's eq. 13 is the same
+    after the last task.
 
     ``matrix``: Row l after task l, column j for task j. What lies above the diagonal (a task before it is learned) is
         not read. Tasks whose accuracy is NaN at the end, or at all times before, are left out of the mean.
@@ -185,62 +186,14 @@ def chaudhry_mean(matrix: ArrayLike) -> float:
     return _mean([forgetting_tasks(values[:t, :t]) for t in range(2, len(values) + 1)])
 
 
-def feddcl_literal(matrix: ArrayLike, after: int | None = None) -> float:
-    """Return FedDCL's eq. 13 after a task, by default the last: 1/(t-1) sum_{j<t} (max_{l<T} a_{l,j} - a_{t,j}).
-
-    As printed the maximum is over all stages but the last of the whole run, so it may look at later models than that
-    after task t. After the last task it is `forgetting_tasks`.
-    """
-    values = _square(matrix)
-    t = len(values) if after is None else after
-    return _mean([float(np.fmax.reduce(values[j:-1, j]) - values[t - 1, j]) for j in range(t - 1)])
-
-
 def fedskf(matrix: ArrayLike) -> float:
     """Return the mean drop in one step, 1/(T-1) sum_{t=2..T} 1/(t-1) sum_{i<t} (a_{t-1,i} - a_{t,i}).
 
-    FedSKF's eq. 12 with 1/(t-1) in place of 1/t: with what is printed (`fedskf_print`), its table 2 would need new-task
-    accuracies above 1. NaN with one task.
+    FedSKF's eq. 12 with 1/(t-1) in place of 1/t: with what is printed, its table 2 would need new-task accuracies above
+    1. NaN with one task.
     """
-    return _one_step(matrix, lambda t: t - 1)
-
-
-def fedskf_print(matrix: ArrayLike) -> float:
-    """Return FedSKF's eq. 12 as printed: 1/(T-1) sum_{t=2..T} 1/t sum_{i<t} (a_{t-1,i} - a_{t,i})."""
-    return _one_step(matrix, lambda t: t)
-
-
-FORGETTING: Mapping[str, Callable[[ArrayLike], float]] = {
-    "chaudhry": forgetting_tasks,
-    "chaudhry_mean": chaudhry_mean,
-    "feddcl": forgetting_tasks,
-    "feddcl_literal": feddcl_literal,
-    "fedskf": fedskf,
-    "fedskf_print": fedskf_print,
-}
-"""The definitions that papers use, by name; FedDCL's is Chaudhry's where only models up to the task are looked at.
-
-What DDDR's code computes is `class_forgetting`, of counts by class. LANDER's code takes the maximum over tasks where
-that over stages is meant: what comes out measures no forgetting, and is left out.
-"""
-
-
-def class_forgetting(correct: ArrayLike, total: ArrayLike, sizes: Sequence[int]) -> float:
-    """Return forgetting by class, as the code of DDDR (Liang et al., 2024) counts it; never below 0.
-
-    The best accuracy of a class after any task, the last included, minus that after the last; the mean over the classes
-    of all tasks but the last. Parameters are those of `task_accuracies`. NaN with one task.
-    """
-    examples = np.asarray(total, dtype=np.float64)
-    values = np.stack([class_accuracy(row, examples) for row in np.asarray(correct, dtype=np.float64)])
-    drops = np.fmax.reduce(values, axis=0) - values[-1]
-    return _mean(drops[: sum(sizes[:-1])].tolist())
-
-
-def _one_step(matrix: ArrayLike, divisor: Callable[[int], int]) -> float:
     values = _square(matrix)
-    steps = range(2, len(values) + 1)
-    return _mean([float((values[t - 2, : t - 1] - values[t - 1, : t - 1]).sum()) / divisor(t) for t in steps])
+    return _mean([float((values[t - 1, :t] - values[t, :t]).sum()) / t for t in range(1, len(values))])
 
 
 def _square(matrix: ArrayLike) -> Floats:
