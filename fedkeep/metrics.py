@@ -155,8 +155,7 @@ def forgetting_tasks(matrix: ArrayLike) -> float:
     """Return task-wise forgetting, F_T = 1/(T-1) sum_{j<T} (max_{j <= l < T} a_{l,j} - a_{T,j}).
 
     Chaudhry et al., 2018, "Riemannian walk for incremental learning", with a_{l,j} the accuracy on the test examples of
-    task j after learning task l. F_k of an earlier task is that of ``matrix[:k, :k]``. FedDCL's eq. 13 is the same
-    after the last task.
+    task j after learning task l. F_k of an earlier task is that of ``matrix[:k, :k]``.
 
     ``matrix``: Row l after task l, column j for task j. What lies above the diagonal (a task before it is learned) is
         not read. Tasks whose accuracy is NaN at the end, or at all times before, are left out of the mean.
@@ -189,11 +188,12 @@ def chaudhry_mean(matrix: ArrayLike) -> float:
 def fedskf(matrix: ArrayLike) -> float:
     """Return the mean drop in one step, 1/(T-1) sum_{t=2..T} 1/(t-1) sum_{i<t} (a_{t-1,i} - a_{t,i}).
 
-    FedSKF's eq. 12 with 1/(t-1) in place of 1/t: with what is printed, its table 2 would need new-task accuracies above
-    1. NaN with one task.
+    FedSKF's eq. 12 with 1/(t-1) in place of 1/t: with what is printed, its table 2 would need new-task accuracies
+    above 1. NaN with one task.
     """
     values = _square(matrix)
-    return _mean([float((values[t - 1, :t] - values[t, :t]).sum()) / t for t in range(1, len(values))])
+    steps = range(2, len(values) + 1)
+    return _mean([float((values[t - 2, : t - 1] - values[t - 1, : t - 1]).sum()) / (t - 1) for t in steps])
 
 
 def _square(matrix: ArrayLike) -> Floats:

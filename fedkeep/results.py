@@ -19,7 +19,7 @@ from fedkeep.models import Architecture
 from fedkeep.reporting import run_folder
 from fedkeep.reporting.figures import CurveMetric, curves, theme
 from fedkeep.reporting.metric import columns_for, headline
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Difference, Row, difference, summary, trials_of
 from fedkeep.reporting.table import show_value
 from fedkeep.reporting.trial import TrialResult
@@ -35,8 +35,7 @@ T = TypeVar("T", TrialResult, Row)
 class TrainedTrial(TrialResult):
     """One method with one seed, with its trained model."""
 
-    run: Run | None = field(default=None, compare=False)
-    architecture: Architecture | None = field(default=None, compare=False)
+    run: RunResult | None = field(default=None, compare=False)
 
     def model(self, network: Any = None) -> nn.Module:
         """Return the trained model.
@@ -59,11 +58,13 @@ class TrainedTrial(TrialResult):
             If the trial is not finished, its folder holds no model, or the model alone does not predict.
         """
         assert self.run is not None  # set by `RunResult`
-        architecture = self.architecture if network is None else architecture_of(network)
-        label = method_of(self.label)
-        which = next(which for which, words in AVERAGE_SUFFIX.items() if label + words == self.label)
+        architecture = self.run.architecture if network is None else architecture_of(network)
         return trained_model(
-            self.run, method=label, seed=self.seed, evaluation_model=which, model=architecture
+            self.run,
+            method=self.method,
+            seed=self.seed,
+            evaluation_model=self.evaluation_model,
+            model=architecture,
         ).predictor
 
 
@@ -83,7 +84,7 @@ class RunResult(Run):
         """Return what was run, in one line."""
         seeds = len({trial.seed for trial in self.trials})
         unfinished = sum(not trial.finished for trial in self.trials)
-        methods = ", ".join(dict.fromkeys(map(method_of, self.labels)))  # averages stand beside their method
+        methods = ", ".join(dict.fromkeys(trial.method for trial in self.trials))  # averages stand beside their method
         words = f"{methods or 'no trial yet'}; {seeds} seed{'s' * (seeds != 1)}"
         return f"<Run {str(self.path)!r}: {words}{f'; {unfinished} trials unfinished' if unfinished else ''}>"
 
@@ -132,7 +133,7 @@ class RunResult(Run):
             example = f"run[{named[0].label!r}, {named[0].seed}]"
             raise RunError(f"{named[0].label} was run with the seeds {seeds}. Name one of them, as in {example}.")
         values = {name: getattr(found[0], name) for name in TrialResult.__dataclass_fields__}
-        return TrainedTrial(**values, run=self, architecture=self.architecture)
+        return TrainedTrial(**values, run=self)
 
     def table(self) -> DataFrame:
         """Return the results as a table, one row a method.
@@ -226,7 +227,7 @@ def _matching(name: str, found: Sequence[T], algorithm: Callable[[T], str]) -> l
     """Return what has a label, or else what is of a method with this name; an average stands beside its method."""
     labelled = [one for one in found if one.label.casefold() == name.casefold()]
     of_method = [one for one in found if algorithm(one).casefold() == name.casefold()]
-    return labelled or [one for one in of_method if one.label == method_of(one.label)] or of_method
+    return labelled or [one for one in of_method if one.evaluation_model == "last"] or of_method
 
 
 def read_run(path: str | Path) -> RunResult:

@@ -18,7 +18,6 @@ from fedkeep.experiment.runtime import Machine, OnProgress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import Metric, metric_of
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.summary import Row, Spread
 from fedkeep.reporting.table import TextTable, show
 
@@ -237,7 +236,7 @@ def _read_points(folder: Path, methods: Sequence[Method], metric: Metric) -> tup
         finished = []
         for trial in run.trials:
             first = (trial.info.get("evaluation_models") or ["last"])[0]
-            if trial.finished and trial.label == method.label + AVERAGE_SUFFIX[first]:
+            if trial.finished and (trial.method, trial.evaluation_model) == (method.label, first):
                 finished.append(trial)
         row = Row(method.label, tuple(finished))
         points.append(TunedPoint(method, tuple(map(metric.of, finished)), row.learned and not row.broken))

@@ -55,7 +55,7 @@ def main() -> int:
     runs = [read_run(ROOT / "results" / name) for name in ("confirm-averages.zip", "pooled-fashion-mnist.zip")]
     rows = {row.label: row for run in runs for row in summary(run)}
     rows["pooled"] = rows["pooled, lr 0.03"]
-    looks = figures.styles(LINES)
+    looks = figures.styles(rows[label].trials[0] for label in LINES)
     with figures.theme():
         figure = Figure(figsize=(7.0, 3.4), facecolor=figures.PAPER)
         axes = figure.add_axes((0.06, 0.13, 0.65, 0.78))
@@ -63,7 +63,7 @@ def main() -> int:
         for label in LINES:
             rounds, values = figures.history(rows[label].trials, "accuracy")
             rounds = rounds * (ROUNDS_A_PASS if label == "pooled" else 1)
-            style = looks[label]
+            style = looks[rows[label].label]
             dashes = {"linestyle": (0, style.dashes)} if style.dashes else {}
             axes.plot(rounds, values.mean(axis=0), color=style.colour, linewidth=1.6, **dashes)
             axes.fill_between(
@@ -72,7 +72,7 @@ def main() -> int:
             ends[label] = float(values.mean(axis=0)[-5:].mean())
         axes.axhline(PAPER, color=figures.MUTED, linewidth=0.8)
         wanted = [*ends.values(), PAPER - 1]  # its label below the moving average's
-        named = [(LINES[label], looks[label].colour) for label in ends] + [(PAPER_LABEL, figures.MUTED)]
+        named = [(LINES[label], looks[rows[label].label].colour) for label in ends] + [(PAPER_LABEL, figures.MUTED)]
         for height, (text, colour) in zip(spread_out(wanted, 4.5, 100), named, strict=True):
             axes.text(101.5, height, text, color=colour, fontsize=figures.FONT_SIZE, va="center")
         axes.set_xlim(0, 100)

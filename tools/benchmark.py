@@ -28,7 +28,7 @@ from fedkeep.experiment.run import prepare_run, resume_command
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import Metric, headline
-from fedkeep.reporting.run_folder import Run, method_of, read_run
+from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
 from fedkeep.reporting.table import print_table
 
@@ -116,14 +116,13 @@ def _show_gains(rows: Sequence[Row], label: str, console: Console) -> None:
     Last models are compared with last models, and averages with averages of the same kind.
     """
     accuracy, forgetting = headline(trials_of(rows))
-    for new in (row for row in rows if method_of(row.label) == label and row.finished):
+    for new in (row for row in rows if row.method == label and row.finished):
         if new.trouble:
             why = "had rounds of its window rolled back" if new.learned else "has not learned"
             say(console, f"{new.label} {why}, so that it is compared with no other.")
             continue
-        suffix = new.label.removeprefix(label)
-        kept = [row for row in rows if row.finished and not row.trouble and method_of(row.label) != label]
-        others = [row for row in kept if row.label.removeprefix(method_of(row.label)) == suffix]
+        kept = [row for row in rows if row.finished and not row.trouble and row.method != label]
+        others = [row for row in kept if row.evaluation_model == new.evaluation_model]
         heads = (f"{new.label} minus it, {metric.title.lower()}" for metric in (accuracy, forgetting))
         table = plain_table("method", *map(escape, heads))
         for row in others:

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 
 from fedkeep.reporting import figures
 from fedkeep.reporting.metric import Metric, headline
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of, read_run
+from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,18 +85,17 @@ def rows_of(run: str) -> list[Row]:
     metric = headline(trials_of(rows))[0]
     # The model of a parallel method is its round's mean anyway.
     kept = [row for row in rows if row.trials[0].sequential or not is_round_mean(row)]
-    kept = [replace(row, label=_shown(run, row.label)) for row in kept]
+    kept = [replace(row, label=_shown(run, row)) for row in kept]
     return sorted(kept, key=lambda row: row.value(metric).mean, reverse=True)
 
 
-def _shown(run: str, label: str) -> str:
-    method = method_of(label)
-    return LABELS.get((run, method), method) + label.removeprefix(method)
+def _shown(run: str, row: Row) -> str:
+    return LABELS.get((run, row.method), row.method) + row.label.removeprefix(row.method)
 
 
 def is_round_mean(row: Row) -> bool:
     """Tell whether the row is of the mean of the models of each round."""
-    return row.label.endswith(AVERAGE_SUFFIX["round"])
+    return row.evaluation_model == "round"
 
 
 def megabytes(row: Row) -> float:
@@ -139,7 +138,7 @@ def mean_over_classes(row: Row) -> float:
 
 def shown_label(row: Row, rows: Sequence[Row]) -> str:
     """Return a row's label, which says that it is of last models where another row has an average of the same runs."""
-    averaged = {method_of(other.label) for other in rows if other.label != method_of(other.label)}
+    averaged = {other.method for other in rows if other.evaluation_model != "last"}
     return f"{row.label}, last model" if row.label in averaged else row.label
 
 
@@ -193,10 +192,10 @@ def gains(found: dict[str, list[Row]], *, beside_fedavg: bool = False) -> list[s
     heads += ["gain", "FedSeq's average minus FedAvg's", "seeds"]
     lines = [f"| {' | '.join(heads)} |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
     for name, rows in found.items():
-        by_label = {row.label: row for row in rows}
-        parallel = _with_average(by_label, "FedAvg")
-        for label in sorted(label for label in by_label if _family(label) == "FedSeq" and label == method_of(label)):
-            sequence = _with_average(by_label, label)
+        parallel = _with_average(rows, "FedAvg")
+        sequences = (row.label for row in rows if _family(row) == "FedSeq" and row.evaluation_model == "last")
+        for label in sorted(sequences):
+            sequence = _with_average(rows, label)
             if not sequence or (beside_fedavg and not parallel):
                 continue
             cells = [name + label.removeprefix("FedSeq")]
@@ -209,19 +208,19 @@ def gains(found: dict[str, list[Row]], *, beside_fedavg: bool = False) -> list[s
     return lines
 
 
-def _with_average(by_label: dict[str, Row], label: str) -> tuple[Row, Row] | None:
-    average = label + AVERAGE_SUFFIX["moving"]
-    return (by_label[label], by_label[average]) if label in by_label and average in by_label else None
+def _with_average(rows: list[Row], method: str) -> tuple[Row, Row] | None:
+    found = {row.evaluation_model: row for row in rows if row.method == method}
+    return (found["last"], found["moving"]) if found.keys() >= {"last", "moving"} else None
 
 
-def _family(label: str) -> str:
+def _family(row: Row) -> str:
     """Return a method's name without what tells its settings apart."""
-    return method_of(label).split(",")[0].split(" tau")[0].split(" (")[0]
+    return row.method.split(",")[0].split(" tau")[0].split(" (")[0]
 
 
 def _best_of_each(rows: list[Row]) -> list[Row]:
     """Return of each method its best last model and its best average; rows come best first."""
-    best = {(_family(row.label), row.label == method_of(row.label)): row for row in reversed(rows)}
+    best = {(_family(row), row.evaluation_model == "last"): row for row in reversed(rows)}
     return list(best.values())
 
 
@@ -236,7 +235,7 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
         if not rows[0].trials[0].task_sizes
     }
     drawn = {name: _best_of_each(rows) for name, rows in drawn.items()}
-    names = sorted({_family(row.label) for rows in drawn.values() for row in rows})
+    names = sorted({_family(row) for rows in drawn.values() for row in rows})
     looks = {name: colormaps["tab20"](place) for place, name in enumerate(names)}
     with figures.theme():
         lines = -(-len(drawn) // 2)
@@ -245,9 +244,9 @@ def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float
         for panel, (name, rows) in zip(axes, drawn.items(), strict=False):
             for row in rows:
                 rounds, values = figures.history(row.trials, "accuracy", figures.smoothing(row.trials))
-                average = row.label != method_of(row.label)
+                average = row.evaluation_model != "last"
                 costs = rounds * cost(row) / row.trials[0].rounds_planned
-                colour = looks[_family(row.label)]
+                colour = looks[_family(row)]
                 panel.plot(
                     costs,
                     values.mean(axis=0),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
-from fedkeep.data.holdout import NO_TEST_EXAMPLES, hold_out
+from fedkeep.data.holdout import hold_out
 from fedkeep.data.readers import SINGLE_LABEL, check_filled, to_nfc
 from fedkeep.data.schema import CLIENT, check_classes, check_spelling, number_names
 from fedkeep.errors import DataError, did_you_mean, in_one_line
@@ -56,13 +56,13 @@ def from_arrays(
     if tested is None:
         chosen = hold_out(columns["label"], TEST_SHARE)
         columns, test = (select_rows(columns, rows) for rows in (~chosen, chosen))
-        note = f"{NO_TEST_EXAMPLES}: {TEST_SHARE:.0%} of each class held out."
+        note = f"No test examples were given: {TEST_SHARE:.0%} of each class held out."
     else:
         test, note = {"input": tested, "label": train[len(labels) :]}, ""
         if client is not None:
             test[CLIENT] = torch.full_like(test["label"], -1)
     mean, std = channel_statistics(columns["input"]) if inputs.dtype == torch.uint8 and inputs.ndim == 4 else ((), ())
-    return DataSet(name, columns, test, names, mean, std, note, values)
+    return DataSet(name, columns, test, names, mean, std, note, values, test_held_out=tested is None)
 
 
 def read_npz(path: Path) -> dict[str, Any]:

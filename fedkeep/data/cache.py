@@ -24,7 +24,7 @@ from fedkeep.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_VERSION = 5  # to be raised when the same files would be decoded to something else
+_VERSION = 6  # to be raised when the same files would be decoded to something else
 
 
 def cache_folder() -> Path:
@@ -120,8 +120,17 @@ def read_entry(path: Path, expected: str = "") -> DataSet | None:
         texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std")}
         of_table = columns_from_json({"columns": metadata.get("columns", ())})
         values = {column: tuple(names) for column, names in metadata["values"].items()}
-        name, note = metadata["name"], metadata["note"]
-        dataset = DataSet(name, columns["train"], columns["test"], note=note, values=values, columns=of_table, **texts)
+        name, note, held_out = metadata["name"], metadata["note"], metadata.get("test_held_out", False)
+        dataset = DataSet(
+            name,
+            columns["train"],
+            columns["test"],
+            **texts,
+            note=note,
+            values=values,
+            columns=of_table,
+            test_held_out=held_out,
+        )
         if digest(dataset) != (expected or metadata["digest"]):
             raise ValueError("its content is not what was written")
         return dataset
@@ -134,7 +143,7 @@ def _write_entry(path: Path, dataset: DataSet) -> None:
     tensors = {f"train.{column}": values.contiguous() for column, values in dataset.train.items()}
     for column, values in dataset.test.items():  # may be the same memory, which safetensors refuses
         tensors[f"test.{column}"] = values.clone(memory_format=torch.contiguous_format)
-    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
+    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note", "test_held_out")}
     metadata |= {"columns": columns_to_json(dataset.columns), "values": dict(dataset.values), "digest": digest(dataset)}
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may write the same entry: each writes its own file, and the last rename wins.

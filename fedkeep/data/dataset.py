@@ -65,6 +65,8 @@ class DataSet:
     ``note``: What a reader of results has to know about this copy; may be empty.
     ``values``: What the numbers of a further column stand for, such as the names of the clients.
     ``columns``: How a table's columns became features, float32 ``[n, features]``; empty for other inputs.
+    ``test_held_out``: Whether test examples were taken out of the training examples, whose rows then have other
+        numbers.
     """
 
     name: str
@@ -76,6 +78,7 @@ class DataSet:
     note: str = ""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: tuple[TableColumn, ...] = ()
+    test_held_out: bool = False
 
     def __post_init__(self) -> None:
         if not self.label_names:

@@ -55,19 +55,6 @@ def _without(split: Data, hashes: Tensor) -> Data:
     return select_rows(split, kept)
 
 
-NO_TEST_SPLIT = "No test split in the source"
-NO_TEST_EXAMPLES = "No test examples were given"
-"""What the note of a data set begins with whose test examples were held out when it was read, or made."""
-
-
-def is_test_held_out(dataset: DataSet) -> bool:
-    """Tell whether test examples were taken out of the training examples, whose rows then have other numbers.
-
-    Returns: True if its note says so.
-    """
-    return any(words in dataset.note for words in (NO_TEST_SPLIT, NO_TEST_EXAMPLES))
-
-
 def hold_out(groups: Tensor, share: float, purpose: str = "test split") -> Tensor:
     """Choose rows for a test split: the same share of every group, always the same rows."""
     values: np.ndarray[Any, np.dtype[np.int64]] = groups.numpy()

@@ -22,7 +22,7 @@ from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alphabet, femnist_digits
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
-from fedkeep.data.holdout import NO_TEST_SPLIT, hold_out, hold_out_groups, note_on_copies
+from fedkeep.data.holdout import hold_out, hold_out_groups, note_on_copies
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column
 from fedkeep.data.readers import (
     Problems,
@@ -140,7 +140,8 @@ def assemble(
     train, test = parts
     values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
     noted_all = " ".join(filter(None, notes))
-    return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns))
+    held = held_out is not None
+    return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns), held)
 
 
 def _of_nobody(numbers: Tensor, labels: Tensor) -> Tensor:
@@ -180,7 +181,7 @@ def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -
         )
     parts = [select_rows(data, rows) for rows in (~chosen, chosen)]
     of = "each class, in whole groups," if schema.group == GROUP else f"each {schema.group or 'class'}"
-    return parts, f"{NO_TEST_SPLIT}: {schema.test_share:.0%} of {of} held out."
+    return parts, f"No test split in the source: {schema.test_share:.0%} of {of} held out."
 
 
 def _equal_channels(parts: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

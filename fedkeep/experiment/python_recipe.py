@@ -11,7 +11,6 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.data import array_store
-from fedkeep.data.holdout import is_test_held_out
 from fedkeep.data.partition import ByColumn, Scheme, get_scheme, schemes
 from fedkeep.data.python_data import dataset_of, has_columns
 from fedkeep.data.schema import CLIENT, DataOptions
@@ -233,7 +232,7 @@ def examples_of(
     if rows is None and is_name:
         return str(data)
     dataset = load_data(str(data), data_dir, options=options) if is_name else dataset_of(data, options)
-    if rows is not None and is_test_held_out(dataset):
+    if rows is not None and dataset.test_held_out:
         raise DataError(
             f"the clients' rows count the training examples, and of {dataset.name} some were held out for the test, so "
             "that the numbers would be those of other examples. Give test examples too, such as (x, y, x_test, y_test) "

@@ -42,7 +42,7 @@ from fedkeep.models.heads import resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import Weights, load_weights
 from fedkeep.options import Options, as_table
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of, read_run
+from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.table import human_bytes, initial_models
 from fedkeep.reporting.trial import NOT_KNOWN, TrialResult
 from fedkeep.rounds.run_settings import EvaluationModel
@@ -221,8 +221,8 @@ def trained_model(
     _check_predicts(trial)
     kept: list[EvaluationModel] = trial.info.get("evaluation_models") or ["last"]
     which = _choose(evaluation_model, kept, run)
-    evaluated = {other.label: other for other in run.trials if other.seed == trial.seed}
-    of_model = {name: evaluated[method_of(label) + AVERAGE_SUFFIX[name]] for name in kept}
+    evaluated = {other.evaluation_model: other for other in run.trials if other.path == trial.path}
+    of_model = {name: evaluated[name] for name in kept}
     trial = of_model[which]
     recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code, model=model)
     weights = _read_weights(trial, "model.safetensors" if which == kept[0] else f"model-{which}.safetensors")
@@ -239,7 +239,7 @@ def trained_model(
         classes=_first_classes(trial),
         mean=about["mean"],
         std=about["std"],
-        rows_per_class=recipe.method(method_of(label)).algorithm.rows_per_class,
+        rows_per_class=recipe.method(trial.method).algorithm.rows_per_class,
     )
     scores = {name: other.last for name, other in of_model.items()}
     return TrainedModel(run, recipe, trial, weights, predictor, which, scores)
@@ -251,7 +251,7 @@ def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
     plain = {trial.path: trial for trial in reversed(run.trials)}.values()
     by_method: dict[str, list[TrialResult]] = {}
     for trial in reversed(list(plain)):
-        by_method.setdefault(method_of(trial.label), []).append(trial)
+        by_method.setdefault(trial.method, []).append(trial)
     if not by_method:
         raise RunError(f"{run.path} has no trial yet, so there is no model.")
     if method is None:
@@ -445,7 +445,7 @@ def export_model(
         log.warning(
             "%s: exported is %s. An average is taken, since it changes least from round to round, unless "
             "evaluation_model (--model) says otherwise: test examples must not choose.",
-            method_of(model.trial.label),
+            model.trial.method,
             model.choice,
         )
     with_onnx = onnx_available() if onnx is None else onnx

@@ -90,7 +90,7 @@ class PrivacyAccount(ReplyStep):
         found = as_table(round.state.settings.privacy) | {"clients": clients}
         return {"privacy": found | ({"server": server_spent} if server_spent else {})}
 
-    def releases(self, record: Mapping[str, Any], server_told: object) -> dict[str, Any]:
+    def releases(self, round: Round, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the round's line in the ledger, which no resume cuts back; empty if nothing left with noise.
 
         A round that is repeated has the same line only if the same left again, with the same noise, which tells nothing
@@ -98,7 +98,7 @@ class PrivacyAccount(ReplyStep):
         """
         if "privacy" not in record:
             return {}
-        told = _digest(json.dumps([sorted(self._told.items()), server_told]).encode())
+        told = _digest(json.dumps([sorted(self._told.items()), round.state.server.told]).encode())
         line = {name: record[name] for name in ("task", "round", "privacy")} | {"told": told}
         return line | ({"ever": self.ever} if self.ever else {})
 

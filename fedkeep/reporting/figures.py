@@ -23,9 +23,9 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.metrics import Floats, kold
 from fedkeep.reporting.metric import LOGGED, METRICS, metric_of, rounds_covered
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run
+from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row
-from fedkeep.reporting.trial import TrialResult, mean_of
+from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult, mean_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,15 +105,13 @@ class LineStyle:
         return DASHES[(self.average + len(AVERAGE_SUFFIX) * (self.index // len(COLOURS))) % len(DASHES)]
 
 
-def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
+def styles(trials: Iterable[TrialResult]) -> dict[str, LineStyle]:
     """Return a style for every label, in the order of first appearance: a colour a method, dashes for its averages."""
-    found: dict[str, tuple[str, int]] = {}
-    for label in labels:
-        # What tells variants of one label apart stands behind the name of the average.
-        average = next((i for i, words in enumerate(AVERAGE_SUFFIX.values()) if words and words in label), 0)
-        found[label] = label.replace(list(AVERAGE_SUFFIX.values())[average], "") if average else label, average
-    places = {method: place for place, method in enumerate(dict.fromkeys(method for method, _ in found.values()))}
-    return {label: LineStyle(places[method], average) for label, (method, average) in found.items()}
+    found, averages = {trial.label: trial for trial in trials}, list(AVERAGE_SUFFIX)
+    places = {method: place for place, method in enumerate(dict.fromkeys(trial.method for trial in found.values()))}
+    return {
+        label: LineStyle(places[trial.method], averages.index(trial.evaluation_model)) for label, trial in found.items()
+    }
 
 
 def theme() -> AbstractContextManager[None]:
@@ -164,7 +162,7 @@ def curves(
     ``width``: In inches, by default that of a column of a paper. Letters keep their size.
     """
     curve = curve_of(metric)
-    line_styles = line_styles or styles(trial.label for trial in trials)
+    line_styles = line_styles or styles(trials)
     window = window or smoothing(trials)
     with theme():
         from matplotlib.figure import Figure

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedkeep.reporting.metric import Metric, headline
-from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.summary import Difference, Row, difference, trials_of
-from fedkeep.reporting.trial import TrialResult
+from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult
 
 TELLING = 0.2
 """Loss of a class from which it is told."""
@@ -32,7 +31,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
 
 def last_models(rows: Iterable[Row]) -> list[Row]:
     """Return the finished rows of methods, without those of averages of their models or of what did not learn."""
-    return [row for row in rows if _compares(row) and not _average(row)]
+    return [row for row in rows if _compares(row) and row.evaluation_model == "last"]
 
 
 def is_undecided(rows: Iterable[Row]) -> bool:
@@ -44,11 +43,6 @@ def is_undecided(rows: Iterable[Row]) -> bool:
 
 def _compares(row: Row) -> bool:
     return row.finished and not row.trouble
-
-
-def _average(row: Row) -> str:
-    """Return which average of its method's models a row is of; empty for the model itself."""
-    return next((words for words in AVERAGE_SUFFIX.values() if words and words in row.label), "")
 
 
 def _from_the_best(rows: Sequence[Row], metric: Metric) -> tuple[Row, list[Difference]]:
@@ -94,7 +88,7 @@ def _worst_losses(rows: Sequence[Row]) -> str:
     ]
     if not said:
         return ""
-    averages = [worst[row.label][0] for row in rows if row.label in worst and _average(row) == AVERAGE_SUFFIX["moving"]]
+    averages = [worst[row.label][0] for row in rows if row.label in worst and row.evaluation_model == "moving"]
     kept = f"; moving averages lost {100 * max(averages):.0f} points at most" if averages else ""
     every = all((trial.evaluated[1:] - trial.evaluated[:-1] == 1).all() for trial in trials_of(rows))
     span = "in a single round" if every else "between two evaluations"
@@ -123,11 +117,10 @@ def _averages(rows: Sequence[Row], metric: Metric) -> str:
     """Say of which methods an average of the models is more accurate than the last model."""
     averaged, gains = False, []
     for row in last_models(rows):
-        label = row.label
         found = [
-            (_average(other).removeprefix(", "), difference(other, row, metric))
+            (AVERAGE_SUFFIX[other.evaluation_model].removeprefix(", "), difference(other, row, metric))
             for other in rows
-            if _compares(other) and _average(other) and other.label.replace(_average(other), "", 1) == label
+            if _compares(other) and other.evaluation_model != "last" and other.method == row.label
         ]
         averaged |= bool(found)
         better = [
@@ -135,7 +128,7 @@ def _averages(rows: Sequence[Row], metric: Metric) -> str:
         ]
         if better:
             words, most = max(better, key=lambda pair: metric.better * pair[1].interval.mean)
-            gains.append(f"{label}'s {words} is {_points(most)} its last model ({_interval(most)})")
+            gains.append(f"{row.label}'s {words} is {_points(most)} its last model ({_interval(most)})")
     if not averaged:
         return ""
     return f"Averages: {_listed(gains)}." if gains else "Averages: no method's is told apart from its last model."

@@ -30,7 +30,7 @@ from fedkeep.options import as_table
 from fedkeep.reporting import figures, table
 from fedkeep.reporting.findings import findings, warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
-from fedkeep.reporting.run_folder import Run, method_of, read_run
+from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import (
     EXPLANATION,
     Row,
@@ -68,7 +68,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     runs = [runs] if isinstance(runs, Run) else list(runs)
     rows = summary(runs)
     run = _combined(runs)
-    line_styles = figures.styles(trial.label for row in rows for trial in row.trials)
+    line_styles = figures.styles(trial for row in rows for trial in row.trials)
     window = figures.smoothing(trial for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     main = main_metric(run.trials)
@@ -133,7 +133,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
     rounds = sorted({trial.rounds_planned for trial in run.trials})
     threads = f" ({count} thread{'s' * (count != 1)})" if (count := run.info.get("threads")) else ""
-    idle_parts = [(method_of(trial.label), idle) for trial in run.trials if (idle := trial.info.get("idle_part"))]
+    idle_parts = [(trial.method, idle) for trial in run.trials if (idle := trial.info.get("idle_part"))]
     facts = [
         ("data", str(info.get("dataset") or "")),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),

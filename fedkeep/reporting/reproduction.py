@@ -18,9 +18,10 @@ from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, place_in, table_of
 from fedkeep.reporting.metric import Metric, headline, metric_of
-from fedkeep.reporting.run_folder import Run, method_of, open_run, read_run, runs_in
+from fedkeep.reporting.run_folder import Run, open_run, read_run, runs_in
 from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
 from fedkeep.reporting.table import NOTHING, TextTable, frozen, show
+from fedkeep.reporting.trial import without_average
 
 NOTES = "notes.md"
 """The file beside reproductions in which a person says something about them, under their names."""
@@ -68,7 +69,7 @@ def cells(column: ColumnResult) -> list[tuple[str, Cell]]:
         return ", ".join(map(str, line.row.seeds)) if line.row is not None and line.row.finished else NOTHING
 
     def to_the_papers(line: MethodResult) -> str:
-        reached = spread_of(paper.get("accuracy", {}), method_of(line.label))
+        reached = spread_of(paper.get("accuracy", {}), line.method)
         return NOTHING if reached is None else _rounds_to(line, reached.mean / 100)
 
     found: list[tuple[str, Cell]] = [
@@ -210,6 +211,11 @@ class MethodResult:
     paper: Spread | None
     row: Row | None
     metric: str = MEASURED[0]
+
+    @property
+    def method(self) -> str:
+        """Return the label without what it says of an average of the method's models."""
+        return self.label if self.row is None else without_average(self.label, self.row.evaluation_model)
 
     @property
     def ours(self) -> Spread | None:
@@ -368,7 +374,7 @@ class ColumnResult:
     def has_averages(self) -> bool:
         """Tell whether averages were evaluated of models for which the paper prints an accuracy."""
         printed = self.paper.get("accuracy", {})
-        averaged = any(row.label not in printed and method_of(row.label) in printed for row in self.rows)
+        averaged = any(row.label not in printed and row.method in printed for row in self.rows)
         return averaged and not self.has_tasks
 
 

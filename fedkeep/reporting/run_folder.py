@@ -27,13 +27,11 @@ from fedkeep.errors import RunError
 from fedkeep.experiment import provenance
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, RECORD_SUFFIXES, TRIAL_FILE, TRIALS
 from fedkeep.interface import algorithms
-from fedkeep.reporting.trial import TrialResult, Window
-from fedkeep.rounds.run_settings import EvaluationModel, RunSettings
+from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult, Window
+from fedkeep.rounds.run_settings import RunSettings
 from fedkeep.trials.checkpoint import manifests
 from fedkeep.trials.trial import LEDGER, MANIFEST
 
-AVERAGE_SUFFIX: dict[EvaluationModel, str] = {"last": "", "round": ", mean of the round", "moving": ", moving average"}
-"""What a label says of an evaluation model."""
 NUMBERS = {
     "task", "round", "loss", "examples", "down", "up", "test_loss", "train", "teachers", "evaluate", "round_seconds",
     "checkpoint", "server",
@@ -91,8 +89,8 @@ def read_run(path: str | Path) -> Run:
     named = [str(method.get("label")) for method in run.settings.get("methods", ())]
 
     def rank(trial: TrialResult) -> tuple[int, str, int]:
-        label = method_of(trial.label)  # an average stands beside its method
-        return (named.index(label) if label in named else len(named), trial.label, trial.seed)
+        place = named.index(trial.method) if trial.method in named else len(named)  # an average beside its method
+        return (place, trial.label, trial.seed)
 
     return Run(path, info, text, tuple(sorted(trials, key=rank)))
 
@@ -142,13 +140,6 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     memory = _memory(section) if isinstance(section, Mapping) else 0.0
     window = Window(share, max(turns, default=1), memory or 1 / (1 - usual.ema_decay))
     return [replace(trial, window=window) for trial in trials]
-
-
-def method_of(label: str) -> str:
-    """Return the label of a method without what it says of an average of its models."""
-    for words in AVERAGE_SUFFIX.values():
-        label = label.removesuffix(words)
-    return label
 
 
 def _read_trial(folder: Traversable, path: Path) -> TrialResult:
@@ -203,6 +194,7 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
         yield replace(
             trial,
             label=trial.label + AVERAGE_SUFFIX[name],
+            evaluation_model=name,
             rounds=rounds,
             confusions=trial.confusions if name == first else (),
             window=trial.window if name == "moving" else replace(trial.window, memory=_memory(trial.options)),

@@ -22,7 +22,8 @@ from fedkeep.interface import algorithms
 from fedkeep.options import as_table, options_of
 from fedkeep.reporting.metric import LoggedMetric, Metric, metric_of
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.trial import TrialResult
+from fedkeep.reporting.trial import TrialResult, without_average
+from fedkeep.rounds.run_settings import EvaluationModel
 from fedkeep.training.pooled import PooledTraining
 
 NO_EFFECT = [f"recipe.run.{n}" for n in ("evaluate_local_models", "evaluation_models", "evaluation_window", "metric")]
@@ -55,6 +56,16 @@ class Row:
     def seeds(self) -> tuple[int, ...]:
         """Return the seeds behind the row."""
         return tuple(trial.seed for trial in self.trials)
+
+    @property
+    def method(self) -> str:
+        """Return the label without what it says of an average of the method's models."""
+        return without_average(self.label, self.evaluation_model)
+
+    @property
+    def evaluation_model(self) -> EvaluationModel:
+        """Return of which of the method's models the row is."""
+        return self.trials[0].evaluation_model if self.trials else "last"
 
     @property
     def broken(self) -> bool:

@@ -43,6 +43,7 @@ class TextTable:
     ``note``: What the numbers are.
     ``bold``: The cells, as (line, column), that lead their columns.
     ``dim``: The lines that are not finished.
+    ``name``: By which LaTeX refers to it.
     """
 
     heads: list[str]
@@ -50,6 +51,7 @@ class TextTable:
     note: str = ""
     bold: set[tuple[int, int]] = field(default_factory=set)
     dim: set[int] = field(default_factory=set)
+    name: str = "results"
 
     def markdown(self) -> str:
         """Return the table in Markdown, without the note."""
@@ -284,7 +286,7 @@ def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None
         for of_row in zip(*found, strict=True)
     ]
     note = f"Difference to {reference}, paired by seed, in percentage points. {summary.EXPLANATION}"
-    return TextTable(heads, lines, note)
+    return TextTable(heads, lines, note, name="differences")
 
 
 def target_table(rows: Sequence[Row], target: float) -> TextTable:
@@ -295,7 +297,7 @@ def target_table(rows: Sequence[Row], target: float) -> TextTable:
         each = ", ".join("never" if math.isnan(value) else f"{value:.0f}" for value in reached)
         mean = NOTHING if any(map(math.isnan, reached)) else f"{sum(reached) / len(reached):.0f}"
         lines.append([row.label, mean, each])
-    return TextTable(["method", "first round", "each seed"], lines, f"Rounds to {target:g} %.")
+    return TextTable(["method", "first round", "each seed"], lines, f"Rounds to {target:g} %.", name="target")
 
 
 def tables(rows: Sequence[Row], against: str = "", target: float | None = None) -> list[TextTable]:
@@ -325,9 +327,8 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
         for i, cells in enumerate(table.lines):
             texts = ((j, _latex_text(cells[j])) for j in columns)
             lines.append([f"\\textbf{{{text}}}" if (i, j) in table.bold else text for j, text in texts])
-        name = "differences" if table.heads[0].startswith("minus") else "target" if place else "results"
         heads = [_latex_text(table.heads[j]) for j in columns]
-        shown.append({"name": name, "note": _latex_text(table.note), "heads": heads, "lines": lines})
+        shown.append({"name": table.name, "note": _latex_text(table.note), "heads": heads, "lines": lines})
     template = files("fedkeep.reporting").joinpath("tables.tex.jinja").read_text(encoding="utf-8")
     environment = Environment(  # LaTeX has escapes of its own
         variable_start_string="<<", variable_end_string=">>", trim_blocks=True, keep_trailing_newline=True

@@ -18,6 +18,7 @@ from fedkeep import metrics
 from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, IN_MEAN, MEANS_TOLD, counts_name, sample_rate_of
 from fedkeep.metrics import Floats
 from fedkeep.rounds.messages import FaultKind
+from fedkeep.rounds.run_settings import EvaluationModel
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class LostClient:
     client: str
     reason: str
     kind: str = ""
+
+
+AVERAGE_SUFFIX: dict[EvaluationModel, str] = {"last": "", "round": ", mean of the round", "moving": ", moving average"}
+"""What a label says of an evaluation model."""
+
+
+def without_average(label: str, evaluation_model: EvaluationModel) -> str:
+    """Return a label without what it says of an average of a method's models."""
+    return label.replace(AVERAGE_SUFFIX[evaluation_model], "", 1)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class TrialResult:
 
     Accuracies and forgetting are fractions; a value that was never measured is NaN.
 
-    ``label``: The name of the method in tables.
+    ``label``: The name of the method in tables, and of which average of its models the accuracies are.
     ``rounds``, ``timings``: One entry a round, as in rounds.jsonl and timings.jsonl.
     ``partition``: As in partition.json.
     ``info``: As in trial.json.
@@ -61,6 +71,7 @@ class TrialResult:
         back; empty of other trials, and of old records.
     ``confusions``: As in confusion.json, a row for each true class; empty of other models than the first, and of old
         records.
+    ``evaluation_model``: Of which of the method's models the accuracies are.
     """
 
     label: str
@@ -73,6 +84,12 @@ class TrialResult:
     window: Window = field(default_factory=Window)
     confusions: tuple[tuple[int, ...], ...] = ()
     ledger: Sequence[Mapping[str, Any]] = ()
+    evaluation_model: EvaluationModel = "last"
+
+    @property
+    def method(self) -> str:
+        """Return the label without what it says of an average of the method's models."""
+        return without_average(self.label, self.evaluation_model)
 
     @property
     def algorithm(self) -> str:
@@ -372,11 +389,6 @@ class TrialResult:
             for name in {name for totals in ledgers.values() for name in totals}:
                 mine[name] = max(mine.get(name, 0), sum(totals.get(name, 0) for totals in ledgers.values()))
         return spent, options
-
-    @property
-    def noised_steps(self) -> dict[str, int]:
-        """Return how many steps of DP-SGD each client took, those included that a restored server does not know of."""
-        return {client: sum(self._steps(uses).values()) for client, uses in self._spent[0].items()}
 
     @staticmethod
     def _steps(uses: Mapping[str, int]) -> dict[float, int]:

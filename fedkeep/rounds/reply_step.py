@@ -221,6 +221,10 @@ class ReplyStep:
         """Return what the round's record says of the step."""
         return {}
 
+    def releases(self, round: Round, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the trial's ledger, which no resume cuts back, says of what left with noise."""
+        return {}
+
     def end_round(self, round: Round, record: Mapping[str, Any]) -> None:
         """Keep what a round showed; the record holds its evaluation."""
 

@@ -41,8 +41,7 @@ class RoundResult:
     ``record``: The same on every machine: cohort, lost clients, loss, bytes, and in evaluated rounds correct
         predictions by class.
     ``timings``: Seconds by part of the round, which differ between machines.
-    ``releases``: What left with noise, for a ledger that no resume cuts back (see
-        `fedkeep.privacy.privacy_account`).
+    ``releases``: What left with noise, for a ledger that no resume cuts back (see `ReplyStep.releases`).
     """
 
     record: dict[str, Any]

@@ -10,7 +10,6 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, NoState
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.pytree import copy_containers
-from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.rounds.cohort import RoundCohort
 from fedkeep.rounds.messages import check_server
 from fedkeep.rounds.reply_step import ReplyStep, named, set_aside
@@ -114,8 +113,9 @@ class Simulation(SimulationState):
         timings["server"] = server_seconds
         timings |= {f"step {name}": seconds for name, seconds in round.queue.step_seconds.items()}
         timings["evaluate"] = round.costs.evaluation_seconds
-        accounts = [step for step in self.steps if isinstance(step, PrivacyAccount)]
-        result = RoundResult(record, timings, accounts[0].releases(record, self.server.told) if accounts else {})
+        result = RoundResult(record, timings)
+        for step in round.steps:
+            result.releases |= step.releases(round, record)
         for callback in self.callbacks:
             callback.on_round_end(self, result)
         for step in round.steps:

@@ -43,7 +43,8 @@ from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind
-from fedkeep.interface.privacy import spent_ever
+from fedkeep.interface.privacy import sample_rate_of, spent_ever
+from fedkeep.metrics import dp_sgd_epsilon
 from fedkeep.rounds import reply_store
 from fedkeep.rounds.messages import Fault, no_reply
 from fedkeep.trials.trial import TrialBusy
@@ -902,13 +903,15 @@ def test_what_sites_train_again_is_counted_though_the_server_went_back(recipe: s
     assert (folder / "privacy.jsonl").read_bytes().startswith(before)
     (trial,) = run.trials
     once = {
-        client: count
+        client: (sample_rate_of(name) or 0.0, count)
         for row in trial.rounds[:1]
         for client, uses in row["privacy"]["clients"].items()
         for name, count in uses.items()
         if name.startswith("private steps")
     }
-    assert trial.noised_steps == {site: times * once[site] for site, times in trained.items()}
+    taken = [{once[site][0]: times * once[site][1]} for site, times in trained.items()]
+    of_steps = max(dp_sgd_epsilon(steps, 1.0, trial.rounds[0]["privacy"]["delta"]) for steps in taken)
+    assert trial.epsilon == pytest.approx(of_steps), "nobody was asked for counts"
     assert sorted(set(trained.values())) == [4, 5], "three rounds, the second twice; one site was asked in the third"
     uncounted = replace(trial, ledger=())
     assert trial.epsilon > uncounted.epsilon, "84 steps in place of 126, say"

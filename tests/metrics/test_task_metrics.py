@@ -23,7 +23,7 @@ from fedkeep.metrics import (
 )
 
 NAN = float("nan")
-FORGETTING = {"chaudhry": forgetting_tasks, "chaudhry_mean": chaudhry_mean, "fedskf": fedskf}
+RULES = forgetting_tasks, chaudhry_mean, fedskf
 few = settings(max_examples=60, deadline=None)
 matrices = st.integers(2, 6).flatmap(lambda n: arrays(np.float64, (n, n), elements=st.floats(0.0, 1.0)))
 
@@ -45,21 +45,18 @@ def test_accuracies_by_hand() -> None:
 
 def test_forgetting_by_hand() -> None:
     """Drops: after task 2, 0.3 of task 1; after task 3, 0.1 more of it, and 0.35 of task 2."""
-    expected = {
-        "chaudhry": (0.4 + 0.35) / 2,
-        "chaudhry_mean": (0.3 + 0.375) / 2,
-        "fedskf": (0.3 / 1 + (0.1 + 0.35) / 2) / 2,
-    }
-    assert {name: pytest.approx(rule(MATRIX)) for name, rule in FORGETTING.items()} == expected
+    assert forgetting_tasks(MATRIX) == pytest.approx((0.4 + 0.35) / 2)
+    assert chaudhry_mean(MATRIX) == pytest.approx((0.3 + 0.375) / 2)
+    assert fedskf(MATRIX) == pytest.approx((0.3 / 1 + (0.1 + 0.35) / 2) / 2)
 
 
 def test_forgetting_of_a_task_that_recovers() -> None:
     """Task 1: 0.5, then 0.9, then 0.6. Its best is 0.9; in steps it gained 0.4 and lost 0.3; all in all, it gained."""
     matrix = [[0.5, 0, 0], [0.9, 0.7, 0], [0.6, 0.7, 0.2]]
-    assert FORGETTING["chaudhry"](matrix) == pytest.approx((0.3 + 0.0) / 2)
+    assert forgetting_tasks(matrix) == pytest.approx((0.3 + 0.0) / 2)
     assert forgetting_tasks(np.asarray(matrix)[:2, :2]) == pytest.approx(-0.4)
-    assert FORGETTING["chaudhry_mean"](matrix) == pytest.approx((-0.4 + 0.15) / 2)
-    assert FORGETTING["fedskf"](matrix) == pytest.approx((-0.4 + 0.3 / 2) / 2)
+    assert chaudhry_mean(matrix) == pytest.approx((-0.4 + 0.15) / 2)
+    assert fedskf(matrix) == pytest.approx((-0.4 + 0.3 / 2) / 2)
     assert backward_transfer(matrix) == pytest.approx((0.1 + 0.0) / 2)
 
 
@@ -84,7 +81,7 @@ def test_fedskfs_table_2(after: tuple[float, ...], new: float, forgetting: int, 
         matrix[t - 1, t - 1] = value if t == 1 else new
     np.testing.assert_allclose(accuracy_after(matrix), after)
     assert 100 * average_incremental_accuracy(matrix) == pytest.approx(mean, abs=0.005)
-    assert round(100 * FORGETTING["fedskf"](matrix)) == forgetting
+    assert round(100 * fedskf(matrix)) == forgetting
 
 
 def test_fedskfs_printed_formula_cannot_give_its_table() -> None:
@@ -94,7 +91,7 @@ def test_fedskfs_printed_formula_cannot_give_its_table() -> None:
     for t, value in enumerate(after, start=1):
         matrix[t - 1, : t - 1] = (t * value - 1.0) / max(t - 1, 1)
         matrix[t - 1, t - 1] = value if t == 1 else 1.0
-    lost = [(matrix[t - 1, :t] - matrix[t, :t]).sum() / (t + 1) for t in range(1, 5)]  # a sum of t over t + 1
+    lost = [(matrix[t - 1, :t] - matrix[t, :t]).sum() / (t + 1) for t in range(1, 5)]
     assert 100 * np.mean(lost) < 23.5
 
 
@@ -131,17 +128,14 @@ def test_definitions_as_loops(matrix: NDArray[np.float64]) -> None:
         return sum(max(a[j, s] for s in range(j, t)) - a[j, t] for j in range(1, t)) / (t - 1)
 
     steps = (sum(a[i, t - 1] - a[i, t] for i in range(1, t)) / (t - 1) for t in range(2, tasks + 1))
-    expected = {
-        "chaudhry": chaudhry(tasks),
-        "chaudhry_mean": sum(chaudhry(t) for t in range(2, tasks + 1)) / (tasks - 1),
-        "fedskf": sum(steps) / (tasks - 1),
-    }
-    for name, value in expected.items():
-        assert FORGETTING[name](matrix) == pytest.approx(value, abs=1e-9), name
+    assert forgetting_tasks(matrix) == pytest.approx(chaudhry(tasks), abs=1e-9)
+    over_tasks = sum(chaudhry(t) for t in range(2, tasks + 1)) / (tasks - 1)
+    assert chaudhry_mean(matrix) == pytest.approx(over_tasks, abs=1e-9)
+    assert fedskf(matrix) == pytest.approx(sum(steps) / (tasks - 1), abs=1e-9)
     upper = matrix.copy()
     upper[np.triu_indices(tasks, k=1)] = NAN  # not read
-    for name, rule in FORGETTING.items():
-        assert rule(upper) == rule(matrix), name
+    for rule in RULES:
+        assert rule(upper) == rule(matrix), rule
     np.testing.assert_array_equal(accuracy_after(upper), accuracy_after(matrix))
 
 
@@ -149,13 +143,13 @@ def test_definitions_as_loops(matrix: NDArray[np.float64]) -> None:
 @given(matrices)
 def test_where_accuracy_only_falls_forgetting_adds_up(matrix: NDArray[np.float64]) -> None:
     falling = np.minimum.accumulate(matrix, axis=0)
-    assert FORGETTING["chaudhry"](falling) == pytest.approx(-backward_transfer(falling), abs=1e-12)
-    assert all(rule(falling) >= -1e-12 for rule in FORGETTING.values())
+    assert forgetting_tasks(falling) == pytest.approx(-backward_transfer(falling), abs=1e-12)
+    assert all(rule(falling) >= -1e-12 for rule in RULES)
 
 
 def test_with_one_task_nothing_can_be_forgotten_or_transferred() -> None:
     assert accuracy_after([[0.7]]).tolist() == [0.7]
-    assert all(math.isnan(rule([[0.7]])) for rule in FORGETTING.values())
+    assert all(math.isnan(rule([[0.7]])) for rule in RULES)
     assert math.isnan(backward_transfer([[0.7]]))
 
 
@@ -164,6 +158,6 @@ def test_shapes_are_checked() -> None:
         ValueError, match=r"3 tasks of 6 classes need counts of shapes \(3, 6\) and \(6,\), not \(2, 6\)"
     ):
         task_accuracies(CORRECT[:2], TOTAL, SIZES)
-    for function in (accuracy_after, backward_transfer, *FORGETTING.values()):
+    for function in (accuracy_after, backward_transfer, *RULES):
         with pytest.raises(ValueError, match=r"\[tasks, tasks\]"):
             function([[0.5, 0.5]])

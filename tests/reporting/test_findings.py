@@ -32,7 +32,7 @@ def with_average(tmp_path: Path) -> Run:
     """FedSeq is above FedAvg; its moving average is above its last model, so no row is above all others."""
     run = run_of(tmp_path / "run", FedAvg=[160, 162], FedSeq=[181, 182], SFedKD=[178, 184])
     above = run_of(tmp_path / "above", FedSeq=[183, 184]).trials
-    average = [replace(trial, label="FedSeq, moving average") for trial in above]
+    average = [replace(trial, label="FedSeq, moving average", evaluation_model="moving") for trial in above]
     return replace(run, trials=(*run.trials, *average))
 
 
@@ -83,7 +83,10 @@ def test_what_one_round_took_from_a_class_is_told_at_its_worst(tmp_path: Path) -
     write_trial(run, "FedSeq", 0, [[90, 5], [50, 90], [92, 40], [90, 95]], total=[100, 100])
     write_trial(run, "FedSeq", 1, [[90, 90], [90, 90], [93, 90], [31, 95]], total=[100, 100])
     found = read_run(run)
-    average = [replace(trial, label="FedSeq, moving average") for trial in run_of(tmp_path / "b", FedSeq=[180]).trials]
+    average = [
+        replace(trial, label="FedSeq, moving average", evaluation_model="moving")
+        for trial in run_of(tmp_path / "b", FedSeq=[180]).trials
+    ]
     rows = summary(replace(found, trials=(*found.trials, *average)))
     assert findings(rows)[0] == (
         "Forgotten in a single round, at worst: FedSeq fell from 93 to 31 % on class 0; moving averages lost 0 points "

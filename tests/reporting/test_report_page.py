@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from base64 import b64decode, b64encode
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -243,15 +244,27 @@ def test_smoothing_grows_with_the_number_of_evaluations(demo: Run) -> None:
 
 
 def test_a_method_looks_the_same_in_every_figure(demo: Run) -> None:
-    looks = styles(demo.labels)
-    assert looks["SFedKD"] == styles(demo.labels)["SFedKD"]
+    looks = styles(demo.trials)
+    assert looks["SFedKD"] == styles(demo.trials)["SFedKD"]
     only = [trial for trial in demo.trials if trial.label == "SFedKD"]
     colour = curves(only, "forgetting", looks).axes[0].lines[0].get_color()
     assert colour == looks["SFedKD"].colour
-    assert len({(style.colour, style.dashes) for style in styles(map(str, range(20))).values()}) == 20
-    served = styles(["A", "A, moving average", "B", "B, mean of the round", "A, moving average (lr=1)"])
+    many = (replace(only[0], label=str(number)) for number in range(20))
+    assert len({(style.colour, style.dashes) for style in styles(many).values()}) == 20
+    served = styles(
+        replace(only[0], label=label, evaluation_model=which)
+        for label, which in (
+            ("A", "last"),
+            ("A, moving average", "moving"),
+            ("B", "last"),
+            ("B, mean of the round", "round"),
+            ("A, moving average (lr=1)", "moving"),
+            ("A (lr=1)", "last"),
+        )
+    )
     assert served["A"].colour == served["A, moving average"].colour != served["B"].colour
     assert served["A, moving average"].dashes not in (served["A"].dashes, served["B, mean of the round"].dashes)
+    assert served["A (lr=1)"].colour == served["A, moving average (lr=1)"].colour != served["A"].colour
 
 
 def test_figures_are_deterministic(demo: Run, tmp_path: Path) -> None:

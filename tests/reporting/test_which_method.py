@@ -52,10 +52,12 @@ def test_classes_count_alike_however_many_examples_they_have(rows: dict[str, Row
 
 def test_what_averages_gain_is_paired_by_seed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    curves = {"FedSeq": (2, 3), "FedSeq, moving average": (5, 6), "FedAvg": (3, 3), "FedAvg, moving average": (4, 6)}
-    for label, last in curves.items():
+    for label, last, average in (("FedSeq", (2, 3), (5, 6)), ("FedAvg", (3, 3), (4, 6))):
         for seed in (0, 1):
-            write_trial(run, label, seed, [[0, 0], [last[seed], last[seed]]], total=(10, 10))
+            moving = ({"evaluation_models": {"moving": {"correct": [right] * 2}}} for right in (0, average[seed]))
+            both = dict(enumerate(moving, start=1))
+            curve = [[0, 0], [last[seed]] * 2]
+            write_trial(run, label, seed, curve, total=(10, 10), rows=both, evaluation_models=["last", "moving"])
     rows = summary(read_run(run))
     line = TOOL["gains"]({"Here": rows})[2]
     assert [cell.strip() for cell in line.split("|")[1:-1]] == [
@@ -89,11 +91,5 @@ def test_a_row_says_what_went_wrong_in_its_seeds(rows: dict[str, Row]) -> None:
 
 def test_settings_of_a_method_have_its_colour() -> None:
     family = TOOL["_family"]
-    labels = (
-        "FedSeq",
-        "FedSeq, moving average",
-        "FedSeq, lr 0.03, moving average",
-        "SFedKD tau 1 target 0",
-        "CWC (reconstructed)",
-    )
-    assert [family(label) for label in labels] == ["FedSeq", "FedSeq", "FedSeq", "SFedKD", "CWC"]
+    labels = "FedSeq", "FedSeq, lr 0.03", "SFedKD tau 1 target 0", "CWC (reconstructed)"
+    assert [family(Row(label, ())) for label in labels] == ["FedSeq", "FedSeq", "SFedKD", "CWC"]
