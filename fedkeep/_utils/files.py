@@ -1,7 +1,5 @@
 """Writing files so that neither a killed process nor a power failure leaves a part of one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

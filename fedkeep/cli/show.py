@@ -1,7 +1,5 @@
 """Commands that only read: list methods, data sets and recipes, compare runs, write reports."""
 
-from __future__ import annotations
-
 import inspect
 from argparse import Namespace
 from collections.abc import Mapping

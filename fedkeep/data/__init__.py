@@ -1,7 +1,5 @@
 """Data sets, partitions over clients, task streams and augmentation."""
 
-from __future__ import annotations
-
 from fedkeep.data.arrays import from_arrays
 from fedkeep.data.augmentation import Augmentation
 from fedkeep.data.dataset import Data, DataSet, ImageFormat

@@ -1,7 +1,5 @@
 """How a table's columns become features: imputed, scaled, one feature for each value; plain numbers and names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Load a data set by name: a known one, one of the Hugging Face Hub, a file or a folder; from splits to a `DataSet`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

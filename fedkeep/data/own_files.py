@@ -1,7 +1,5 @@
 """A user's own files: one table, a folder of splits or of images, or a file or a folder for each client."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -3,8 +3,6 @@
 Problems of a data set are collected, so that one error tells all of them, with the lines of the file.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import unicodedata

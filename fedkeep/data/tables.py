@@ -1,7 +1,5 @@
 """Tables and texts as inputs: what a column holds is found out; cells become numbers or names, words token ids."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 import zlib

@@ -1,7 +1,5 @@
 """Predictions of an exported model for files: images, tables, texts, arrays."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

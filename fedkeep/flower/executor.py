@@ -4,8 +4,6 @@ A server that restarts from its last checkpoint asks the same again, and sites s
 `fedkeep.flower.state_store`): no step is run twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

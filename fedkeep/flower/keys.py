@@ -1,7 +1,5 @@
 """Keys for a test federation: a certificate authority, the SuperLink's certificate, and a key pair for each site."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

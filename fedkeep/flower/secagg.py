@@ -10,8 +10,6 @@ once. The same question again gets the same answer, and another question none, s
 give it away.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 A server without data learns from its sites the form of theirs: classes and shape, and statistics over all sites.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -31,8 +29,7 @@ from fedkeep.data.schema import number_names
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment import build
 from fedkeep.experiment.build import check_device
-from fedkeep.experiment.description import describe_trial, initial_model_evaluated
-from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.experiment import Experiment, Trial, describe_trial, initial_model_evaluated
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.provenance import check_code, find_checkpoint_damage, trial_name

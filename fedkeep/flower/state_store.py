@@ -1,7 +1,5 @@
 """What a site stores between calls: the reply to each recent call, and the client state that the call left."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """The transport between the server and the sites: the envelopes that it carries, and which node is which site."""
 
-from __future__ import annotations
-
 import logging
 import time
 import weakref

@@ -1,7 +1,5 @@
 """Losses on the classifier's input: near anchors of the classes, near a teacher's, or contrasted (MOON, SupCon)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -4,8 +4,6 @@ The paper prints one term under a sum over classes on which the term does not de
 is FedADKD's default. Decoupled distillation's two-class divergence TC is in `fedkeep.losses.decoupled`, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

@@ -3,8 +3,6 @@
 They are tried before they are used, with errors that speak of the network and the data.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools

@@ -8,8 +8,6 @@ It runs the method on a federation so small that a round takes milliseconds. Eac
 it, `checks_for` gives one test for each check.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any

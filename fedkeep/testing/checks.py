@@ -1,7 +1,5 @@
 """The checks: what a run may depend on, what may go wrong, odd federations, and tasks."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import tempfile

@@ -3,8 +3,6 @@
 Also a method's undisturbed run, what its clients did, and expectations that tell.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """One trial: a method with a seed, recorded in its own folder, that can be killed and resumed at any time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
