@@ -6,8 +6,6 @@
 Names are imported when they are first used, so that ``import fedkeep`` is quick; ``__init__.pyi`` lists them.
 """
 
-from __future__ import annotations
-
 import ast
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FedKeep's Python functions: run a recipe or what is given in Python, and resume a run."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Progress of a run: bars in a terminal, a line every few seconds in a log, a text that changes in a notebook."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The exceptions that FedKeep raises on purpose, and helpers for their messages."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

@@ -8,8 +8,6 @@ The last model of a sequence swings by many points from one evaluation to the ne
 mean over a window of rounds, and the difference of two methods, paired by seed, with its confidence interval.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

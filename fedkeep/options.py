@@ -4,8 +4,6 @@ Methods, partitions, architectures, sections of a recipe and the recipe itself d
 derive from `Options`, so that Python code, recipes and the command line have the same names, checks and messages.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

@@ -1,7 +1,5 @@
 """Metrics of each round for TensorBoard or Weights & Biases: only where a recipe asks for it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

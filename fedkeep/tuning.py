@@ -1,7 +1,5 @@
 """Choosing options on held-out training examples, with seeds that are not reported: a run whose methods are a grid."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

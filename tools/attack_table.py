@@ -22,7 +22,9 @@ from typing import get_args
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.cli import commands as given
+from fedkeep.cli.main import add_arguments, names, numbers
+from fedkeep.cli.main import settings as changes_of
+from fedkeep.cli.main import share as share_of
 from fedkeep.errors import ConfigError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -297,19 +299,19 @@ def false_alarms(trials: Sequence[AttackTrial], defense: str) -> tuple[int, int]
 
 
 def _shares(text: str) -> list[float]:
-    return [given.share(part) for part in text.split(",")]
+    return [share_of(part) for part in text.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the trials that the table lacks, and print the table of each defence."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", default="fedkeep/attacks", help="a recipe's name, or a path")
-    parser.add_argument("--kinds", type=given.names, default=KINDS, metavar="A,B", help="attacks (default: all)")
+    parser.add_argument("--kinds", type=names, default=KINDS, metavar="A,B", help="attacks (default: all)")
     parser.add_argument("--shares", type=_shares, default=[0.1, 0.2, 0.3], metavar="A,B")
-    parser.add_argument("--defenses", type=given.names, default=["none", "loss_check"], metavar="A,B")
-    parser.add_argument("--seeds", type=given.numbers, default=[0, 1, 2], metavar="0,1")
-    parser.add_argument("--methods", type=given.names, default=(), metavar="A,B", help="default: all")
-    given.add_arguments(parser, [given.settings("run.rounds=10")])
+    parser.add_argument("--defenses", type=names, default=["none", "loss_check"], metavar="A,B")
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], metavar="0,1")
+    parser.add_argument("--methods", type=names, default=(), metavar="A,B", help="default: all")
+    add_arguments(parser, [changes_of("run.rounds=10")])
     parser.add_argument("--out", type=Path, default="attacks.csv", metavar="FILE", help="the table")
     options = vars(parser.parse_args(arguments))
     recipe, out, defenses = options.pop("recipe"), options.pop("out"), options["defenses"]

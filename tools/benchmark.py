@@ -16,15 +16,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedkeep.cli.commands import DEVICE, MACHINE, add_arguments, numbers
-from fedkeep.cli.run import machine_of, run_unfinished
+from fedkeep.cli.main import DEVICE, MACHINE, add_arguments, numbers
+from fedkeep.cli.run import machine_of, run_with_progress
 from fedkeep.cli.text import Terminal, plain_table, say, say_error
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
-from fedkeep.experiment.run import prepare_run
+from fedkeep.experiment.run import prepare_run, resume_command
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import Metric, headline
@@ -50,7 +50,8 @@ def benchmark(options: argparse.Namespace, console: Console) -> int:
         f"{', '.join(method.label for method in recipe.methods)} in the setting of {records.path}, seeds {seeds}",
     )
     say(console, f"run folder: {folder}")
-    if stop := run_unfinished(folder, experiment, console, quiet=options.quiet):
+    again = resume_command(folder, machine)
+    if stop := run_with_progress(experiment.trials(folder), console, again, quiet=options.quiet):
         return stop
     rows = summary([records, write_all(folder)])
     console.print(print_table(rows, width=console.width))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.files import atomic_write
-from fedkeep.cli.commands import DATA, QUIET, add_arguments, natural, positive
+from fedkeep.cli.main import DATA, QUIET, add_arguments, natural, positive
 from fedkeep.cli.text import Terminal, say, say_error
 from fedkeep.data import Augmentation, Data, DataSet
 from fedkeep.display import Display

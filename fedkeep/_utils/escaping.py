@@ -3,8 +3,6 @@
 A name stays as it is inside the program. Here alone it becomes harmless to what shows it.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

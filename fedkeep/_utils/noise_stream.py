@@ -4,8 +4,6 @@ PyTorch's generators will not do. On a CPU `torch.Generator.manual_seed` keeps 3
 seen a noised reply can try all seeds; and from some hundred numbers of its Mersenne Twister the others follow.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Iterable

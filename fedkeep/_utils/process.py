@@ -4,8 +4,6 @@ The signals are those with which schedulers, service managers and closed termina
 Memory of tensors that are gone is kept for the next ones, or given back to the system.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Progress of long operations: reported by the code that works, shown by the code that subscribed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ same seed have the same partition, initial weights, cohorts and batch orders. Th
 generator.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """PyTorch's settings of the calling program, which worker processes do not have: pinned while FedKeep computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Evaluated type annotations, cached because every message needs them."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Callable, Hashable
 from functools import cache

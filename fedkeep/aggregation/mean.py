@@ -1,7 +1,5 @@
 """Means of models: plain, moving, normalised by steps (FedNova), and of masked layers (FedWeIT)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import torch

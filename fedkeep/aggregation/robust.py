@@ -1,7 +1,5 @@
 """Aggregation that a minority of malicious clients cannot steer: median, trimmed mean, norm clipping and Krum."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from math import isfinite
 from typing import TypeAlias

@@ -9,8 +9,6 @@ ResNet). `channel_groups` finds these groups once for an architecture, from its 
 and so is valid for every model of the architecture.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

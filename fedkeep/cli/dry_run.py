@@ -1,7 +1,5 @@
 """What a run would take: its trials, with an estimate of the time, memory and bytes of each on this machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +10,7 @@ from rich.markup import escape
 
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.cli.text import plain_table, say
-from fedkeep.data import Data, Federation, Tasks
+from fedkeep.data import Federation, Tasks
 from fedkeep.data.partition import Partition
 from fedkeep.display import duration
 from fedkeep.errors import FedKeepError
@@ -22,7 +20,7 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.reporting.table import human_bytes
-from fedkeep.rounds.run_settings import distinct_models
+from fedkeep.rounds.run_settings import RunSettings, distinct_models
 from fedkeep.training.per_example import gradient_bytes
 from fedkeep.trials.simulation import Simulation
 
@@ -61,11 +59,6 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
             f"{method.label} is not estimated: most of its time goes into prototypes and images, which it generates "
             "when a task begins."
         )
-    with plain_torch(machine.threads):
-        return _estimate(recipe, method, machine)
-
-
-def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
     tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
     per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
@@ -76,38 +69,24 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     scale = per_round * training.epochs / measured  # examples of a whole round per example of a small one
     if recipe.public.name and scale:
         share = recipe.run.cohort_size / (len(small.clients) * scale)
-        small = replace(small, server_data=_subset(small.server_data, share))
-    run_settings = replace(
-        recipe.run,
-        rounds=3,
-        cohort_size=len(small.clients),
-        min_clients=1,
-        evaluate_every=3,
-        evaluate_local_models=False,
-        client_test=0.0,
-        evaluation_models=("last",),
-    )
+        rows = max(2, round(share * len(small.server_data["label"])))  # batch norm needs two
+        small = replace(small, server_data={name: column[:rows] for name, column in small.server_data.items()})
+    few = RunSettings(rounds=3, cohort_size=len(small.clients), evaluate_every=3, evaluation_models=("last",))
     one_epoch = replace(method, training={**method.training, "epochs": 1})
     # Methods with a generator are not estimated.
-    short = replace(recipe, methods=(one_epoch,), run=run_settings, tasks=Tasks(), generator=GeneratorConfig())
+    short = replace(recipe, methods=(one_epoch,), run=few, tasks=Tasks(), generator=GeneratorConfig())
     simulation = build_simulation(short, one_epoch, recipe.seeds[0], small, machine.device, machine.data_dir)
-    simulation.run_round()
-    result = simulation.run_round()
-    training_time = result.timings["train"] * scale
-    teachers = result.timings["teachers"] / measured * per_round
+    _, result = simulation.run_round(), simulation.run_round()
+    local = result.timings["train"] * scale + result.timings["teachers"] / measured * per_round
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
     models = distinct_models(recipe.run.evaluation_models, method.algorithm)
-    evaluations = len(models) / recipe.run.evaluate_every
-    if recipe.run.evaluate_local_models:
-        evaluations += recipe.run.cohort_size / recipe.run.evaluate_every
+    evaluated = len(models) + recipe.run.cohort_size * recipe.run.evaluate_local_models
+    evaluations = evaluated / recipe.run.evaluate_every
     evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations
     sent = (result.record["down"] + result.record["up"]) * recipe.run.cohort_size / len(small.clients)
     pooled = recipe.pretraining.passes * int(federation.partition.sizes.sum()) * result.timings["train"] / measured
-    return Estimate(
-        pooled + recipe.rounds * (training_time + teachers + evaluation),
-        _memory(simulation, federation, recipe),
-        recipe.rounds * sent,
-    )
+    seconds = pooled + recipe.rounds * (local + evaluation)
+    return Estimate(seconds, _memory(simulation, federation, recipe), recipe.rounds * sent)
 
 
 def _evaluation_time(simulation: Simulation, images: int) -> float:
@@ -127,20 +106,8 @@ def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> f
     clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort_size)
     trained = {name: simulation.server.model[name] for name in simulation.context.runner.parameters}
     by_example = simulation.context.timer.by_example or recipe.privacy.noise_multiplier > 0
-    return (
-        PROCESS_MEMORY
-        + gradient_bytes(trained) * by_example
-        + data
-        + model * (6 + recipe.run.cohort_size)
-        + num_bytes(simulation.server.state)
-        + client_state * clients
-    )
-
-
-def _subset(data: Data, share: float) -> Data:
-    """Return a share of the rows, from the first on; at least two, which batch norm needs."""
-    count = max(2, round(share * len(data["label"])))
-    return {name: column[:count] for name, column in data.items()}
+    states = num_bytes(simulation.server.state) + client_state * clients
+    return PROCESS_MEMORY + data + model * (6 + recipe.run.cohort_size) + states + gradient_bytes(trained) * by_example
 
 
 def _subset_federation(federation: Federation, rows: int, clients: int) -> Federation:
@@ -174,7 +141,8 @@ def dry_run(
                 continue
             shown, missing = ["?", "?", "?"], False
             try:
-                expected = estimate(recipe, method, machine)
+                with plain_torch(machine.threads):
+                    expected = estimate(recipe, method, machine)
             except NotEstimated as reason:
                 unknown.append(str(reason))
             except FedKeepError as error:  # such as a data set that is not available

@@ -1,7 +1,5 @@
 """``fedkeep export``, ``predict``, ``archive`` and ``verify``: models and records that leave their run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """``fedkeep flower``: set up a federation on Flower, such as a small app for a user's own project."""
 
-from __future__ import annotations
-
 import re
 import ssl
 import time

@@ -1,7 +1,5 @@
 """``fedkeep generator``: train a diffusion model before a run uses it."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import cast, get_args

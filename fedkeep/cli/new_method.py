@@ -1,7 +1,5 @@
 """``fedkeep new-method``: write a method of the user's own and its test, which pass and are to be changed."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from argparse import Namespace

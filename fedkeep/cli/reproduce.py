@@ -1,7 +1,5 @@
 """``fedkeep reproduce``: reproduce a paper's table and compare it with the paper's numbers."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from argparse import Namespace
@@ -33,18 +31,8 @@ def reproduce(options: Namespace, console: Console) -> int:
         raise ConfigError("name a table, such as sfedkd/table1. The tables are listed by: fedkeep recipes")
     table, recipes = plan.find_table(options.table)
     folder = plan.reproduction_folder(table, root, options.rounds)
-    requested = plan.select_columns(
-        table,
-        recipes,
-        folder,
-        columns=options.columns,
-        methods=options.methods,
-        seeds=options.seeds,
-        fraction=options.rounds,
-        grid=options.grid,
-        settings=options.settings,
-        allow_code=machine.allow_code,
-    )
+    changes = {name: getattr(options, name) for name in ("methods", "seeds", "settings", "grid", "allow_code")}
+    requested = plan.select_columns(table, recipes, folder, options.columns, options.rounds, **changes)
     if options.dry_run:
         done = {
             (column.name, method.label, seed)

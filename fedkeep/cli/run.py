@@ -1,7 +1,5 @@
 """``fedkeep run``, ``resume`` and ``tune``: run recipes, and choose options on held-out examples."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from argparse import Namespace
@@ -17,8 +15,7 @@ from fedkeep.cli.dry_run import dry_run
 from fedkeep.cli.text import say
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.description import describe_data
-from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.experiment import Experiment, Trial, describe_data
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import fit_cohort
@@ -139,19 +136,10 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
     return code
 
 
-def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
-    """Run the trials of a run folder that are not finished.
-
-    ``quiet``: Whether no progress is shown.
-    Returns: The exit code: 0, or that of a signal that stopped them.
-    """
-    again = resume_command(folder, experiment.machine)
-    return run_with_progress(experiment.trials(folder), console, again, quiet=quiet)
-
-
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
     """Run the trials that are not finished, write the report, and show the results."""
-    if stop := run_unfinished(folder, experiment, console, quiet=quiet):
+    again = resume_command(folder, experiment.machine)
+    if stop := run_with_progress(experiment.trials(folder), console, again, quiet=quiet):
         return stop
     result = write_all(folder)
     rows = summary(result)

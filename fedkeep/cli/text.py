@@ -1,7 +1,5 @@
 """Text that fits the terminal: sentences break between words, and commands stay whole, so that they can be copied."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

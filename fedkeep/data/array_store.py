@@ -4,8 +4,6 @@ They are kept in the cache folder under the hash of their content, so that worke
 exactly the same examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets from arrays in memory, and from .npz files of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Data augmentation: random changes to training images, a whole batch at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

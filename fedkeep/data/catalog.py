@@ -1,7 +1,5 @@
 """The data sets that are known by name, with their columns, normalisation and Hub ids."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Data sets made of others: several as one, or some classes of one, such as FEMNIST's digits and letters."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from dataclasses import replace

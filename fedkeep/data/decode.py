@@ -1,7 +1,5 @@
 """Encoded images to one tensor of pixels."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter

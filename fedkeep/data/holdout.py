@@ -1,7 +1,5 @@
 """Examples that are held out: as a test split, to choose options on, or since somebody has seen them already."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Data sets that are given in Python: arrays, data frames, tables of Hugging Face, PyTorch's data sets and streams."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from itertools import islice

@@ -1,7 +1,5 @@
 """How a user's own files are read, and which columns and splits are inputs, labels, training and test data."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import re

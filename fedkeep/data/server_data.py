@@ -1,7 +1,5 @@
 """Examples that the server holds: a small labelled auxiliary set, or public images without labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

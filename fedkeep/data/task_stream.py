@@ -1,7 +1,5 @@
 """Task streams: which classes arrive in which task, and which client holds which of their examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -6,8 +6,6 @@ so a round's result must not depend on who did what: the random generators of a 
 name, and replies are put in the cohort's order.
 """
 
-from __future__ import annotations
-
 import weakref
 from abc import abstractmethod
 from collections import deque

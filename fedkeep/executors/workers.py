@@ -10,8 +10,6 @@ A message is a structure as JSON, then each tensor as its bytes. The codec for s
 (`fedkeep.interface.codec`) makes one blob in a known format, which would only cost time here.
 """
 
-from __future__ import annotations
-
 import _thread
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Build a recipe's parts: the data set, the federation, the networks, and the simulation of one trial."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The model from which a run's rounds begin, where a recipe says so: given weights, or pooled training."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -76,7 +74,7 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
         elif tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             faults.append(f"{names[name]!r} has numbers that are not finite")
     if faults:
-        own = type(_own(network)).__name__
+        own = type(network.body if isinstance(network, SplitNetwork) else network).__name__
         more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ConfigError(
             f"{source} does not fit the network {own}: {'; '.join(faults[:3])}{more}. Give the weights of a network of "
@@ -109,10 +107,6 @@ def _prefixes(names: Iterable[str]) -> list[str]:
     """Return the beginnings of names of up to two parts, the shortest first."""
     parts = {"".join(f"{part}." for part in name.split(".")[:-1][:depth]) for name in names for depth in range(3)}
     return sorted(parts, key=lambda prefix: (len(prefix), prefix))
-
-
-def _own(network: nn.Module) -> nn.Module:
-    return network.body if isinstance(network, SplitNetwork) else network
 
 
 def _own_name(network: nn.Module, name: str) -> str:

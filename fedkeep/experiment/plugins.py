@@ -1,7 +1,5 @@
 """Import the user's own methods, reply steps, models and partition schemes from files and modules."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util
@@ -84,8 +82,11 @@ def find_loss(name: str, device: torch.device) -> None:
 
 def source_of(name: str) -> Path:
     """Return the file of a name that `import_user_code` has imported."""
-    module = sys.modules[f"{_PREFIX}{Path(name).stem}" if name.endswith(".py") else name]
-    return Path(str(module.__file__)).resolve()
+    return Path(str(_module_of(name).__file__)).resolve()
+
+
+def _module_of(name: str) -> ModuleType:
+    return sys.modules[f"{_PREFIX}{Path(name).stem}" if name.endswith(".py") else name]
 
 
 def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
@@ -97,7 +98,7 @@ def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
     waiting = [(source_of(name), Path(name).name if name.endswith(".py") else "") for name in names]
     if main and (file := getattr(sys.modules["__main__"], "__file__", None)):
         waiting.append((Path(file).resolve(), "__main__.py"))
-    by_file = {_resolved(str(file)): m for m in [*sys.modules.values()] if (file := _file_of(m))} if waiting else {}
+    by_file = {file: m for m in [*sys.modules.values()] if (file := _file_of(m))} if waiting else {}
     while waiting:
         path, name = waiting.pop(0)
         if path in found or path.suffix != ".py" or not path.is_file():
@@ -108,12 +109,8 @@ def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
         copies = sum(other.rpartition("/")[2] == name for other in found.values())
         found[path] = f"{copies + 1}/{name}" if copies else name
         if module is not None:
-            waiting += [(_resolved(str(_file_of(one))), "") for one in _imported_by(module, path) if _is_own(one)]
+            waiting += [(file, "") for file in map(_file_of, _imported_by(module, path)) if file and _is_own(file)]
     return {name: path for path, name in found.items()}
-
-
-def _resolved(file: str) -> Path:
-    return _without_links(os.path.abspath(file))
 
 
 @cache  # thousands of modules are loaded, and every run asks for all of them
@@ -121,8 +118,9 @@ def _without_links(file: str) -> Path:
     return Path(file).resolve()
 
 
-def _file_of(module: ModuleType) -> str | None:
-    return getattr(module, "__file__", None)
+def _file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return _without_links(os.path.abspath(str(file))) if file else None
 
 
 def _imported_by(module: ModuleType, path: Path) -> list[ModuleType]:
@@ -140,12 +138,10 @@ def _imported_by(module: ModuleType, path: Path) -> list[ModuleType]:
     return [sys.modules[name] for name in wanted if name in sys.modules]
 
 
-def _is_own(module: ModuleType) -> bool:
-    """Tell whether a module is the user's: a file that was not installed, and not of Python or FedKeep."""
-    if not (file := _file_of(module)):
-        return False
+def _is_own(file: Path) -> bool:
+    """Tell whether a module's file is the user's: it was not installed, and is not of Python or FedKeep."""
     places = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])]
-    return not any(_resolved(file).is_relative_to(_resolved(place)) for place in places)
+    return not any(file.is_relative_to(_without_links(place)) for place in places)
 
 
 def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:
@@ -214,10 +210,10 @@ def _import_file(path: Path) -> None:
 
 def instances_of(base: type[T], names: Iterable[str]) -> list[T]:
     """Return new objects, one of each class with this base that `import_user_code` found in files and modules."""
-    modules = [sys.modules[f"{_PREFIX}{Path(name).stem}" if name.endswith(".py") else name] for name in names]
-    classes = [(module, value) for module in modules for value in vars(module).values() if isinstance(value, type)]
+    defined = ((module, value) for module in map(_module_of, names) for value in vars(module).values())
+    classes = [cls for module, cls in defined if isinstance(cls, type) and cls.__module__ == module.__name__]
     found = []
-    for cls in (cls for module, cls in classes if issubclass(cls, base) and cls.__module__ == module.__name__):
+    for cls in (cls for cls in classes if issubclass(cls, base)):
         try:
             found.append(cls())
         except TypeError as error:

@@ -3,8 +3,6 @@
 That is told from recipe.toml and run.json alone: nothing is imported.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -12,16 +10,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
 from typing import Any
 
-from fedkeep._utils.digests import (
-    Digest,
-    ForeignFile,
-    Identity,
-    check_file,
-    digest_of,
-    read_json,
-    read_manifest,
-    read_toml,
-)
+from fedkeep._utils import digests
+from fedkeep._utils.digests import Digest, ForeignFile, Identity, digest_of, read_json, read_manifest, read_toml
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, in_one_line
 from fedkeep.experiment.plugins import code_of, source_of
@@ -94,7 +84,7 @@ def _find_damage(folder: Traversable, files: Mapping[str, Digest], beginning: bo
     found = []
     for name, digest in files.items():
         try:
-            check_file(folder / name, digest, beginning=beginning)
+            digests.check_file(folder / name, digest, beginning=beginning)
         except RunError as error:
             found.append(str(error))
     return found
@@ -212,10 +202,10 @@ def check_inputs(trials: Iterable[tuple[object, int, Mapping[str, str]]]) -> Non
 def keep_code(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """Copy the user's code into a run folder, and return what run.json says of it."""
     names = list(names)
-    contents = {name: path.read_bytes() for name, path in code_of(names).items()}
+    copies = {path: name for name, path in code_of(names).items()}
+    contents = {name: path.read_bytes() for path, name in copies.items()}
     for name, content in contents.items():
         atomic_write(folder / CODE / name, content)
-    copies = {path: name for name, path in code_of(names).items()}
     return {
         "use": [f"{CODE}/{copies[source_of(name)]}" if name.endswith(".py") else name for name in names],
         "code": {name: digest_of(content).sha256 for name, content in contents.items()},

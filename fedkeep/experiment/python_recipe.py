@@ -1,7 +1,5 @@
 """A recipe from what a user gives in Python: arrays, a module, clients' rows, names of methods."""
 
-from __future__ import annotations
-
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,8 +9,6 @@ A cluster is trusted: Ray's own processes pickle what they tell each other. What
 sends to worker processes too: JSON and the memory of tensors, checked against the annotations of the client steps.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

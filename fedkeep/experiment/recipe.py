@@ -1,7 +1,5 @@
 """A recipe: everything that determines an experiment, as a value; with the networks of server and clients."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence

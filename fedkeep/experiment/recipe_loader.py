@@ -3,8 +3,6 @@
 All keys and values are checked before anything runs.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,20 +70,14 @@ def recipe_names() -> list[str]:
 
 def paper_tables() -> Mapping[str, PaperTable]:
     """Return by name the papers' tables and figures that come with the package; a paper's tables come first."""
-    paths = {path.parent.relative_to(ROOT).as_posix(): path for path in ROOT.rglob(TABLE_FILE)}
-    return {name: _read_paper_table(name, paths[name]) for name in sorted(paths, key=_table_order)}
-
-
-def _table_order(name: str) -> tuple[str, bool, str]:
-    paper, _, table = name.rpartition("/")
-    return paper, not table.startswith("table"), table
-
-
-def _read_paper_table(name: str, path: Path) -> PaperTable:
-    shared: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    paper = shared["paper"]
-    columns = tuple(f"{name}/{column}" for column in paper["columns"])
-    return PaperTable(name, shared["title"], paper["table"], columns, paper.get("notes", ""))
+    names = [path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob(TABLE_FILE)]
+    found = {}
+    for name in sorted(names, key=lambda name: (name.rpartition("/")[0], "/table" not in name, name)):
+        shared = tomllib.loads((ROOT / name / TABLE_FILE).read_text(encoding="utf-8"))
+        paper = shared["paper"]
+        columns = tuple(f"{name}/{column}" for column in paper["columns"])
+        found[name] = PaperTable(name, shared["title"], paper["table"], columns, paper.get("notes", ""))
+    return found
 
 
 def load_recipe(
@@ -406,21 +398,13 @@ def expand(method: Method, grid: Mapping[str, list[Any]]) -> list[Method]:
             error = reason
             continue
         unused -= {(name, repr(value)) for name, value in options.items()}
-        label = grid_label(method.label, {name.removeprefix(TRAINING): value for name, value in options.items()})
+        values = (f"{value:g}" if isinstance(value, float) else value for value in options.values())
+        named = (f"{n.removeprefix(TRAINING)} {value}" for n, value in zip(options, values, strict=True))
+        label = f"{method.label} ({', '.join(named)})"  # such as "SFedKD (tau 2, teachers 3)"
         points.append(Method(label, algorithm, method.label, {**method.training, **training}))
     if unused and error:
         raise error
     return points
-
-
-def grid_label(label: str, options: Mapping[str, Any]) -> str:
-    """Return the label of a point of a grid.
-
-    Returns: Such as ``SFedKD (tau 2, teachers 3)``.
-    """
-    values = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items())
-    text = ", ".join(values)
-    return f"{label} ({text})" if text else label
 
 
 def _split_grid(line: str) -> tuple[str, list[Any]]:

@@ -4,12 +4,9 @@ A reproduction is a folder ``ROOT/sfedkd-table1`` with one run folder for each c
 seeds to it, and run only what is not finished. A reproduction with fewer rounds has another folder.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -60,9 +57,7 @@ def find_table(name: str) -> tuple[str, dict[str, str]]:
         return name, {column.rpartition("/")[2]: column for column in known[name].columns}
     if columns := {path.stem: str(path) for path in Path(name).glob("*.toml") if not path.name.startswith("_")}:
         order = read_paper_section(next(iter(columns.values()))).get("columns", ())
-        return Path(name).resolve().name, {
-            each: columns[each] for each in sorted(columns, key=partial(place_in, order))
-        }
+        return Path(name).resolve().name, dict(sorted(columns.items(), key=lambda column: place_in(order, column[0])))
     hint = did_you_mean(name, known)
     raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep recipes")
 
@@ -71,25 +66,17 @@ def select_columns(
     table: str,
     recipes: Mapping[str, str],
     folder: Path,
-    *,
     columns: Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
     fraction: float = 1.0,
-    grid: bool = False,
-    settings: Sequence[str] = (),
-    allow_code: bool = False,
+    **changes: Any,
 ) -> list[Column]:
     """Return the requested columns of a table.
 
     ``recipes``: Names of recipes by the short names of the table's columns.
     ``folder``: The folder of the reproduction.
     ``columns``: The columns' short names; default: all.
-    ``methods``: Methods, by label or name; default: all of the recipe's.
     ``fraction``: The share of the paper's rounds, above 0 and at most 1.
-    ``grid``: Run the values that the paper tuned too.
-    ``settings``: Changes to every column's recipe.
-    ``allow_code``: Let a recipe import its model.
+    ``**changes``: To every column's recipe, as `load_recipe` takes them.
     Returns: The columns, with the requested methods, seeds and rounds in their recipes.
     """
     if unknown := [column for column in columns or () if column not in recipes]:
@@ -97,10 +84,9 @@ def select_columns(
     selected = []
     for column, name in recipes.items():
         if columns is None or column in columns:
-            given: dict[str, Any] = {"methods": methods, "grid": grid, "allow_code": allow_code}
-            recipe = load_recipe(name, seeds=seeds, settings=settings, **given)
-            if settings:
-                recipe = _label_changes(recipe, load_recipe(name, **given))
+            recipe = load_recipe(name, **changes)
+            if changes.get("settings"):
+                recipe = _label_changes(recipe, load_recipe(name, **{**changes, "settings": ()}))
             rounds = max(1, round(fraction * recipe.run.rounds))
             if rounds != recipe.run.rounds:
                 paper = {**recipe.paper, "rounds": recipe.run.rounds}

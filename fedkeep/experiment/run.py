@@ -1,7 +1,5 @@
 """Run folders: create one for a recipe, open one to continue it, and print the commands that do so."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

@@ -1,7 +1,5 @@
 """The machine on which a recipe runs, its versions of packages, and progress reports."""
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

@@ -1,7 +1,5 @@
 """Run the trials of experiments, one after another or in worker processes, which may share a trial's cohorts."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import logging
@@ -35,8 +33,7 @@ from fedkeep.executors.workers import (
     stop_workers,
     wait_for_any,
 )
-from fedkeep.experiment.description import initial_model_evaluated
-from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.experiment import Experiment, Trial, initial_model_evaluated
 from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.provenance import TRIAL_FILE, check_code
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
@@ -190,7 +187,7 @@ def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     """Write a trial's description, and which versions of FedKeep ran it.
 
-    ``description``: The description (see `fedkeep.experiment.description.describe_trial`).
+    ``description``: The description (see `fedkeep.experiment.experiment.describe_trial`).
     """
     versions = [describe_version()]
     if before := begun_description(folder):

@@ -4,8 +4,6 @@ A `Predictor` is the network as others use it: raw inputs in, a score for each c
 PyTorch program, ONNX, and a model card.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -3,8 +3,6 @@
 A message is Flower's records: tensors in an ArrayRecord, the header as JSON in a ConfigRecord. Never pickle.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

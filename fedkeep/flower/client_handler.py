@@ -1,7 +1,5 @@
 """What a site does with the server's messages: it runs client steps on its own examples and returns the results."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The options of a run configuration and of a node's own configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

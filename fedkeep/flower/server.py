@@ -3,8 +3,6 @@
 A server without data learns from its sites the form of theirs: classes and shape, and statistics over all sites.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -21,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
 from fedkeep._utils.torch_state import plain_torch
@@ -32,8 +29,7 @@ from fedkeep.data.schema import number_names
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment import build
 from fedkeep.experiment.build import check_device
-from fedkeep.experiment.description import describe_trial, initial_model_evaluated
-from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.experiment import Experiment, Trial, describe_trial, initial_model_evaluated
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.provenance import check_code, find_checkpoint_damage, trial_name
@@ -44,9 +40,8 @@ from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
 from fedkeep.flower.config import RunConfig, own_code
 from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.state_store import state_ref_type, stored_secret
-from fedkeep.flower.transport import Envelope, Transport
+from fedkeep.flower.transport import Envelope, SiteRegistry, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.html import is_reported, write_all
@@ -57,7 +52,7 @@ from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking import check_log, check_packages
 from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.checkpoint import load_manifest, manifests
-from fedkeep.trials.trial import TrialBusy, run_trial
+from fedkeep.trials.trial import lock_trial, run_trial
 
 NO_DATA = "none"
 """What the run configuration's ``data`` is for a server without data of its own."""
@@ -160,7 +155,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
         log.info("run folder: %s", folder.resolve())
         try:
             for trial in Experiment(recipe).trials(folder):
-                with _trial_lock(trial.folder):
+                with lock_trial(trial.folder, ".server.lock", "server app"):
                     _run_trial(transport, config, recipe, trial)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
@@ -314,17 +309,6 @@ def _all_rolled_back(folder: Path) -> int:
         return len(lines) if all(json.loads(line)["rolled_back"] for line in lines) else 0
     except (KeyError, TypeError, ValueError):
         return 0
-
-
-@contextmanager
-def _trial_lock(folder: Path) -> Iterator[None]:
-    """Keep other server apps from running the same trial."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".server.lock", timeout=0):
-            yield
-    except Timeout:
-        raise TrialBusy(f"{folder} is being run by another server app. Wait for it, or end it.") from None
 
 
 def _log_round(trial: str, rounds: int, test_total: Sequence[int], record: Mapping[str, Any]) -> None:

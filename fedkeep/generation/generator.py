@@ -1,7 +1,5 @@
 """The interface of a generator, a frozen diffusion model that is conditioned on prototypes; its noise and samplers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 There a prototype replaces the embedding of a word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

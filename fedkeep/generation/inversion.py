@@ -1,7 +1,5 @@
 """Model inversion: images that a frozen classifier recognises with confidence, found by training a generator."""
 
-from __future__ import annotations
-
 import csv
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Prototypes, and images sampled from them, found by clients and averaged (FedDCL); both are kept on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

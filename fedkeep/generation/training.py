@@ -1,7 +1,5 @@
 """Training of a pixel-space generator: its images, their subclasses, and steps that resume after any kill."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """The base class of all methods: one class in one file, with the server's half and the clients' half side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

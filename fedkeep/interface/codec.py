@@ -6,8 +6,6 @@ state. A value that does not match is refused. Only dataclasses that the annotat
 ever constructed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import types

@@ -1,7 +1,5 @@
 """Checks of a user's method when it is loaded, so that its mistakes do not show in the middle of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect

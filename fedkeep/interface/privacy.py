@@ -1,7 +1,5 @@
 """Differential privacy of what leaves a client: the options, and how what is spent is named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ and its `tree_map` takes twice as long. `optree` is as fast as this module, but 
 otherwise, and is one more dependency.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence

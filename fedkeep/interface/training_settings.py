@@ -1,7 +1,5 @@
 """Settings of local training, and the types of what can be passed to `Party.fit`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

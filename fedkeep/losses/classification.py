@@ -4,8 +4,6 @@
 (Electronics 2024, 13, 1772), which is a binary cross-entropy to labels and old predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

@@ -12,8 +12,6 @@ example. Since TC and NT are linear in the student's log-probabilities, the teac
 probabilities: three numbers of an example replace any number of teachers, with the same gradient and the same value.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

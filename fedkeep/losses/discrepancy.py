@@ -4,8 +4,6 @@ Source: Xu et al., 2025, "SFedKD: sequential federated learning with discrepancy
 distillation", eqs. 5 and 6 and algorithm 1. Distributions are float tensors [..., classes] that sum to one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

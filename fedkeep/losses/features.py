@@ -1,7 +1,5 @@
 """Losses on the classifier's input: near anchors of the classes, near a teacher's, or contrasted (MOON, SupCon)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -106,41 +104,32 @@ class ModelContrastive(Loss):
     z are the student's features, z_t those of the model ``towards``, z_a those of the model ``away`` (Li et al., 2021,
     "Model-contrastive federated learning", eq. 3).
 
-    ``towards``, ``away``: The frozen models.
+    ``towards``, ``away``: The frozen models; empty once their features are cached.
     ``weight``: Factor on the mean (mu in the paper).
     ``tau``: The temperature.
+    ``cached``: [n, width], the features of both on all examples of the first data set.
     """
+
+    per_example_fields: ClassVar[tuple[str, ...]] = ("cached",)
 
     towards: Weights
     away: Weights
     weight: float
     tau: float
+    cached: tuple[Tensor, ...] = ()
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        towards, away = (model.teacher_features(frozen, batches[0]) for frozen in (self.towards, self.away))
-        return self.weight * _contrast(model.features(batches[0]), towards, away, self.tau)
+        batch = batches[0]
+        if self.cached:
+            towards, away = (features[batch.index] for features in self.cached)
+        else:
+            towards, away = (model.teacher_features(frozen, batch) for frozen in (self.towards, self.away))
+        return self.weight * _contrast(model.features(batch), towards, away, self.tau)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index:
+        if dataset_index or self.cached:
             return self
-        towards, away = outputs.features(self.towards), outputs.features(self.away)
-        return CachedModelContrastive(towards, away, self.weight, self.tau)
-
-
-@dataclass(frozen=True, eq=False)
-class CachedModelContrastive(Loss):
-    """The same with the frozen models' features [n, width] on all examples of the first data set."""
-
-    per_example_fields: ClassVar[tuple[str, ...]] = ("towards", "away")
-
-    towards: Tensor
-    away: Tensor
-    weight: float
-    tau: float
-
-    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        rows = batches[0].index
-        return self.weight * _contrast(model.features(batches[0]), self.towards[rows], self.away[rows], self.tau)
+        return replace(self, towards={}, away={}, cached=(outputs.features(self.towards), outputs.features(self.away)))
 
 
 def _contrast(features: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:

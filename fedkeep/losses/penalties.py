@@ -4,8 +4,6 @@ One quadratic and one linear term serve proximal, curvature and control-variate 
 sparse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ PASS (Zhu et al., 2021) trains the classifier on noisy mean features of old clas
 some examples of each class.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

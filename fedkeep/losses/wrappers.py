@@ -5,8 +5,6 @@ Cross-entropy among the new classes is ``ClassSubset(CrossEntropy(), old)``, and
 classifier get no gradient. Classes are numbered in order of arrival.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

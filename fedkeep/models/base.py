@@ -1,7 +1,5 @@
 """The base classes: a network is features and a classifier, and an architecture with options builds it."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod

@@ -5,8 +5,6 @@ A_j, with attentions a_j, are the adaptive parts of others. A model of such laye
 is not decomposed under the network's names, and a layer's other tensors under its name with a prefix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ whose classifier is a linear layer with the name ``classifier``, such as `Networ
 for each class (PASS makes four of each class by rotation); the functions count rows, not classes.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The papers' networks: fully connected, convolutional, residual, and those that read token ids."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

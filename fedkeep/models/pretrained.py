@@ -1,7 +1,5 @@
 """A pre-trained network whose features are frozen: only the classifier is trained."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Central differential privacy: noise on the mean of the clients' clipped updates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The account of what leaves clients and the server with noise, from which epsilon is computed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

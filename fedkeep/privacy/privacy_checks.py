@@ -1,7 +1,5 @@
 """Which methods can be private: those of which nothing is seen but what noise covers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints

@@ -8,8 +8,6 @@ rounded to the nearest multiple of 2^-28, times the client's weight, as an integ
 so that a repeated round has the same sum bit by bit, and masks modulo 2^64 cancel in it exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

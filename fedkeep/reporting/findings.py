@@ -1,7 +1,5 @@
 """What a newcomer should take from a table, in sentences: methods against methods, and the averages of models apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

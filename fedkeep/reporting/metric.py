@@ -3,8 +3,6 @@
 `EarlyStopping` is the callback that ends a trial when a metric no longer gets better.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +15,7 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.experiment.description import describe_data
+from fedkeep.experiment.experiment import describe_data
 from fedkeep.reporting.trial import TrialResult, Window, mean_of
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback, Outcome

@@ -8,8 +8,6 @@ folder's own names; of several runs it has a folder for each, and ``results/choi
 one. Models, checkpoints and what `fedkeep report` writes again stay out of it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tomllib
@@ -324,39 +322,34 @@ def verify_run(path: str | Path) -> list[Verification]:
     root = open_run(Path(path))
     if not (root / "run.json").is_file():
         read_run(path)  # says what is there instead
-    found = _errors(lambda: read_json(root / "run.json"), lambda: read_toml(root / "recipe.toml"))
+    found = [*_errors(read_json, root / "run.json"), *_errors(read_toml, root / "recipe.toml")]
     found = found or provenance.find_code_damage(root)
     status: Status = "damaged" if found else "finished"
     folders = trial_folders(root)
     if not found:
         try:
             provenance.check_recipe(root)
-            provenance.check_inputs(filter(None, map(_inputs, folders)))
+            provenance.check_inputs(inputs for folder in folders for inputs in _inputs(folder))
         except ForeignFile as error:
             status, found = "foreign", [str(error)]
-    whole = status == "finished"
     run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
-    return [run, *(_verify_trial(root, folder, belongs=whole) for folder in folders)]
+    return [run, *(_verify_trial(root, folder, belongs=status == "finished") for folder in folders)]
 
 
-def _errors(*checks: Callable[[], object]) -> list[str]:
-    """Return what checks raise."""
-    found = []
-    for check in checks:
-        try:
-            check()
-        except RunError as error:
-            found.append(str(error))
-    return found
-
-
-def _inputs(trial: Traversable) -> tuple[object, int, dict[str, str]] | None:
-    """Return folder, seed and hashes of the data of a trial, if they can be read."""
+def _errors(read: Callable[[Traversable], object], path: Traversable) -> list[str]:
+    """Return what reading a file raises."""
     try:
+        read(path)
+    except RunError as error:
+        return [str(error)]
+    return []
+
+
+def _inputs(trial: Traversable) -> Iterator[tuple[object, int, dict[str, str]]]:
+    """Yield folder, seed and hashes of the data of a trial, if they can be read."""
+    with suppress(RunError, KeyError, TypeError, ValueError):
         info = read_json(trial / TRIAL_FILE)
-        return trial, int(info["seed"]), dict(info.get("dependencies", {}))
-    except (RunError, KeyError, TypeError, ValueError):
-        return None
+        yield trial, int(info["seed"]), dict(info.get("dependencies", {}))
 
 
 def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Verification:
@@ -370,7 +363,7 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
     else:
         status, names = "unfinished", manifests(trial / "checkpoint")
         found = [damage for name in names for damage in provenance.find_checkpoint_damage(trial, name)]
-        found += _errors(lambda: read_json(trial / TRIAL_FILE)) if names or (trial / TRIAL_FILE).is_file() else []
+        found += _errors(read_json, trial / TRIAL_FILE) if names or (trial / TRIAL_FILE).is_file() else []
         rounds = ", ".join(name[9:-5] for name in reversed(names))
         checked = f"checkpoints of rounds {rounds}" if names else "no checkpoint"
     details = list(dict.fromkeys(found)) or [checked]

@@ -13,19 +13,10 @@ import numpy as np
 
 from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
+from fedkeep.reporting import summary
 from fedkeep.reporting.findings import findings
 from fedkeep.reporting.metric import Metric, columns_for, headline, listed, main_metric, rounds_covered
-from fedkeep.reporting.summary import (
-    EXPLANATION,
-    Row,
-    Spread,
-    deduplicate,
-    differences,
-    leaders,
-    show_difference,
-    show_interval,
-    trials_of,
-)
+from fedkeep.reporting.summary import Row, Spread, trials_of
 from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
@@ -138,7 +129,7 @@ def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
 
 def caption(rows: Sequence[Row]) -> str:
     """Say in a few sentences what the numbers are, and on which frozen networks they rest."""
-    finished, trials = [row for row in rows if row.finished], deduplicate(rows)
+    finished, trials = [row for row in rows if row.finished], summary.deduplicate(rows)
     counts, main = sorted({len(row.seeds) for row in finished}), main_metric(trials_of(rows))
     begins = "No method is finished yet: the rows are single seeds, as far as they got."
     if counts:
@@ -249,7 +240,7 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
 
 def _bold(rows: Sequence[Row], columns: Sequence[Metric], first: int = 0) -> set[tuple[int, int]]:
     """Return the cells, as (line, column), that lead their columns, which are counted from ``first``."""
-    return {(i, j) for j, metric in enumerate(columns, start=first) for i in leaders(rows, metric)}
+    return {(i, j) for j, metric in enumerate(columns, start=first) for i in summary.leaders(rows, metric)}
 
 
 INTERVALS = (
@@ -269,7 +260,7 @@ def result_table(rows: Sequence[Row], columns: Sequence[Metric] = ()) -> TextTab
         cells = ["\n".join([row.label, *[f"({row.note})"] * bool(row.note)])]
         cells.append(str(len(row.seeds)) if row.finished else NOTHING)
         for metric in columns:
-            interval = show_interval(row.interval(metric)) if metric in intervals and row.finished else ""
+            interval = summary.show_interval(row.interval(metric)) if metric in intervals and row.finished else ""
             cells.append("\n".join([show_value(row, metric, rows), *[interval] * bool(interval)]))
         lines.append(cells)
     note = caption(rows) + INTERVALS * any("\n" in cell for line in lines for cell in line[2:])
@@ -287,14 +278,14 @@ def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None
         return None
     reference = against or next((row.label for row in finished if not row.trouble), finished[0].label)
     columns = headline(trials_of(rows))
-    found = [differences(rows, reference, metric) for metric in columns]
+    found = [summary.differences(rows, reference, metric) for metric in columns]
     reference = found[0][0].reference if found[0] else reference
     heads = [f"minus {reference}", *(metric.heading(trials_of(rows)) for metric in columns), "seeds"]
     lines = [
-        [of_row[0].label, *map(show_difference, of_row), ", ".join(map(str, of_row[0].seeds)) or NOTHING]
+        [of_row[0].label, *map(summary.show_difference, of_row), ", ".join(map(str, of_row[0].seeds)) or NOTHING]
         for of_row in zip(*found, strict=True)
     ]
-    note = f"Difference to {reference}, paired by seed, in percentage points. {EXPLANATION}"
+    note = f"Difference to {reference}, paired by seed, in percentage points. {summary.EXPLANATION}"
     return TextTable(heads, lines, note, name="differences")
 
 

@@ -1,7 +1,5 @@
 """The reply step that lets clients test the evaluation models on examples of their own."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The clients of a round as a method sees them: what the method asks becomes requests of the round."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace

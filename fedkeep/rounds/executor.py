@@ -1,7 +1,5 @@
 """Executors carry out client steps: in this process, in worker processes, or at sites (`fedkeep.flower`)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The reply step that evaluates the models that clients return or keep."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

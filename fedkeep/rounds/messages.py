@@ -3,8 +3,6 @@
 What a method's own code hands over is checked: its author learns what is wrong from a sentence, not a traceback.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields

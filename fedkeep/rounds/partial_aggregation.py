@@ -4,8 +4,6 @@ The mean of a cohort is the mean of its groups' means, and the groups follow fro
 depend on which worker trained whom, nor on whether the server saw the models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil

@@ -1,7 +1,5 @@
 """Replies that wait for the rest of a round: some stay in memory, and the models of the others lie in a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

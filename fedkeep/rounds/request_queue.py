@@ -1,7 +1,5 @@
 """The requests of a round on their way to the executor: which wait, and which are under way."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain

@@ -3,8 +3,6 @@
 Client states take effect only when the round is over, so that it can be rolled back.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

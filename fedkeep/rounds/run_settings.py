@@ -1,7 +1,5 @@
 """The sections ``[run]``, ``[defense]`` and ``[attack]`` of a recipe: rounds, evaluations, who is believed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor

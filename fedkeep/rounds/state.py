@@ -1,7 +1,5 @@
 """The state of a simulation between two rounds: all that a round starts from and that a checkpoint contains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

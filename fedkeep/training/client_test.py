@@ -1,7 +1,5 @@
 """The client test: a client evaluates models on test examples of its own, which never leave it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ where the captured step reads them. The arithmetic is the same. Only steps that 
 are captured: a user's loss or layer may do something else in each step, which a captured step would not.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections import Counter

@@ -5,8 +5,6 @@ examples of each class. In a sequence the model before a hop is the one that was
 costs one forward pass.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The network on one device: one module that is trained, and one that evaluates frozen models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any

@@ -6,8 +6,6 @@ network through a model view. Epsilon comes from Opacus (`fedkeep.metrics.dp_sgd
 accountant assumes: each example is in a batch with the same probability, independently of the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import ceil
 

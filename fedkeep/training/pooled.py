@@ -1,7 +1,5 @@
 """Pooled training: a few passes over all clients' training examples, from which the rounds of a run then begin."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

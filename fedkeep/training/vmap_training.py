@@ -7,8 +7,6 @@ or a loss that branches on a value, the user's own networks, and networks with b
 those of the loop up to rounding.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Choose how clients are trained, by measuring before the first round: one by one, or as one stacked model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from math import ceil, inf

@@ -1,7 +1,5 @@
 """Callbacks of a simulation: evaluation, records, checkpoints, progress, and whatever users add."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

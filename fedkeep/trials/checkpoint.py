@@ -6,8 +6,6 @@ is, then files that neither it nor the manifest before it lists are removed. So 
 is taken if the last one is damaged. Random generators need not be saved, since each is derived from a name.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time

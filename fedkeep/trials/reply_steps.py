@@ -3,8 +3,6 @@
 `ReplyStep` says when the methods of a step are called. At each such moment the steps take their turns in this order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fedkeep.privacy.central_noise import CentralNoise

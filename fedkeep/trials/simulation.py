@@ -1,7 +1,5 @@
 """One trial in progress: a method with a seed, round after round, whatever carries out the client steps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

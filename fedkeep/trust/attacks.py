@@ -4,8 +4,6 @@ Attackers know their own examples and the server's messages. `PoisonedFederation
 `Attacker` what they answer. Everything else is that of an honest run, on every executor of this machine.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -4,8 +4,6 @@ The server measures each model on its own examples of these classes, before and 
 classes says nothing: honest clients forget them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of one reply alone: finite, in range, true to the client's examples, and of the model's form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

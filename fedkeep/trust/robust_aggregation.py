@@ -1,7 +1,5 @@
 """Robust aggregation of replies, before a method sees them, so that every method that averages models has it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """The standing of clients: who is asked no more, for some rounds or for good, since its replies were refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf

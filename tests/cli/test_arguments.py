@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from fedkeep.cli.commands import DEVICE, MACHINE, add_arguments, natural, percent, share
+from fedkeep.cli.main import DEVICE, MACHINE, add_arguments, natural, percent, share
 from fedkeep.experiment.runtime import Machine
 from fedkeep.options import options_of
 

@@ -11,7 +11,7 @@ import small_extractor
 import tiny
 
 from fedkeep.experiment.build import build_federation
-from fedkeep.experiment.description import describe_trial
+from fedkeep.experiment.experiment import describe_trial
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models.pretrained import load_extractor
 

@@ -18,7 +18,7 @@ from fedkeep.data.holdout import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import build as setup
 from fedkeep.experiment.build import SEEN_BY_GENERATOR, build_federation, check_generator, load_data
-from fedkeep.experiment.description import describe_trial
+from fedkeep.experiment.experiment import describe_trial
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.trial_runner import write_description

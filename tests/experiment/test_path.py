@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.experiment import experiment
+from fedkeep.experiment import build
 from fedkeep.experiment.runtime import Machine
 from fedkeep.losses import Batch, CrossEntropy, ModelView
 
@@ -53,13 +53,13 @@ def test_few_calls_lead_from_a_run_to_the_loss_of_a_local_step(tmp_path: Path, m
 
 def test_data_are_prepared_once_for_each_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[int] = []
-    build = experiment.build_federation
+    build_federation = build.build_federation
 
     def counted(recipe: Any, seed: int, data_dir: Any) -> Any:
         prepared.append(seed)
-        return build(recipe, seed, data_dir)
+        return build_federation(recipe, seed, data_dir)
 
-    monkeypatch.setattr(experiment, "build_federation", counted)
+    monkeypatch.setattr(build, "build_federation", counted)
     recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), seeds=[0, 1, 2], rounds=1)
     assert len(recipe.methods) == 3
     fedkeep.run(recipe, out=tmp_path / "run")

@@ -16,12 +16,12 @@ import torch
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.cli.commands import names
+from fedkeep.cli.main import names
 from fedkeep.data import DataOptions
 from fedkeep.data.partition import DirichletPerClient, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation
-from fedkeep.experiment.description import describe_trial
+from fedkeep.experiment.experiment import describe_trial
 from fedkeep.experiment.recipe import ClientModel, Method, Recipe, client_architectures, select_client, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe, parse_value, recipe_names
 from fedkeep.experiment.runtime import Machine

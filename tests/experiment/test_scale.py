@@ -10,7 +10,7 @@ import torch
 from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
-from fedkeep.experiment.description import MAX_LISTED_CLIENTS, describe_partition
+from fedkeep.experiment.experiment import MAX_LISTED_CLIENTS, describe_partition
 
 MANY = 1_000_000
 

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.cli import main
-from fedkeep.cli.commands import COMMANDS
-from fedkeep.cli.main import parser
+from fedkeep.cli.main import COMMANDS, parser
 from fedkeep.data import DataOptions, load
 from fedkeep.data.partition import schemes
 from fedkeep.errors import FedKeepError, ValueRefused

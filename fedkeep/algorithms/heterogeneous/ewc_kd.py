@@ -1,7 +1,5 @@
 """EWC+KD: FT+KD whose clients keep weights near those that mattered before, each by its own data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from fedkeep.algorithms.heterogeneous.ft_kd import FTKD

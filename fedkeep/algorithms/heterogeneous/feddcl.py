@@ -1,7 +1,5 @@
 """FedDCL: a server learns task after task from clients of other networks, on images generated from prototypes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """FedGEMS: a larger server trusts what it knew already, and otherwise the clients that are certain."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

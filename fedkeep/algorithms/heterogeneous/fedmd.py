@@ -1,7 +1,5 @@
 """FedMD: clients of different networks match the mean of their logits on public images."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """FT+KD: clients of different networks send logits on public images, and all learn their mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Generic
 

@@ -1,7 +1,5 @@
 """What methods share whose clients send logits on common images instead of weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """LwF+KD: FT+KD whose clients learn without forgetting, each from its own model of the task before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from fedkeep.algorithms.heterogeneous.ft_kd import FTKD

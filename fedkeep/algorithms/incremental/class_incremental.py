@@ -1,7 +1,5 @@
 """Functions that class-incremental methods share: losses on parts of the classes, cached teachers, kept examples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """DDDR: clients of one network replay old classes by images that a frozen diffusion model generates from prototypes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedEWC: elastic weight consolidation, each client by its own data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FediCaRL: every client keeps a few examples of each class that it had, and learns them again with the new ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

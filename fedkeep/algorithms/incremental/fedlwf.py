@@ -1,7 +1,5 @@
 """FedLwF and FedProx+LwF: learning without forgetting, where the global model of the task before is the teacher."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedkeep.aggregation import Aggregation, aggregate

@@ -1,7 +1,5 @@
 """FedPASS: noise around mean features stands for old classes, and each class is learned as four rotations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

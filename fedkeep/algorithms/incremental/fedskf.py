@@ -1,7 +1,5 @@
 """FedSKF: the mean is aligned with one client's neurons; clients keep their own classifiers and have two teachers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

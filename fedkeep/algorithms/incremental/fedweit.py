@@ -1,7 +1,5 @@
 """FedWeIT: layers are shared weights under a mask, plus sparse weights of the task's own and those of other clients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any

@@ -1,7 +1,5 @@
 """Finetune: federated averaging that does nothing about forgetting, the lower bound of class-incremental learning."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FLwF-2T: learning without forgetting with two teachers, the client's own past model and the server's present one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -4,8 +4,6 @@ DDDR and FedDCL: images made of prototypes that clients find (FedDCL, eqs. 4 and
 TARGET and LANDER: images of old classes, which the server generates from its last model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """LANDER: features are bound to embeddings of class names, and so are the generated images of old classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, log2, sqrt

@@ -1,7 +1,5 @@
 """TARGET: the server inverts its old model into images, on which that model teaches the old classes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal

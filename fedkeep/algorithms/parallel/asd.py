@@ -1,7 +1,5 @@
 """ASD: the received model teaches most where it is sure and where labels are rare; alone, and with FedNTD's loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

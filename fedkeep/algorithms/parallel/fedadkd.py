@@ -1,7 +1,5 @@
 """FedADKD: decoupled distillation from the received model, its target part weighted by each client's label balance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import log1p
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """FedAvg: clients train in parallel, the server averages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

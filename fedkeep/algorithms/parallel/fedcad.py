@@ -1,7 +1,5 @@
 """FedCAD: the received model teaches class by class, as far as the server finds it right about each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

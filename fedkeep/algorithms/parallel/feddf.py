@@ -1,7 +1,5 @@
 """FedDF: the mean of the clients' models learns the mean of their predictions on a public set."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

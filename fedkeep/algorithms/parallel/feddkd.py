@@ -1,7 +1,5 @@
 """FedDKD: the received model teaches by decoupled distillation, with the same weights everywhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedGKD: the average of the last global models teaches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from fedkeep.aggregation import Aggregation, aggregate

@@ -1,7 +1,5 @@
 """FedLSD: the received model teaches its full predictions, with one weight for all classes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedNova: clients that took more steps count no more for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedkeep.aggregation.mean import normalised_mean

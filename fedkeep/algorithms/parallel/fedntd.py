@@ -1,7 +1,5 @@
 """FedNTD: the received model teaches its predictions among the classes that are not the label."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ federated optimization", algorithm 2, and Hsu et al., 2019, "Measuring the effec
 for momentum. The step is mean - model over the parameters; buffers follow the mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 

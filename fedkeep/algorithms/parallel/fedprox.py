@@ -1,7 +1,5 @@
 """FedProx: a proximal term keeps clients near the model that they received."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MOON: features are drawn to the global model's, and away from those of the client's own last model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedkeep.aggregation import Aggregation, aggregate

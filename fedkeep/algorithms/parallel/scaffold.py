@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates take out the drift of each client's gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

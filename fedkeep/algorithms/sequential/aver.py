@@ -4,8 +4,6 @@
 The paper gives neither weight nor temperature: weight 1, and temperature 1 without tau squared, as in SFedKD.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedkeep.algorithms.sequential.teachers import (

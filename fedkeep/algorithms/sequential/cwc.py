@@ -1,7 +1,5 @@
 """CWC (reconstructed): a penalty that is passed along protects what mattered to earlier clients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """FedSeq: one model is passed from client to client."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client

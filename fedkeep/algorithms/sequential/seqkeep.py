@@ -1,7 +1,5 @@
 """SeqKeep (ours): a sequence whose moving average is the evaluation model, and the teacher if one is wanted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

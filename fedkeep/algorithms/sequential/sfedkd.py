@@ -1,7 +1,5 @@
 """SFedKD: models of the previous round teach the current one, each part weighted by label discrepancy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Functions that sequential methods with teachers call: choosing them, and asking them while a client waits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

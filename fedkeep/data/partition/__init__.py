@@ -1,7 +1,5 @@
 """Partitions: which client holds which rows of the training set."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fedkeep.data.partition.base import Partition, Scheme

@@ -1,7 +1,5 @@
 """IID clients, natural clients by a column, and label skew by shards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
