@@ -146,7 +146,7 @@ def compare(options: Namespace, console: Console) -> int:
         raise RunError("there is nothing to compare: these runs have no trial with a finished round.")
     _figures(options, rows, console)
     if options.format == "html":
-        _wrote(write_report(runs, options.out), console)
+        say(console, f"wrote {write_report(runs, options.out)}")
     elif options.format != "table":
         _text(options, rows, Path(options.out) if options.out else None, console)
     else:
@@ -192,7 +192,7 @@ def _text(options: Namespace, rows: list[Row], path: Path | None, console: Conso
     if path is None:
         console.print(Text(text), soft_wrap=True, end="")
     else:
-        _wrote(atomic_write(path, text), console)
+        say(console, f"wrote {atomic_write(path, text)}")
 
 
 def _figures(options: Namespace, rows: list[Row], console: Console) -> None:
@@ -204,8 +204,4 @@ def _figures(options: Namespace, rows: list[Row], console: Console) -> None:
         check_suffix(path)
     for path in options.figure:
         figure = curves(trials_of(rows), options.curve or "accuracy", width=options.width or COLUMN)
-        _wrote(save_figure(figure, path), console)
-
-
-def _wrote(path: Path, console: Console) -> None:
-    say(console, f"wrote {path}")
+        say(console, f"wrote {save_figure(figure, path)}")
