@@ -5,6 +5,14 @@ from fedkeep.aggregation.robust import clip_norm, coordinate_median, select_krum
 from fedkeep.aggregation.transport import Projection, project
 
 __all__ = [
-    "Aggregation", "Projection", "aggregate", "clip_norm", "coordinate_median", "ema", "project", "select_krum",
-    "trimmed_mean", "weighted_mean",
-]  # fmt: skip
+    "Aggregation",
+    "Projection",
+    "aggregate",
+    "clip_norm",
+    "coordinate_median",
+    "ema",
+    "project",
+    "select_krum",
+    "trimmed_mean",
+    "weighted_mean",
+]

@@ -10,6 +10,18 @@ from fedkeep.data.schema import DataOptions
 from fedkeep.data.task_stream import Task, Tasks, TaskStream
 
 __all__ = [
-    "Augmentation", "CatalogEntry", "ClientNames", "Data", "DataOptions", "DataSet", "Federation", "ImageFormat",
-    "Task", "TaskStream", "Tasks", "from_arrays", "known_datasets", "load",
-]  # fmt: skip
+    "Augmentation",
+    "CatalogEntry",
+    "ClientNames",
+    "Data",
+    "DataOptions",
+    "DataSet",
+    "Federation",
+    "ImageFormat",
+    "Task",
+    "TaskStream",
+    "Tasks",
+    "from_arrays",
+    "known_datasets",
+    "load",
+]

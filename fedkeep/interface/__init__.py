@@ -7,6 +7,18 @@ from fedkeep.interface.training_settings import Training
 from fedkeep.losses import Data
 
 __all__ = [
-    "Algorithm", "Client", "Cohort", "Data", "Fit", "NoState", "Range", "RemoteClient", "Server", "Training",
-    "algorithms", "each", "get_algorithm", "on_client",
-]  # fmt: skip
+    "Algorithm",
+    "Client",
+    "Cohort",
+    "Data",
+    "Fit",
+    "NoState",
+    "Range",
+    "RemoteClient",
+    "Server",
+    "Training",
+    "algorithms",
+    "each",
+    "get_algorithm",
+    "on_client",
+]

@@ -8,9 +8,18 @@ from fedkeep.data.partition.simple import IID, ByColumn, Sharding
 from fedkeep.options import find_named, named_subclasses
 
 __all__ = [
-    "IID", "ByColumn", "Dirichlet", "DirichletPerClient", "ExDir", "Hybrid", "Partition", "Scheme", "Sharding",
-    "get_scheme", "schemes",
-]  # fmt: skip
+    "IID",
+    "ByColumn",
+    "Dirichlet",
+    "DirichletPerClient",
+    "ExDir",
+    "Hybrid",
+    "Partition",
+    "Scheme",
+    "Sharding",
+    "get_scheme",
+    "schemes",
+]
 
 
 def schemes() -> Mapping[str, type[Scheme]]:
