@@ -189,9 +189,7 @@ def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1)
     """
     curve = curve_of(metric)
     tables = [
-        dict(zip(map(int, trial.evaluated), getattr(trial, curve.history), strict=True))
-        if curve.history
-        else metric_of(metric).by_evaluation(trial)
+        trial.by_round(getattr(trial, curve.history)) if curve.history else metric_of(metric).by_evaluation(trial)
         for trial in trials
     ]
     if metric == "accuracy":  # a given initial model is that of round 0
