@@ -22,14 +22,8 @@ from fedkeep.reporting.run_folder import open_run, read_run, verify_run, write_a
 def export(options: Namespace, console: Console) -> int:
     """Write a run's model into a folder."""
     import_user_code(options.use)
-    folder = export_model(
-        options.run,
-        options.out,
-        method=options.method,
-        seed=options.seed,
-        evaluation_model=options.evaluation_model,
-        allow_code=options.allow_code,
-    )
+    chosen = {name: getattr(options, name) for name in ("method", "seed", "evaluation_model", "allow_code")}
+    folder = export_model(options.run, options.out, **chosen)
     for path in sorted(folder.iterdir()):
         say(console, f"wrote {path}")
     about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
