@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fedkeep.errors import ConfigError, in_one_line
 
 
-def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True) -> Path:
+def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True, secret: bool = False) -> Path:
     """Write a file so that after a crash either the old file or the new one is there, and never a part.
 
     The content is written to a temporary file in the same folder, forced to disk, and renamed.
@@ -17,11 +17,14 @@ def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True) -
     ``content``: The content. Text is encoded as UTF-8, and line ends are written unchanged on every system.
     ``sync``: Force the folder to disk too, so that the new name outlives a power failure. Whoever writes several files
         can call `sync_folder` once after the last.
+    ``secret``: Only the user who runs this can read the file.
     """
     path = Path(path)
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        if secret:
+            temporary.touch(mode=0o600)
         with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()

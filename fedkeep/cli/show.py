@@ -14,8 +14,7 @@ from rich.text import Text
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.cli.text import plain_table, say
-from fedkeep.data import CatalogEntry, known_datasets
-from fedkeep.data.catalog import CATALOG
+from fedkeep.data.catalog import CATALOG, CatalogEntry, known_datasets
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, read_title, recipe_names

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.errors import DataError, require_optional
+from fedkeep.errors import DataError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -66,40 +66,30 @@ class TableColumn:
 
 
 def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], scaling: str) -> tuple[TableColumn, ...]:
-    """Return columns with the numbers and values of training rows, by scikit-learn's `ColumnTransformer`."""
+    """Return columns with the numbers and values of training rows, by scikit-learn's imputer, scaler and encoder."""
     from sklearn import config_context  # its import takes as long as that of PyTorch
-    from sklearn.compose import ColumnTransformer
     from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    names = {kind: [c.name for c in columns if (c.kind == "category") is kind] for kind in (False, True)}
-    scaler = StandardScaler() if scaling == "standard" else "passthrough"
-    fill = SimpleImputer(missing_values=None, strategy="constant", fill_value=MISSING)
-    encoder = OneHotEncoder(
-        handle_unknown="infrequent_if_exist", min_frequency=MIN_ROWS, max_categories=MAX_VALUES, sparse_output=False
-    )
-    pandas = require_optional("pandas", "Reading tables", "data")
-    frame = pandas.DataFrame({name: pandas.Series(of_rows, dtype=of_rows.dtype) for name, of_rows in values.items()})
-    parts = [
-        ("numbers", make_pipeline(SimpleImputer(keep_empty_features=True), scaler), names[False]),
-        ("categories", make_pipeline(fill, encoder), names[True]),
-    ]
-    with config_context(transform_output="default", array_api_dispatch=False, assume_finite=False):
-        transformer = ColumnTransformer(parts).fit(frame)
     fitted: dict[str, dict[str, Any]] = {}
-    if names[False]:
-        imputer, scaler = (step for _, step in transformer.named_transformers_["numbers"].steps)
-        scaled = hasattr(scaler, "mean_")
-        for number, name in enumerate(names[False]):
-            mean, scale = (float(scaler.mean_[number]), float(scaler.scale_[number])) if scaled else (0.0, 1.0)
-            fitted[name] = {"fill": float(imputer.statistics_[number]), "mean": mean, "scale": scale}
-    if names[True]:
-        encoder = transformer.named_transformers_["categories"][-1]
-        for name, found, rare in zip(names[True], encoder.categories_, encoder.infrequent_categories_, strict=True):
-            hidden = set() if rare is None else set(rare)
-            kept = tuple(value for value in found if value not in hidden)
-            fitted[name] = {"values": kept, "other": rare is not None}
+    numbers, categories = ([c.name for c in columns if (c.kind == "category") is kind] for kind in (False, True))
+    with config_context(transform_output="default", array_api_dispatch=False, assume_finite=False):
+        if numbers:
+            imputer, scaler = SimpleImputer(keep_empty_features=True), StandardScaler()
+            # A column's numbers lie side by side in memory: in another order their sum would differ in the last bits.
+            scaler.fit(imputer.fit_transform(np.stack([values[name] for name in numbers]).T))
+            for name, fill, mean, scale in zip(numbers, imputer.statistics_, scaler.mean_, scaler.scale_, strict=True):
+                fitted[name] = {"fill": float(fill)}
+                if scaling == "standard":
+                    fitted[name] |= {"mean": float(mean), "scale": float(scale)}
+        if categories:
+            encoder = OneHotEncoder(min_frequency=MIN_ROWS, max_categories=MAX_VALUES)
+            texts = np.stack([values[name] for name in categories], axis=1)
+            encoder.fit(np.where(texts == None, MISSING, texts))  # noqa: E711 - of each item
+            for name, found, rare in zip(categories, encoder.categories_, encoder.infrequent_categories_, strict=True):
+                hidden = () if rare is None else set(rare)
+                kept = tuple(value for value in found if value not in hidden)
+                fitted[name] = {"values": kept, "other": rare is not None}
     return tuple(replace(column, **fitted[column.name]) for column in columns)
 
 

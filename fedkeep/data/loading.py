@@ -23,7 +23,7 @@ from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alph
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import hold_out, hold_out_groups, note_on_copies
-from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column
+from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column, to_dataset
 from fedkeep.data.readers import (
     Problems,
     RawSplits,
@@ -31,9 +31,9 @@ from fedkeep.data.readers import (
     check_utf8,
     hub_commit,
     is_offline,
+    parquet_table,
     read_batches,
     read_hub,
-    read_parquet,
 )
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
@@ -116,7 +116,7 @@ def assemble(
         {
             "input": inputs[number],
             "label": labels[number],
-            **{column: _of_nobody(of[number], labels[number]) for column, (of, _) in further.items()},
+            **{column: of[number] for column, (of, _) in further.items()},
         }
         for number in range(len(tables))
     ]
@@ -144,21 +144,16 @@ def assemble(
     return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns), held)
 
 
-def _of_nobody(numbers: Tensor, labels: Tensor) -> Tensor:
-    """Return -1 for each row of a split that does not have a further column."""
-    return numbers if len(numbers) else torch.full_like(labels, -1)
-
-
 def _number_column(
     tables: Sequence[Any], wheres: Sequence[Where], stored: str, problems: Problems | None, as_text: bool
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the numbers of a further column in each split, none in a split without it, and what they stand for."""
+    """Return the numbers of a further column in each split, -1 in a split without it, and what they stand for."""
     have = [number for number, table in enumerate(tables) if stored in table.features]
     numbers, names, _ = number_values(
         [tables[n] for n in have], [wheres[n] for n in have], stored, problems=problems, as_text=as_text
     )
     by_split = dict(zip(have, numbers, strict=True))
-    return [by_split.get(n, torch.empty(0, dtype=torch.int64)) for n in range(len(tables))], names
+    return [by_split.get(n, torch.full((len(table),), -1)) for n, table in enumerate(tables)], names
 
 
 def _classes_without_training(parts: Sequence[Mapping[str, Tensor]], label_names: Sequence[str]) -> str:
@@ -279,7 +274,8 @@ def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:
         raise DataError(f"{folder} has {schema.train}.parquet but no {schema.test}.parquet.")
 
     def build() -> DataSet:
-        return assemble(entry.name, read_parquet(files), schema, str(folder), entry.normalisation, entry.note)
+        tables = {split: to_dataset([(path, parquet_table(path)) for path in paths]) for split, paths in files.items()}
+        return assemble(entry.name, tables, schema, str(folder), entry.normalisation, entry.note)
 
     version = _version(folder, (path for paths in files.values() for path in paths))
     return cache.load_or_build(cache.entry_path(entry.name, _decoding(entry), version), build)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from fedkeep.errors import DataError, first_line, in_one_line, require_optional
 
@@ -72,6 +72,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".webp", ".bmp", ".g
 """The suffixes of the files that are read as images."""
 _OTHER_IMAGES = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".ico", ".tga", ".psd",
                  ".dng", ".cr2", ".nef", ".arw")  # fmt: skip
+_DANGLING = "links to nothing"
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 
 MISSING_TEXTS = frozenset(
@@ -159,22 +160,6 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
     return shards
 
 
-def read_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Open Parquet files, each split for itself, so that it keeps its own columns and class names."""
-    library = datasets_library("Reading Parquet files")
-    arrow = require_optional("pyarrow", "Reading Parquet files", "data")
-    try:
-        return {
-            split: library.Dataset(arrow.concat_tables([parquet_table(path) for path in paths]))
-            for split, paths in files.items()
-        }
-    except DataError:
-        raise
-    except Exception as error:  # odd metadata makes `datasets` raise almost anything
-        named = next(iter(files.values()))[0]
-        raise DataError(f"{named} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
-
-
 def parquet_table(path: Path) -> Any:
     """Return a Parquet file as a pyarrow table."""
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
@@ -205,61 +190,77 @@ class LeftOut:
         return ", ".join(in_one_line(next(iter(paths)), 300) for paths in self.paths.values())
 
 
-def image_files(root: Path, left_out: LeftOut | None = None) -> tuple[dict[str, dict[str, list[Path]]], list[str]]:
-    """Return the image files of a folder by split and class name, all in sorted order, and the classes without images.
+class ImageFile(NamedTuple):
+    """An image of a class, and whose it is; the name is empty if nobody's."""
+
+    split: str
+    client: str
+    label: str
+    path: Path
+
+
+def image_files(root: Path, left_out: LeftOut, client: str = "") -> tuple[list[ImageFile], list[str]]:
+    """Return the images of a folder by split and class, all in sorted order, and the classes without images.
 
     The folder holds ``train/CLASS/*.png`` and ``test/CLASS/*.png`` (or ``valid``, ``val``, ``validation``), or
     ``CLASS/*.png`` alone. What is not read is counted in ``left_out``.
     """
-    left_out = LeftOut() if left_out is None else left_out
     folders = _subfolders(root, left_out)
+    splits = {"train": root}
     if "train" in folders:
-        test = next((name for name in TEST_NAMES if name in folders), None)
-        splits = {"train": folders["train"]} | ({} if test is None else {"test": folders[test]})
-        others = [path for path in folders.values() if path not in splits.values()]
-        left_out.add("folders beside train and test", *others)
-        left_out.add("files beside train and test", *(path for path in unused_entries(root, ()) if path.is_file()))
-    else:
-        splits = {"train": root}
-    dangling: list[Path] = []
-    every = {split: _images_by_class(folder, left_out, dangling) for split, folder in splits.items()}
-    found = {split: {name: files for name, files in classes.items() if files} for split, classes in every.items()}
-    if dangling:
-        total = len(dangling) + sum(len(files) for classes in found.values() for files in classes.values())
-        raise DataError(
-            f"{root}: {len(dangling)} of {total} images are links to files that are not there, such as {dangling[0]}. "
-            "Fetch the files (git annex get, dvc pull, git lfs pull), or remove the links."
+        test = [folders[name] for name in TEST_NAMES if name in folders][:1]
+        splits = dict(zip(("train", "test"), [folders["train"], *test], strict=False))
+        left_out.add(
+            "folders beside train and test", *(path for path in folders.values() if path not in splits.values())
         )
-    for split, classes in found.items():
-        if not classes:
-            raise DataError(
-                f"{root}: the split {split!r} has no images. Expected are train/CLASS/*.png and test/CLASS/*.png, or "
-                f"CLASS/*.png alone (file types: {', '.join(IMAGE_SUFFIXES)}), or the Parquet files train.parquet and "
-                f"test.parquet (or .csv). {left_out.note()}".rstrip()
-            )
-    empty = [splits[split] / name for split, classes in every.items() for name in classes if not classes[name]]
-    return found, [path.relative_to(root).as_posix() for path in empty]
+        left_out.add("files beside train and test", *(path for path in unused_entries(root, ()) if path.is_file()))
+    found: list[ImageFile] = []
+    empty: list[str] = []
+    for split, folder in splits.items():
+        loose = [path for path in unused_entries(folder, ()) if not path.is_dir()]
+        images = [path for path in loose if path.suffix.lower() in (*IMAGE_SUFFIXES, *_OTHER_IMAGES)]
+        left_out.add("images outside the folders of classes", *images)
+        left_out.add("other files outside the folders of classes", *(path for path in loose if path not in images))
+        for name, path in sorted((to_nfc(path.name), path) for path in _subfolders(folder, left_out).values()):
+            unread = {file: _unread(file) for file in sorted(path.iterdir())}
+            for why, files in unread.values():
+                left_out.add(why, *files)
+            of_class = [ImageFile(split, client, name, file) for file, (why, _) in unread.items() if not why]
+            found += of_class
+            empty += [] if of_class else [path.relative_to(root).as_posix()]
+    if dangling := list(left_out.paths.pop(_DANGLING, {})):
+        raise DataError(
+            f"{root}: {len(dangling)} of {len(dangling) + len(found)} images are links to files that are not there, "
+            f"such as {dangling[0]}. Fetch the files (git annex get, dvc pull, git lfs pull), or remove the links."
+        )
+    if without := [split for split in splits if not any(file.split == split for file in found)]:
+        raise DataError(
+            f"{root}: the split {without[0]!r} has no images. Expected are train/CLASS/*.png and test/CLASS/*.png, or "
+            f"CLASS/*.png alone (file types: {', '.join(IMAGE_SUFFIXES)}), or the Parquet files train.parquet and "
+            f"test.parquet (or .csv). {left_out.note()}".rstrip()
+        )
+    return found, empty
 
 
-def read_images(files: Mapping[str, Mapping[str, Sequence[Path]]]) -> dict[str, Any]:
-    """Return image files as tables with the columns ``"image"`` and ``"label"``.
+def _unread(path: Path) -> tuple[str, list[Path]]:
+    """Return why what lies in the folder of a class is not read, and which files these are; no reason for an image."""
+    suffix = path.suffix.lower()
+    if is_hidden(path.name):
+        return "hidden images", _images_in(path)
+    if path.is_dir():
+        return "images in subfolders of classes: move them up, into the folder of their class", _images_in(path, "**/*")
+    if suffix not in IMAGE_SUFFIXES:
+        unread = "images that are not read here: save them as JPEG or PNG"
+        return f"{suffix} {unread if suffix in _OTHER_IMAGES else 'other files'}".lstrip(), [path]
+    if path.is_file():
+        return "", []
+    return _DANGLING if path.is_symlink() else "that are no files, such as pipes", [path]
 
-    The "imagefolder" reader of `datasets` is not used: it takes 0.5 ms a file to list them, 20 times as long as
-    `image_files`, and orders ``cat-2/`` before ``cat/``.
 
-    ``files``: The files by split and class name, as `image_files` returns them.
-    """
-    library = datasets_library("Reading a folder of images")
-    names = sorted({name for classes in files.values() for name in classes})
-    features = library.Features({"image": library.Image(), "label": library.ClassLabel(names=names)})
-    tables = {}
-    for split, classes in files.items():
-        columns = {
-            "image": [str(path) for paths in classes.values() for path in paths],
-            "label": [names.index(name) for name, paths in classes.items() for _ in paths],
-        }
-        tables[split] = library.Dataset.from_dict(columns, features=features)
-    return tables
+def _images_in(path: Path, pattern: str = "*") -> list[Path]:
+    """Return the images in a folder, or the image itself."""
+    files = sorted(path.glob(pattern)) if path.is_dir() else [path]
+    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
 def is_hidden(name: str) -> bool:
@@ -295,12 +296,6 @@ def check_utf8(paths: Iterable[Path]) -> None:
             ) from None
 
 
-def _hidden_images(path: Path) -> list[Path]:
-    """Return a hidden image, or those in a hidden folder."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-
-
 def leave_out_system_folders(root: Path, left_out: LeftOut) -> None:
     """Count what systems add to folders and archives."""
     of_system = (root / name for name in _SYSTEM_FOLDERS if (root / name).is_dir())
@@ -312,42 +307,8 @@ def _subfolders(root: Path, left_out: LeftOut) -> dict[str, Path]:
     leave_out_system_folders(root, left_out)
     folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir()}
     hidden = [path for name, path in folders.items() if name.startswith(".")]
-    left_out.add("hidden images", *(image for path in hidden for image in _hidden_images(path)))
+    left_out.add("hidden images", *(image for path in hidden for image in _images_in(path)))
     return {name: path for name, path in folders.items() if not is_hidden(name)}
-
-
-def _images_by_class(folder: Path, left_out: LeftOut, dangling: list[Path]) -> dict[str, list[Path]]:
-    """Return the images of each class, and add links to nothing to a list."""
-    found: dict[str, list[Path]] = {}
-    loose = [path for path in unused_entries(folder, ()) if not path.is_dir()]
-    images = [path for path in loose if path.suffix.lower() in (*IMAGE_SUFFIXES, *_OTHER_IMAGES)]
-    left_out.add("images outside the folders of classes", *images)
-    left_out.add("other files outside the folders of classes", *(path for path in loose if path not in images))
-    for name, path in sorted((to_nfc(name), path) for name, path in _subfolders(folder, left_out).items()):
-        found.setdefault(name, []).extend(_images(path, left_out, dangling))
-    return found
-
-
-def _images(folder: Path, left_out: LeftOut, dangling: list[Path]) -> list[Path]:
-    found = []
-    for path in sorted(folder.iterdir()):
-        suffix = path.suffix.lower()
-        if is_hidden(path.name):
-            left_out.add("hidden images", *_hidden_images(path))
-        elif path.is_dir():
-            deeper = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-            left_out.add("images in subfolders of classes: move them up, into the folder of their class", *deeper)
-        elif suffix not in IMAGE_SUFFIXES:
-            unread = "images that are not read here: save them as JPEG or PNG"
-            told = unread if suffix in _OTHER_IMAGES else "other files"
-            left_out.add(f"{suffix} {told}".lstrip(), path)
-        elif path.is_file():
-            found.append(path)
-        elif path.is_symlink():
-            dangling.append(path)
-        else:
-            left_out.add("that are no files, such as pipes", path)
-    return found
 
 
 def is_offline() -> bool:

@@ -20,8 +20,7 @@ from fedkeep.data.columns import columns_from_json, transform
 from fedkeep.data.decode import decode
 from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
 from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column
-from fedkeep.data.tables import is_list, parse, read_lists
-from fedkeep.data.tokens import tokenise
+from fedkeep.data.tables import is_list, parse, read_lists, tokenise
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.experiment.recipe import read_model

@@ -16,9 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from fedkeep.errors import ValueRefused
-from fedkeep.flower.site_registry import POLL_SECONDS, SiteRegistry
 from fedkeep.flower.state_store import StateRef, state_ref
-from fedkeep.flower.transport import Envelope, MessageKind, Transport, content_namer
+from fedkeep.flower.transport import POLL_SECONDS, Envelope, MessageKind, SiteRegistry, Transport, content_namer
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import from_structure
 from fedkeep.models import Weights
@@ -97,13 +96,7 @@ class FlowerExecutor(Executor):
         call: _Call = future
         if isinstance(call.message, Fault):
             return call.message
-        while True:
-            received = self.transport.receive([call.message])
-            if received:
-                return self._to_result(call, received.pop(call.message))
-            if time.monotonic() > call.deadline:
-                return messages.no_reply(f"did not answer within {self.deadline:g} s")
-            time.sleep(POLL_SECONDS)
+        return self._to_result(call, next(self._replies({call.message: call.request.client}, call.deadline))[1])
 
     def sum_updates(self, updates: Mapping[str, Weights], examples: Mapping[str, int], least: int = 0) -> UpdateSum:
         """Let the sites mask the updates that they hold, and unmask the sum (see `fedkeep.flower.secagg`).
@@ -137,7 +130,10 @@ class FlowerExecutor(Executor):
                 yield site, message_id
             else:
                 pending[message_id] = site
-        deadline = time.monotonic() + self.deadline
+        yield from self._replies(pending, time.monotonic() + self.deadline)
+
+    def _replies(self, pending: dict[str, str], deadline: float) -> Iterator[tuple[str, Envelope | Fault]]:
+        """Yield the site and its reply for each message, as they arrive; a site's error is a fault too."""
         while pending:
             waiting = list(pending)
             for start in range(0, len(waiting), REPLIES_AT_ONCE):
@@ -172,8 +168,6 @@ class FlowerExecutor(Executor):
         """Return what a site answered, or the reason why it is not what the step returns."""
         if isinstance(reply, Fault):
             return reply
-        if "error" in reply.head:
-            return messages.no_reply(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.state.settings.device) for name, tensor in reply.tensors.items()}
         try:
             returned = messages.results_type([call.request.step], self.state.client_states.type)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, MissingExtra, RunError, in_one_line
 
 try:
@@ -43,39 +44,32 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
     named = dict.fromkeys(["localhost", *hosts])  # nginx checks no address of the SuperLink behind it, only a name
     alternatives = x509.SubjectAlternativeName([_host(host) for host in named])
     authority, authority_name = ec.generate_private_key(ec.SECP384R1()), _name("FedKeep test authority")
-    ca = _certificate(authority_name, authority.public_key(), authority_name, days)
-    of_ca = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage("key_cert_sign", "crl_sign"), True)]
-    for extension, critical in [*of_ca, (x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), False)]:
-        ca = ca.add_extension(extension, critical)
+    of_ca = (
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage("key_cert_sign", "crl_sign"), True),
+        (x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), False),
+    )
+    ca = _certificate(authority_name, authority.public_key(), authority_name, days, of_ca)
     link = ec.generate_private_key(ec.SECP384R1())
-    cert = _certificate(_name("SuperLink"), link.public_key(), authority_name, days)
-    for extension, critical in (
+    of_link = (
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage("digital_signature"), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (alternatives, False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False),
-    ):
-        cert = cert.add_extension(extension, critical)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [
-        _write(folder / "ca.crt", ca.sign(authority, hashes.SHA384()).public_bytes(PEM)),
-        _write(folder / "superlink.crt", cert.sign(authority, hashes.SHA384()).public_bytes(PEM)),
-        _write(
-            folder / "superlink.key",
-            link.private_bytes(PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED),
-            secret=True,
-        ),
-    ]
+    )
+    cert = _certificate(_name("SuperLink"), link.public_key(), authority_name, days, of_link)
+    written = {
+        "ca.crt": ca.sign(authority, hashes.SHA384()).public_bytes(PEM),
+        "superlink.crt": cert.sign(authority, hashes.SHA384()).public_bytes(PEM),
+        "superlink.key": link.private_bytes(PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED),
+    }
     for site in sites:
         key = ec.generate_private_key(ec.SECP384R1())
-        private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, UNENCRYPTED)
+        written[f"{site}.key"] = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, UNENCRYPTED)
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        written += [
-            _write(folder / f"{site}.key", private, secret=True),
-            _write(folder / f"{site}.pub", public + b"\n"),
-        ]
-    return written
+        written[f"{site}.pub"] = public + b"\n"
+    return [atomic_write(folder / name, content, secret=name.endswith(".key")) for name, content in written.items()]
 
 
 def _name(common: str) -> x509.Name:
@@ -83,10 +77,15 @@ def _name(common: str) -> x509.Name:
 
 
 def _certificate(
-    subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, days: int
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    issuer: x509.Name,
+    days: int,
+    extensions: Sequence[tuple[x509.ExtensionType, bool]],
 ) -> x509.CertificateBuilder:
+    """Return a certificate to be signed; each extension says whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -95,6 +94,9 @@ def _certificate(
         .not_valid_before(now - datetime.timedelta(hours=1))  # the machines' clocks may differ
         .not_valid_after(now + datetime.timedelta(days=days))
     )
+    for extension, critical in extensions:
+        certificate = certificate.add_extension(extension, critical)
+    return certificate
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
@@ -104,7 +106,8 @@ def _usage(*allowed: str) -> x509.KeyUsage:
 
 
 def _is_file_name(site: str) -> bool:
-    return site.isprintable() and site == Path(site).name != "" and len(os.fsencode(f"{site}.key")) <= 255
+    # A file has a longer name while it is written.
+    return site.isprintable() and site == Path(site).name != "" and len(os.fsencode(site)) <= 230
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -118,9 +121,3 @@ def _host(name: str) -> x509.GeneralName:
         f"{in_one_line(repr(name), 80)} is no host name and no IP address. Give it without https://, port or path, and "
         "letters that are not ASCII in their encoded form, xn--..."
     )
-
-
-def _write(path: Path, content: bytes, secret: bool = False) -> Path:
-    path.touch(mode=0o600 if secret else 0o644, exist_ok=False)
-    path.write_bytes(content)
-    return path

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.digests import Identity
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, MissingExtra, RunError, ValueRefused
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore
@@ -266,7 +267,7 @@ def _answer(store: StateStore, site: str, head: Mapping[str, Any]) -> Envelope:
         secrets["questions"][stage], secrets["answers"][stage] = digest, answer
         if stage == Stage.UNMASK:  # nothing needs the secrets any more
             secrets = {name: secrets[name] for name in ("call", "questions", "answers")}
-        _write(file, secrets)
+        atomic_write(file, json.dumps(secrets), secret=True)
     if stage == Stage.COLLECT_MASKED_VECTORS:
         if "seed" not in secrets:
             raise ValueRefused("the vector was unmasked already.")
@@ -354,7 +355,7 @@ def _unmask(store: StateStore, site: str, secrets: Secrets, question: Any) -> An
     told = store.file(secrets["call"], "told")
     if told.exists() and json.loads(told.read_text()) != active:
         raise RunError("this update is in another sum already; the difference of the two would tell it.")
-    _write(told, active)
+    atomic_write(told, json.dumps(active), secret=True)
     shares = secrets["shares"]
     return {name: shares[name][0] for name in active} | {name: shares[name][1] for name in dead}
 
@@ -375,14 +376,3 @@ def _channel(secrets: Secrets, other: str) -> bytes:
 
 def _public(key: str) -> Any:
     return asymmetric.bytes_to_public_key(key.encode())
-
-
-def _write(file: Path, content: Any) -> None:
-    """Write a file for the site's user alone, whole or not at all."""
-    new = file.with_name(f"{file.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        json.dump(content, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(file)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
 from fedkeep._utils.torch_state import plain_torch
@@ -41,9 +40,8 @@ from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import begun_description, described_identity, trackers, write_description
 from fedkeep.flower.config import RunConfig, own_code
 from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.state_store import state_ref_type, stored_secret
-from fedkeep.flower.transport import Envelope, Transport
+from fedkeep.flower.transport import Envelope, SiteRegistry, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.html import is_reported, write_all
@@ -54,7 +52,7 @@ from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking import check_log, check_packages
 from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.checkpoint import load_manifest, manifests
-from fedkeep.trials.trial import TrialBusy, run_trial
+from fedkeep.trials.trial import lock_trial, run_trial
 
 NO_DATA = "none"
 """What the run configuration's ``data`` is for a server without data of its own."""
@@ -157,7 +155,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
         log.info("run folder: %s", folder.resolve())
         try:
             for trial in Experiment(recipe).trials(folder):
-                with _trial_lock(trial.folder):
+                with lock_trial(trial.folder, ".server.lock", "server app"):
                     _run_trial(transport, config, recipe, trial)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
@@ -311,17 +309,6 @@ def _all_rolled_back(folder: Path) -> int:
         return len(lines) if all(json.loads(line)["rolled_back"] for line in lines) else 0
     except (KeyError, TypeError, ValueError):
         return 0
-
-
-@contextmanager
-def _trial_lock(folder: Path) -> Iterator[None]:
-    """Keep other server apps from running the same trial."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".server.lock", timeout=0):
-            yield
-    except Timeout:
-        raise TrialBusy(f"{folder} is being run by another server app. Wait for it, or end it.") from None
 
 
 def _log_round(trial: str, rounds: int, test_total: Sequence[int], record: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeep._utils import digests
 from fedkeep._utils.digests import DamagedFile, ForeignFile, Identity
-from fedkeep._utils.files import quoted_name
+from fedkeep._utils.files import atomic_write, quoted_name
 from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
@@ -180,8 +180,8 @@ class StateStore:
 
         ``aggregation``: The one that begins. The secrets of later rounds, which may exist already, stay.
         """
-        for file in list(self.folder.glob("*.secagg")) + list(self.folder.glob("*.secagg.new")):
-            other = file.name.partition(".")[0]
+        for file in list(self.folder.glob("*.secagg*")):  # also the beginning of one, where writing was broken off
+            other = file.name.lstrip(".").partition(".")[0]
             if other != aggregation and _round_of(other) <= _round_of(aggregation):
                 file.unlink()
 
@@ -207,11 +207,7 @@ def stored_secret(folder: Path) -> bytes:
     file = folder / "secret"
     with FileLock(folder / ".secret.lock"):
         if not file.exists():
-            new = folder / ".secret.new"
-            new.unlink(missing_ok=True)
-            new.touch(mode=0o600)
-            new.write_text(secrets.token_hex(KEY_BYTES))
-            new.replace(file)
+            atomic_write(file, secrets.token_hex(KEY_BYTES), secret=True)
         found = file.read_bytes()
         if len(found) < 2 * KEY_BYTES:
             raise DamagedFile(

@@ -1,12 +1,16 @@
-"""The transport between the server and the sites, and the envelopes that it carries."""
+"""The transport between the server and the sites: the envelopes that it carries, and which node is which site."""
 
+import logging
+import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from fedkeep.errors import RunError, in_one_line
 from fedkeep.models.weights import tensor_hash
 from fedkeep.rounds.messages import Fault
 
@@ -68,3 +72,204 @@ class Transport(Protocol):
         ``message_ids``: Identifiers that `send` returned.
         Returns: By identifier, a reply or the reason why there will be none.
         """
+
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.05  # seconds between two looks for replies
+RETRY_SECONDS = 30.0  # seconds until a rejected node is asked again: its operator may have corrected its configuration
+SILENT_SHARE = 0.25  # of the patience: then a node that has not answered is asked again, as its app may have died
+REMINDER_SECONDS = 15.0  # seconds between two log messages while the run waits
+MAX_EXAMPLES = 10_000_000
+"""The most examples in all tasks together that the server believes a site to have, unless a run says otherwise."""
+
+
+class SiteRegistry:
+    """The sites of one run.
+
+    The registry asks a node for its site's name when it sees the node for the first time. A name belongs to its node
+    for as long as the node is connected. If Flower has registered the node under a name, the site must use that one.
+
+    ``introduction``: The description of the run, which is sent to every new node.
+    ``patience``: Seconds to wait while too few sites are connected.
+    ``tasks``: The run's number of tasks; a site reports its number of examples in each.
+    ``nodes``: The sites that take part, each with its last known node. None before the first round: `wait_for_all` then
+        determines the sites.
+    ``max_examples``: The most examples, in all tasks together, that a site may say it has. Clients count by their
+        examples.
+    ``sizes``: By site, its number of examples in each task when the run began.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        introduction: Envelope,
+        patience: float,
+        tasks: int = 1,
+        nodes: Mapping[str, int] | None = None,
+        max_examples: int = MAX_EXAMPLES,
+        sizes: Mapping[str, list[int]] | None = None,
+    ) -> None:
+        self.transport = transport
+        self.introduction = introduction
+        self.patience = patience
+        self.tasks = tasks
+        self.max_examples = max_examples
+        self.members: Collection[str] | None = None if nodes is None else nodes.keys()
+        self.sizes: dict[str, list[int]] = dict(sizes or {})  # with a run's first round they stand fast
+        self.described: dict[str, Any] = {}  # by site, what it told of the form of its data
+        self.connected: Mapping[int, str] = {}
+        self.names = {node: site for site, node in (nodes or {}).items()}
+        self.asked: dict[str, tuple[int, float]] = {}  # by message: its node, which has not replied, and when it went
+        self.rejected: dict[int, tuple[float, str]] = {}  # rejected nodes: when they were rejected, and why
+
+    def wait_for_all(self, count: int, min_count: int = 1) -> dict[str, list[int]]:
+        """Wait until all sites of a new run are connected, and determine which sites take part.
+
+        No single site can keep a run from beginning: once the patience has ended, the run begins without connected
+        sites that were rejected or did not introduce themselves, if enough others are there.
+
+        ``count``: The number of sites. If more are connected, those that came first take part.
+        ``min_count``: How many are enough where others were rejected.
+        Returns: By site, its number of examples in each task.
+        """
+        for waited, reminds in self._looks():
+            accepted = [site for node, site in self.names.items() if node in self.connected]
+            others = [node for node in self.connected if node not in self.names]
+            if len(accepted) >= count:
+                break
+            if waited >= self.patience and len(accepted) >= min_count and len(accepted) + len(others) >= count:
+                log.warning("the run begins with %d of %d sites. %s", len(accepted), count, self._reasons(others))
+                break
+            hopeless = not accepted and len(others) >= count and all(node in self.rejected for node in others)
+            text = f"{len(accepted)} of {count} sites are connected. {self._reasons(others)}"
+            if hopeless or waited >= self.patience:
+                raise RunError(
+                    f"too few sites: after {waited:.0f} s {text} Start or correct the missing sites, and run "
+                    "again with the same out."
+                )
+            if reminds:
+                log.warning("waiting: %s At most %.0f s more.", text, self.patience - waited)
+        if len(accepted) > count:
+            log.warning(
+                "%d sites are connected, and the run is for %d. These came too late: %s.",
+                len(accepted),
+                count,
+                ", ".join(sorted(accepted[count:])),
+            )
+        self.members = sorted(accepted[:count])
+        return {site: self.sizes[site] for site in self.members}
+
+    def _reasons(self, nodes: Collection[int]) -> str:
+        """Return why connected nodes do not take part."""
+        silent = "it has not introduced itself"
+        whose = ((node, f"Site {name}" if (name := self.connected.get(node)) else f"Node {node}") for node in nodes)
+        return " ".join(f"{who}: {self.rejected.get(node, (0.0, silent))[1]}." for node, who in islice(whose, 10))
+
+    def nodes(self) -> dict[str, int]:
+        """Return the node of each site, which a restarted server needs."""
+        return {site: node for node, site in self.names.items()}
+
+    def wait_for(self, sites: Collection[str], min_count: int, grace: float = 0.0) -> None:
+        """Wait until enough of some sites are connected.
+
+        ``grace``: Seconds for which the registry waits for all of them, before ``min_count`` are enough.
+        """
+        for waited, reminds in self._looks():
+            connected = {name for node, name in self.names.items() if node in self.connected and name in sites}
+            if len(connected) >= len(sites) or (waited >= grace and len(connected) >= min_count):
+                return
+            missing = ", ".join(sorted(set(sites) - connected))
+            text = f"{len(connected)} of {len(sites)} sites are connected. Missing: {missing}."
+            if waited >= self.patience:
+                raise RunError(
+                    f"too few sites: after {waited:.0f} s {text} The finished rounds are saved. Start the missing "
+                    "sites and run again with the same out."
+                )
+            if reminds:
+                left = (grace if len(connected) >= min_count else self.patience) - waited
+                log.warning("waiting: %s At most %.0f s more.", text, left)
+
+    def _looks(self) -> Iterator[tuple[float, bool]]:
+        """Look for nodes again and again; yield the seconds since the first look, and whether to remind of the wait."""
+        began, reminded = time.monotonic(), 0.0
+        while True:
+            self.refresh()
+            waited = time.monotonic() - began
+            reminds = waited - reminded > REMINDER_SECONDS
+            reminded = waited if reminds else reminded
+            yield waited, reminds
+            time.sleep(POLL_SECONDS)
+
+    def node(self, site: str) -> int | None:
+        """Return the node of a site.
+
+        Returns: The node, or None if the site is not connected.
+        """
+        return next((node for node, name in self.names.items() if name == site and node in self.connected), None)
+
+    def refresh(self) -> None:
+        """Update the connected nodes, ask new nodes for their names and take their replies, without waiting."""
+        self.connected = self.transport.nodes()
+        now = time.monotonic()
+        for node in self.connected:
+            recently_rejected = node in self.rejected and now - self.rejected[node][0] < RETRY_SECONDS
+            silence = max(RETRY_SECONDS, SILENT_SHARE * self.patience)
+            recently_asked = any(asked == node and now - when < silence for asked, when in self.asked.values())
+            if node in self.names or recently_asked or recently_rejected:
+                continue
+            message_id = self.transport.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
+            if isinstance(message_id, Fault):
+                self._register(node, message_id)
+            else:
+                self.asked[message_id] = node, now
+        for message_id, reply in self.transport.receive(self.asked).items():
+            node, _ = self.asked.pop(message_id)
+            if node not in self.names:  # it was asked twice, and its first answer counts
+                self._register(node, reply)
+
+    def _register(self, node: int, reply: Envelope | Fault) -> None:
+        """Register a node as the site that it names in its reply, or reject it."""
+        site: Any = None
+        examples: Any = None
+        if isinstance(reply, Fault):
+            reason = in_one_line(reply.text)
+        elif "error" in reply.head:
+            reason = in_one_line(reply.head["error"])
+        else:
+            site, examples = reply.head.get("site"), reply.head.get("examples")
+            reason = self._rejection_reason(node, site, examples)
+        if reason:
+            self.rejected[node] = time.monotonic(), reason
+            log.warning("node %d is rejected: %s", node, reason)
+            return
+        self.rejected.pop(node, None)
+        self.names[node], self.sizes[site] = site, examples
+        self.described[site] = reply.head.get("data") if isinstance(reply, Envelope) else None
+        log.info("site %s is connected, with %s examples", site, _sum(examples))
+
+    def _rejection_reason(self, node: int, site: Any, examples: Any) -> str:
+        """Return why a node cannot be the site that it claims to be; empty if it can."""
+        registered = self.connected.get(node, "")
+        if not isinstance(site, str) or not 0 < len(site) <= 100 or not site.isprintable():
+            return "it did not give a valid site name"
+        if not isinstance(examples, list) or len(examples) != self.tasks:
+            return "it did not give its number of examples in each task"
+        if any(type(number) is not int or number < 0 for number in examples):
+            return "it did not give valid numbers of examples"
+        if sum(examples) > self.max_examples:
+            return f"it says that it has {sum(examples)} examples, where max-examples={self.max_examples} are believed"
+        if registered and registered != site:
+            return f"it calls itself {site!r} and is registered as {registered!r}"
+        if self.members is not None and site not in self.members:
+            return f"{site!r} is no site of this run, which began without it"
+        if self.members is not None and self.sizes.get(site, examples) != examples:
+            return (
+                f"{site!r} has {_sum(examples)} examples, and had {_sum(self.sizes[site])} when the run began: start "
+                "it with the data that it had then"
+            )
+        other = self.node(site)
+        return "" if other in (None, node) else f"node {other}, which is connected, is {site!r} already"
+
+
+def _sum(examples: Collection[int]) -> str:
+    return " + ".join(map(str, examples))

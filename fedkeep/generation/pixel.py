@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +17,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
-from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.generation.generator import Generator, NoiseSchedule, Regime, diffusers
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import hash_weights, load_weights, parameter_count, tensor_hash
@@ -113,7 +112,7 @@ class ClassUNet(nn.Module):
         return pixel_shuffle(self.unet(patches, timesteps, class_labels=conditioning.squeeze(1)).sample, self.patch)
 
 
-FORMAT = 1
+FORMAT = 2
 CARD, WEIGHTS, CHECKPOINT = "generator.json", "weights.safetensors", "checkpoint.safetensors"
 FINGERPRINTS = "seen.safetensors"
 
@@ -129,32 +128,20 @@ PrototypeInit = Literal["mean", "null"]
 
 
 @dataclass(frozen=True)
-class ModelCard:
-    """What is known about a generator.
+class ModelCard(Options):
+    """What is known about a generator."""
 
-    ``unet``: The network that was trained.
-    ``noise_schedule``: The noise schedule of its training.
-    ``shape``: Channels, height and width of its images.
-    ``label_names``: The classes that it was trained on.
-    ``data``: The name of the data set that it was trained on.
-    ``regime``: How these data relate to the clients'.
-    ``training``: Settings, seed, number of images and steps, and loss of its training; for people.
-    ``held_out``: In the regime ``same_classes``, the share of each class that it was trained on.
-    ``seen``: The hash of the fingerprints of these images, which are a file of the folder. Runs keep the images from
-        clients.
-    ``clusters_per_class``: How many subclasses each class has (see `cluster_subclasses`).
-    """
-
-    unet: UNet
-    noise_schedule: NoiseSchedule
-    shape: Shape
-    label_names: tuple[str, ...]
-    data: str
-    regime: Regime
-    training: Mapping[str, Any] = field(default_factory=dict)
-    held_out: float = 0.0
-    seen: str = ""
-    clusters_per_class: int = 1
+    unet: UNet = option(MISSING, "the network that was trained")
+    noise_schedule: NoiseSchedule = option(MISSING, "the noise schedule of its training")
+    shape: Shape = option(MISSING, "channels, height and width of its images")
+    label_names: tuple[str, ...] = option(MISSING, "the classes that it was trained on")
+    data: str = option(MISSING, "the name of the data set that it was trained on")
+    regime: Regime = option(MISSING, "how these data relate to the clients'")
+    training: Mapping[str, Any] = option(dict, "settings, seed, number of images and steps, and loss of its training")
+    held_out: float = option(0.0, "in the regime same_classes, the share of each class that it was trained on")
+    # The fingerprints are a file of the folder; runs keep the images from clients.
+    seen: str = option("", "the hash of the fingerprints of these images")
+    clusters_per_class: int = option(1, "how many subclasses each class has (see cluster_subclasses)", low=1)
 
     @property
     def num_embeddings(self) -> int:
@@ -247,7 +234,7 @@ class PixelGenerator(Generator):
             stored = {name: tensor.half() for name, tensor in stored.items()}
         atomic_write(folder / WEIGHTS, tensor_bytes(stored))
         loaded = {name: tensor.float() for name, tensor in stored.items()}
-        card = _card_to_json(self.card) | {"hash": hash_weights(loaded)}
+        card = {"format": FORMAT, **as_table(self.card), "hash": hash_weights(loaded)}
         atomic_write(folder / CARD, json.dumps(card, indent=1) + "\n")
 
 
@@ -264,21 +251,26 @@ def load_generator(
     ``initial``: Where the search for a prototype begins.
     """
     folder = Path(folder)
-    written = _read_card_json(folder)
+    card = read_card(folder)
     try:
         weights = {name: tensor.float() for name, tensor in read_tensors((folder / WEIGHTS).read_bytes()).items()}
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot read {folder / WEIGHTS}: {error}. Copy the generator again, or train it.") from error
-    if hash_weights(weights) != written.get("hash"):
+    if hash_weights(weights) != read_hash(folder):
         raise RunError(f"{folder / WEIGHTS} is not what {CARD} says. Copy the whole folder again, or train it.")
-    with _valid_card(folder):
-        return PixelGenerator(_card_from_json(written), weights, device, space=space, initial=initial)
+    try:
+        return PixelGenerator(card, weights, device, space=space, initial=initial)
+    except ValueError as error:
+        raise RunError(f"{folder / CARD} does not describe its weights: {error} Train the generator again.") from error
 
 
 def read_card(folder: Path) -> ModelCard:
     """Return a generator's card without loading its weights."""
-    with _valid_card(folder):
-        return _card_from_json(_read_card_json(folder))
+    written = _read_card_json(folder)
+    try:
+        return build(ModelCard, {name: value for name, value in written.items() if name != "hash"})
+    except ConfigError as error:
+        raise RunError(f"{folder / CARD} does not describe a generator: {error} Train the generator again.") from error
 
 
 def read_hash(folder: Path) -> str:
@@ -316,15 +308,6 @@ def to_signed(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(127.5).sub_(1)
 
 
-@contextmanager
-def _valid_card(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
-        raise RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.") from error
-
-
 def _read_card_json(folder: Path) -> dict[str, Any]:
     path = folder / CARD
     if not path.is_file():
@@ -338,53 +321,3 @@ def _read_card_json(folder: Path) -> dict[str, Any]:
     if not isinstance(written, dict) or written.pop("format", None) != FORMAT:
         raise RunError(f"{path} was not written by this version of FedKeep. Train the generator again.")
     return written
-
-
-# Format 1 of the card has names of its own for these fields; generators that people trained must stay readable.
-_SCHEDULE_KEYS = {
-    "num_timesteps": "times",
-    "beta_schedule": "betas",
-    "beta_start": "first",
-    "beta_end": "last",
-    "clip_sample": "bounded",
-}
-
-_FIXED = (("condition", "code"), ("tokens", 1), ("token_width", 64))
-"""What cards say of the network that is no option any more."""
-
-
-def _card_to_json(card: ModelCard) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "unet": as_table(card.unet),
-        "noise": {_SCHEDULE_KEYS[name]: value for name, value in as_table(card.noise_schedule).items()},
-        "shape": card.shape,
-        "label_names": card.label_names,
-        "data": card.data,
-        "regime": card.regime,
-        "training": dict(card.training),
-        "held_out": card.held_out,
-        "seen": card.seen,
-        "codes": card.clusters_per_class,
-    }
-
-
-def _card_from_json(written: Mapping[str, Any]) -> ModelCard:
-    regime = written["regime"]
-    if regime not in get_args(Regime):
-        raise ValueError(f"there is no regime {regime!r}.{did_you_mean(str(regime), get_args(Regime))}")
-    channels, height, width = map(int, written["shape"])
-    names = {key: name for name, key in _SCHEDULE_KEYS.items()}
-    schedule = {names.get(key, key): value for key, value in written["noise"].items()}
-    return ModelCard(
-        unet=build(UNet, {k: v for k, v in written["unet"].items() if (k, v) not in _FIXED}, "unet"),
-        noise_schedule=build(NoiseSchedule, schedule, "noise"),
-        shape=(channels, height, width),
-        label_names=tuple(map(str, written["label_names"])),
-        data=str(written["data"]),
-        regime=regime,
-        training=dict(written["training"]),
-        held_out=float(written.get("held_out", 0.0)),  # older cards lack the last three
-        seen=str(written.get("seen", "")),
-        clusters_per_class=int(written.get("codes", 1)),
-    )

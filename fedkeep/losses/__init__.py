@@ -1,20 +1,17 @@
 """Losses of local training: the distillation kernel, weight rules, and terms, as pure functions of tensors."""
 
 from fedkeep.data import Data
-from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Scaled, Sum, TeacherOutputs
+from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Scaled, Sum
 from fedkeep.losses.classification import TSD, CompensatedCrossEntropy, CrossEntropy, WeightedCrossEntropy
 from fedkeep.losses.decoupled import upcast
 from fedkeep.losses.distillation import (
-    CachedDistillation,
     Distillation,
     EntropyAndLabelWeighting,
-    ExampleWeighting,
     FullKL,
     FullKLByClass,
     FullKLByConfidence,
     FullKLByEntropy,
     Head,
-    LogitMatching,
     PerTeacher,
     Scale,
     SubsetDistillation,
@@ -31,14 +28,12 @@ __all__ = [
     "ZERO_LOSS",
     "Batch",
     "BoundingLoss",
-    "CachedDistillation",
     "ClassSubset",
     "CompensatedCrossEntropy",
     "CrossEntropy",
     "Data",
     "Distillation",
     "EntropyAndLabelWeighting",
-    "ExampleWeighting",
     "FeatureDistance",
     "FeatureMSE",
     "FullKL",
@@ -48,7 +43,6 @@ __all__ = [
     "Head",
     "L1Penalty",
     "LinearTerm",
-    "LogitMatching",
     "Loss",
     "ModelContrastive",
     "ModelView",
@@ -62,7 +56,6 @@ __all__ = [
     "SubsetDistillation",
     "Sum",
     "SupCon",
-    "TeacherOutputs",
     "WeightRule",
     "WeightedCrossEntropy",
     "soft_label_loss",

@@ -57,10 +57,13 @@ class FeatureMSE(Loss):
     teacher_features: Tensor | None = None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[self.dataset_index]
+        features, target = self._features(model, batches[self.dataset_index])
+        return mse_loss(upcast(features), target)
+
+    def _features(self, model: ModelView, batch: Batch) -> tuple[Tensor, Tensor]:
         cached = self.teacher_features
         target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
-        return mse_loss(upcast(model.features(batch)), target)
+        return model.features(batch), target
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         if dataset_index != self.dataset_index or self.teacher_features is not None:
@@ -69,32 +72,18 @@ class FeatureMSE(Loss):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureDistance(Loss):
+class FeatureDistance(FeatureMSE):
     """||f(x) - f_teacher(x)||_2 over the whole batch as one vector, so that it grows with the root of the batch size.
 
-    As in PASS (Zhu et al., 2021), on the first data set.
-
-    ``teacher``: The frozen model; empty once its features are cached.
-    ``teacher_features``: [n, width], the cached features.
+    As in PASS (Zhu et al., 2021).
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
-
-    teacher: Weights
-    teacher_features: Tensor | None = None
     compares_examples = True
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[0]
-        cached = self.teacher_features
-        target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
-        distance: Tensor = vector_norm(model.features(batch) - target)
+        features, target = self._features(model, batches[self.dataset_index])
+        distance: Tensor = vector_norm(features - target)
         return distance
-
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index or self.teacher_features is not None:
-            return self
-        return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,41 +93,32 @@ class ModelContrastive(Loss):
     z are the student's features, z_t those of the model ``towards``, z_a those of the model ``away`` (Li et al., 2021,
     "Model-contrastive federated learning", eq. 3).
 
-    ``towards``, ``away``: The frozen models.
+    ``towards``, ``away``: The frozen models; empty once their features are cached.
     ``weight``: Factor on the mean (mu in the paper).
     ``tau``: The temperature.
+    ``cached``: [n, width], the features of both on all examples of the first data set.
     """
+
+    per_example_fields: ClassVar[tuple[str, ...]] = ("cached",)
 
     towards: Weights
     away: Weights
     weight: float
     tau: float
+    cached: tuple[Tensor, ...] = ()
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        towards, away = (model.teacher_features(frozen, batches[0]) for frozen in (self.towards, self.away))
-        return self.weight * _contrast(model.features(batches[0]), towards, away, self.tau)
+        batch = batches[0]
+        if self.cached:
+            towards, away = (features[batch.index] for features in self.cached)
+        else:
+            towards, away = (model.teacher_features(frozen, batch) for frozen in (self.towards, self.away))
+        return self.weight * _contrast(model.features(batch), towards, away, self.tau)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index:
+        if dataset_index or self.cached:
             return self
-        towards, away = outputs.features(self.towards), outputs.features(self.away)
-        return CachedModelContrastive(towards, away, self.weight, self.tau)
-
-
-@dataclass(frozen=True, eq=False)
-class CachedModelContrastive(Loss):
-    """The same with the frozen models' features [n, width] on all examples of the first data set."""
-
-    per_example_fields: ClassVar[tuple[str, ...]] = ("towards", "away")
-
-    towards: Tensor
-    away: Tensor
-    weight: float
-    tau: float
-
-    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        rows = batches[0].index
-        return self.weight * _contrast(model.features(batches[0]), self.towards[rows], self.away[rows], self.tau)
+        return replace(self, towards={}, away={}, cached=(outputs.features(self.towards), outputs.features(self.away)))
 
 
 def _contrast(features: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:

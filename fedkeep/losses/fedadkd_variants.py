@@ -64,53 +64,32 @@ def nontarget_part(teacher: Tensor, student: Tensor, labels: Tensor, mask: Mask)
 class FedADKDVariant(Loss):
     """Mean over the batch of w_target * `target_part` + w_nontarget * `nontarget_part`, with one teacher.
 
-    ``teacher``: The frozen model.
+    ``teacher``: The frozen model; empty once its outputs are cached.
     ``w_target``: [], the factor on the target part. It is a tensor since clients differ in it, and losses that differ
         only in tensors are trained as one stack.
     ``w_nontarget``: The factor on the non-target part.
     ``target``: Reading of the target part.
     ``mask``: How the target is kept out of the non-target part.
+    ``logits``: [n, classes], the cached outputs on all examples of the first data set.
     """
+
+    per_example_fields: ClassVar[tuple[str, ...]] = ("logits",)
 
     teacher: Weights
     w_target: Tensor
     w_nontarget: float
     target: TargetReading = "single_term"
     mask: Mask = "gather"
+    logits: Tensor | None = None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[0]
-        return self.compute(model.teacher_logits(self.teacher, batch), model.logits(batch), batch.data["label"])
-
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        return self if dataset_index else CachedFedADKDVariant(replace(self, teacher={}), outputs(self.teacher))
-
-    def compute(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss from logits.
-
-        ``teacher``, ``student``: [b, classes], logits.
-        ``labels``: int64 [b].
-        """
-        teacher, student = upcast(teacher), upcast(student)
+        batch, cached = batches[0], self.logits
+        teacher = upcast(model.teacher_logits(self.teacher, batch) if cached is None else cached[batch.index])
+        student, labels = upcast(model.logits(batch)), batch.data["label"]
         if student.shape[-1] == 1:  # with one class its probability is 1 in every model
             return student.new_zeros(())
         target = self.w_target * target_part(teacher, student, labels, self.target)
         return (target + self.w_nontarget * nontarget_part(teacher, student, labels, self.mask)).mean()
 
-
-@dataclass(frozen=True, eq=False)
-class CachedFedADKDVariant(Loss):
-    """The same with the teacher's logits on all examples of the first data set.
-
-    ``variant``: The loss; its teacher is empty.
-    ``logits``: [n, classes].
-    """
-
-    per_example_fields: ClassVar[tuple[str, ...]] = ("logits",)
-
-    variant: FedADKDVariant
-    logits: Tensor
-
-    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[0]
-        return self.variant.compute(self.logits[batch.index], model.logits(batch), batch.data["label"])
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        return self if dataset_index else replace(self, teacher={}, logits=outputs(self.teacher))

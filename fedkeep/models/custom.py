@@ -46,17 +46,12 @@ class Custom(Architecture):
 
     ``name``: ``package.module:function``, which says where the function is.
     ``factory``: Called with the shape (channels, height, width) and the number of classes.
+    ``origin``: The function or class that was given; the network, if one was given.
     """
 
     name: str  # type: ignore[misc]  # of the instance, not of the class
-    factory: Factory = field(repr=False)
-
-    @property
-    def origin(self) -> Any:
-        """The function or class that was given; the network, if one was given."""
-        if isinstance(self.factory, _Plain):
-            return self.factory.factory
-        return self.factory.network if isinstance(self.factory, _Copies) else self.factory
+    factory: Factory = field(repr=False, compare=False)
+    origin: Any = field(repr=False)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Build the network, and try it with a batch of blank images.
@@ -113,19 +108,19 @@ def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | N
     ``name``: The name for reports and recipes; by default ``package.module:function``, as `from_path` expects it.
     """
     if isinstance(factory, nn.Module):
-        name = name or f"{_name(type(factory))}()"
-        return Custom(name, _Copies(factory))
+        return Custom(name or f"{_name(type(factory))}()", lambda shape, classes: _copied(factory), factory)
     name = name or _name(factory)
     if not callable(factory):
         raise ConfigError(f"expected a function (shape, classes) -> torch.nn.Module, not {_kind(factory)}.")
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some functions that are not written in Python have no signature
-        return Custom(name, cast(Factory, factory))
+        return Custom(name, cast(Factory, factory), factory)
     with suppress(TypeError):  # it takes arguments
         signature.bind()
         if not {"shape", "classes"} & signature.parameters.keys():
-            return Custom(name, _Plain(cast(Callable[[], nn.Module], factory)))
+            plain = cast(Callable[[], nn.Module], factory)
+            return Custom(name, lambda shape, classes: plain(), factory)
     try:
         signature.bind((1, 28, 28), 10)
     except TypeError as error:
@@ -134,34 +129,19 @@ def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | N
             f"height, width), nor without arguments: {error}. Give such a function or class, or wrap yours, as in "
             "lambda: Net(width=64)."
         ) from None
-    return Custom(name, cast(Factory, factory))
+    return Custom(name, cast(Factory, factory), factory)
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """Calls a function or class that takes no arguments, such as a `torch.nn.Module` of fixed layers."""
-
-    factory: Callable[[], nn.Module]
-
-    def __call__(self, shape: Shape, classes: int) -> nn.Module:
-        return self.factory()
-
-
-@dataclass(frozen=True, eq=False)
-class _Copies:
-    """Makes copies of a network, which all begin with its weights, whatever the seed."""
-
-    network: nn.Module
-
-    def __call__(self, shape: Shape, classes: int) -> nn.Module:
-        try:
-            return copy.deepcopy(self.network)
-        except Exception as error:
-            raise ConfigError(
-                f"the network {type(self.network).__name__} was given as an object and cannot be copied for each seed "
-                f"({in_one_line(error, 120)}). Give what builds it, such as model=lambda: Net(); of the old "
-                "torch.nn.utils.weight_norm there is torch.nn.utils.parametrizations.weight_norm."
-            ) from error
+def _copied(network: nn.Module) -> nn.Module:
+    """Return a copy of a network, so that all begin with its weights, whatever the seed."""
+    try:
+        return copy.deepcopy(network)
+    except Exception as error:
+        raise ConfigError(
+            f"the network {type(network).__name__} was given as an object and cannot be copied for each seed "
+            f"({in_one_line(error, 120)}). Give what builds it, such as model=lambda: Net(); of the old "
+            "torch.nn.utils.weight_norm there is torch.nn.utils.parametrizations.weight_norm."
+        ) from error
 
 
 def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[str, Any]:
@@ -180,7 +160,7 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     own = {type(module) for module in network.modules()} - {SplitNetwork}
     sources = sorted(_source(cls) for cls in own if not cls.__module__.startswith(("torch.", "fedkeep.")))
     hashed = hashlib.sha256(repr((_ADDRESS.sub("", repr(network)), tensors, sources)).encode())
-    if isinstance(model.factory, _Copies):
+    if isinstance(model.origin, nn.Module):
         constants = constants_of(network)
         for tensor in (*network.state_dict().values(), *constants.values()):
             hashed.update(tensor_hash(tensor).encode())

@@ -38,12 +38,10 @@ def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
     """Check that two runs with one seed leave the same, that something is learned, and that records are JSON."""
     one, two = runs.undisturbed(algorithm), runs.simulation(algorithm)
     for record in one.records:
-        runs.expect_json(algorithm, record)
+        runs.expect_json(record)
     runs.expect_same_run(one, runs.run_rounds(two), two, "in a second run with the same seed")
-    learned = not runs.equal(one.model, one.initial)
     runs.expect(
-        learned,
-        algorithm,
+        not runs.equal(one.model, one.initial),
         "`round` should leave in `server.model` what was learned, not the initial model. (A `round` that changes the "
         "tensors of `server.model` in place changes the initial model too: assign new ones.)",
     )
@@ -53,31 +51,30 @@ def check_another_seed_differs(algorithm: AnyAlgorithm) -> None:
     """Check that the seed matters."""
     one, two = runs.undisturbed(algorithm), runs.simulation(algorithm, seed=1)
     differs = one.records != runs.run_rounds(two) and not runs.equal(one.model, two.server.model)
-    runs.expect(differs, algorithm, "records and model should differ with another seed")
+    runs.expect(differs, "records and model should differ with another seed")
 
 
 def check_common_randomness(algorithm: AnyAlgorithm) -> None:
     """Check that a method changes no cohort, initial weight, example or batch order: all methods see the same."""
     own, reference = _seen(algorithm), _seen_in_plain_training()
-    runs.expect_equal(own["cohorts"], reference["cohorts"], algorithm, "cohorts should be those of every method")
+    runs.expect_equal(own["cohorts"], reference["cohorts"], "cohorts should be those of every method")
     first = slice(None, None, algorithm.rows_per_class)  # where a class has several rows, its first is everybody's
     begins = {name: t[first] if name in (WEIGHT, BIAS) else t for name, t in own["initial"].items()}
-    same = runs.equal(begins, reference["initial"])
-    runs.expect(same, algorithm, "initial weights should be those of every method with this network")
-    labels = {client: own["labels"].get(client) for client in reference["labels"]}
-    runs.expect_equal(
-        labels, reference["labels"], algorithm, "every client of a cohort should be asked, with its own data"
+    runs.expect(
+        runs.equal(begins, reference["initial"]), "initial weights should be those of every method with this network"
     )
-    runs.expect(bool(own["orders"]), algorithm, "clients should train with `client.fit`")
+    labels = {client: own["labels"].get(client) for client in reference["labels"]}
+    runs.expect_equal(labels, reference["labels"], "every client of a cohort should be asked, with its own data")
+    runs.expect(bool(own["orders"]), "clients should train with `client.fit`")
     if "generator" in algorithm.needs:
         return  # generated images stand between the client's own
     unknown = own["orders"].keys() - reference["orders"].keys()
-    runs.expect_equal(unknown, set(), algorithm, "nobody but the cohort should train in a round")
+    runs.expect_equal(unknown, set(), "nobody but the cohort should train in a round")
     for (number, client), orders in own["orders"].items():
         # A method may train more than once in a round; its first training sees what every other method sees.
         wanted = reference["orders"][number, client]
         runs.expect_equal(
-            orders[: len(wanted)], wanted, algorithm, f"client {client}'s batches of round {number} are every method's"
+            orders[: len(wanted)], wanted, f"client {client}'s batches of round {number} are every method's"
         )
 
 
@@ -85,15 +82,13 @@ def check_evaluation_interval_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on how often the model is evaluated."""
     often, seldom = runs.undisturbed(algorithm), runs.simulation(algorithm, evaluate_every=3)
     records = runs.run_rounds(seldom)
-    runs.expect(all("correct" in record for record in often.records), algorithm, "every round should be evaluated")
+    runs.expect(all("correct" in record for record in often.records), "every round should be evaluated")
     runs.expect_equal(
         [_unevaluated(record) for record in records],
         [_unevaluated(record) for record in often.records],
-        algorithm,
         "records should not depend on how often is evaluated",
     )
-    same = runs.equal(often.model, seldom.server.model)
-    runs.expect(same, algorithm, "the model should not depend on how often is evaluated")
+    runs.expect(runs.equal(often.model, seldom.server.model), "the model should not depend on how often is evaluated")
 
 
 def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> None:
@@ -104,8 +99,8 @@ def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> No
     runs.expect_same_run(runs.undisturbed(algorithm), records, watched, "with `evaluate_local_models`")
     for record, each in zip(records, evaluated, strict=True):
         strangers = {one["client"] for one in each} - set(record["cohort"])
-        runs.expect_equal(strangers, set(), algorithm, "only models of the cohort should be evaluated")
-    runs.expect(any(evaluated), algorithm, "some client's model should come back as a Fit, or be its `own_model`")
+        runs.expect_equal(strangers, set(), "only models of the cohort should be evaluated")
+    runs.expect(any(evaluated), "some client's model should come back as a Fit, or be its `own_model`")
 
 
 def check_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
@@ -141,8 +136,8 @@ def check_global_randomness(algorithm: AnyAlgorithm) -> None:
         records = runs.run_rounds(runs.simulation(algorithm))
         after = torch.get_rng_state()
     advice = "draw from `client.rng(purpose)` or `server.rng(purpose)`, not from a global generator"
-    runs.expect_equal(records, first.records, algorithm, advice)
-    runs.expect(torch.equal(after, before), algorithm, advice)
+    runs.expect_equal(records, first.records, advice)
+    runs.expect(torch.equal(after, before), advice)
 
 
 @functools.cache
@@ -176,11 +171,11 @@ def check_resume(algorithm: AnyAlgorithm) -> None:
                     run_trial(build(algorithm, training=runs.SHORT), stopped, [runs.stop_after(at)])
                 found = (stopped / "rounds.jsonl").read_bytes().splitlines()
                 why = f"records should be the same when stopped after round {at}"
-                runs.expect_equal(found, lines[:at], algorithm, why)
-                runs.expect(not (stopped / "result.json").exists(), algorithm, "a stopped trial should have no result")
+                runs.expect_equal(found, lines[:at], why)
+                runs.expect(not (stopped / "result.json").exists(), "a stopped trial should have no result")
                 runs.run_rounds(build(algorithm, training=runs.SHORT), 1)  # overwrites what is kept outside a state
             run_trial(build(algorithm, training=runs.SHORT), stopped)
-            runs.expect_same_files(algorithm, stopped, whole, "when stopped after every round and resumed")
+            runs.expect_same_files(stopped, whole, "when stopped after every round and resumed")
 
 
 def check_lost_clients(algorithm: AnyAlgorithm) -> None:
@@ -197,9 +192,9 @@ def check_lost_clients(algorithm: AnyAlgorithm) -> None:
             number = record["round"]
             wanted = {lost[number]: "lost it"} if number in lost else {}
             why = f"in round {number} only client {lost.get(number)} should be lost, in {step!r}"
-            runs.expect_equal(record["lost"], wanted, algorithm, why)
-            runs.expect(not record["rolled_back"], algorithm, f"round {number} should go on without the lost client")
-        runs.expect_finite(algorithm, simulation.server.model)
+            runs.expect_equal(record["lost"], wanted, why)
+            runs.expect(not record["rolled_back"], f"round {number} should go on without the lost client")
+        runs.expect_finite(simulation.server.model)
 
 
 def check_bad_replies(algorithm: AnyAlgorithm) -> None:
@@ -222,9 +217,9 @@ def check_bad_replies(algorithm: AnyAlgorithm) -> None:
     records = runs.run_rounds(simulation)
     for record, wanted in zip(records, [set(), set(faults), set()], strict=True):
         why = f"in round {record['round']} exactly the broken replies should be refused; see `validate_reply`"
-        runs.expect_equal(set(record["lost"]), wanted, algorithm, why)
-    runs.expect(not records[1]["rolled_back"], algorithm, "a round should go on without those whose reply was refused")
-    runs.expect_finite(algorithm, simulation.server.model)
+        runs.expect_equal(set(record["lost"]), wanted, why)
+    runs.expect(not records[1]["rolled_back"], "a round should go on without those whose reply was refused")
+    runs.expect_finite(simulation.server.model)
 
 
 def _broken(reply: Any, fault: Callable[[Tensor], Tensor]) -> Any:
@@ -246,15 +241,13 @@ def check_too_few_clients(algorithm: AnyAlgorithm) -> None:
         runs.run_rounds(simulation, 1)
         before = runs.condition(simulation)
         (record,) = runs.run_rounds(simulation, 1)
-        runs.expect(
-            record["rolled_back"] is True, algorithm, "a round with fewer than `min_clients` should be rolled back"
-        )
-        runs.expect(bool(record["lost"]), algorithm, "who was lost should be in the record")
-        same = runs.condition(simulation) == before | {"finished": 2}
-        runs.expect(same, algorithm, "a round that is rolled back should change nothing; never change a state in place")
+        runs.expect(record["rolled_back"] is True, "a round with fewer than `min_clients` should be rolled back")
+        runs.expect(bool(record["lost"]), "who was lost should be in the record")
+        advice = "a round that is rolled back should change nothing; never change a state in place"
+        runs.expect(runs.condition(simulation) == before | {"finished": 2}, advice)
         if injector is at_once:
             later = [record["rolled_back"] for record in runs.run_rounds(simulation)]
-            runs.expect_equal(later, [False, False], algorithm, "later rounds should go on")
+            runs.expect_equal(later, [False, False], "later rounds should go on")
 
 
 Injector = Callable[[int, str, str], str | None]
@@ -297,8 +290,8 @@ def check_nobody_with_examples(algorithm: AnyAlgorithm) -> None:
         runs.expect_data_error(simulation)
         return
     losses = [record["loss"] for record in runs.run_rounds(simulation)]
-    runs.expect_equal(losses, [None] * runs.ROUNDS, algorithm, "there should be no loss where nobody has examples")
-    runs.expect_finite(algorithm, simulation.server.model)
+    runs.expect_equal(losses, [None] * runs.ROUNDS, "there should be no loss where nobody has examples")
+    runs.expect_finite(simulation.server.model)
 
 
 def check_batch_norm(algorithm: AnyAlgorithm) -> None:
@@ -316,16 +309,16 @@ def check_batch_norm(algorithm: AnyAlgorithm) -> None:
         fits.clear()
         runs.run_settled(simulation, 1)
         after = simulation.server.model
-        runs.expect(any(fit.num_steps for fit in fits), algorithm, "somebody should train with `fit`")
+        runs.expect(any(fit.num_steps for fit in fits), "somebody should train with `fit`")
         for name in (name for name in after if "running" in name):
             left = torch.stack([fit.model[name] for fit in fits])
             within = bool((after[name] >= left.amin(0) - 1e-6).all() and (after[name] <= left.amax(0) + 1e-6).all())
-            runs.expect(within, algorithm, f"{name}, which is not trained, should stay between those that clients left")
+            runs.expect(within, f"{name}, which is not trained, should stay between those that clients left")
         counter = after["body.norm.num_batches_tracked"]
         counted = counter.dtype == torch.int64 and any(
             bool(counter == fit.model["body.norm.num_batches_tracked"]) for fit in fits
         )
-        runs.expect(counted, algorithm, "whole numbers of the model should stay int64, and one that a client left")
+        runs.expect(counted, "whole numbers of the model should stay int64, and one that a client left")
 
 
 def _record_fits(simulation: Simulation) -> list[Fit]:
@@ -366,10 +359,8 @@ def check_memory(algorithm: AnyAlgorithm) -> None:
         gc.unfreeze()
     model = sum(tensor.nbytes for tensor in simulation.server.model.values())
     tensors, objects = after[0] - before[0], after[1] - before[1]
-    runs.expect(
-        tensors <= model / 4, algorithm, f"memory should be flat, but 20 rounds left {tensors} bytes of tensors"
-    )
-    runs.expect(objects <= 10, algorithm, f"memory should be flat, but 20 rounds left {objects} objects")
+    runs.expect(tensors <= model / 4, f"memory should be flat, but 20 rounds left {tensors} bytes of tensors")
+    runs.expect(objects <= 10, f"memory should be flat, but 20 rounds left {objects} objects")
 
 
 def _normed() -> Network:
@@ -389,12 +380,12 @@ def check_tasks(algorithm: AnyAlgorithm) -> None:
     """Check that all tasks are run, and that the model knows each task's classes."""
     whole = runs.undisturbed(algorithm, runs.simulation_with_tasks)
     places = [(record["task"], record["round"]) for record in whole.records]
-    runs.expect_equal(places, [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)], algorithm, "all tasks should be run")
+    runs.expect_equal(places, [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)], "all tasks should be run")
     classes = [len(record["correct"]) for record in whole.records]
-    runs.expect_equal(classes, [1, 1, 2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
-    runs.expect_settled(algorithm, whole.records, whole.model)
+    runs.expect_equal(classes, [1, 1, 2, 2, 3, 3], "the classes seen so far should be evaluated")
+    runs.expect_settled(whole.records, whole.model)
     for record in whole.records:
-        runs.expect_json(algorithm, record)
+        runs.expect_json(record)
 
 
 def check_tasks_without_examples(algorithm: AnyAlgorithm) -> None:
@@ -409,5 +400,5 @@ def check_tasks_without_examples(algorithm: AnyAlgorithm) -> None:
         return
     records = runs.run_rounds(simulation)
     classes = [len(record["correct"]) for record in records]
-    runs.expect_equal(classes, [2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
-    runs.expect_settled(algorithm, records, simulation.server.model)
+    runs.expect_equal(classes, [2, 2, 3, 3], "the classes seen so far should be evaluated")
+    runs.expect_settled(records, simulation.server.model)

@@ -190,16 +190,16 @@ GLOBAL_SEED = 11
 """Of the generators that nobody may read, in undisturbed runs."""
 
 
-def expect(condition: bool, algorithm: AnyAlgorithm, expected: str) -> None:
-    """Raise AssertionError with a method's name and what is expected of it, unless the condition holds."""
+def expect(condition: bool, expected: str) -> None:
+    """Raise AssertionError with what is expected of a method, unless the condition holds."""
     if not condition:
-        raise AssertionError(f"{type(algorithm).__name__}: {expected}")
+        raise AssertionError(expected)
 
 
-def expect_equal(found: object, wanted: object, algorithm: AnyAlgorithm, expected: str) -> None:
+def expect_equal(found: object, wanted: object, expected: str) -> None:
     """Raise AssertionError that also says what was found instead, unless two values are equal."""
     if found != wanted:
-        raise AssertionError(f"{type(algorithm).__name__}: {expected}; {_difference(found, wanted)}")
+        raise AssertionError(f"{expected}; {_difference(found, wanted)}")
 
 
 def _difference(found: object, wanted: object) -> str:
@@ -253,14 +253,14 @@ def undisturbed(
     return UndisturbedRun(records, calls, initial, server.model, server.state, simulation.client_states)
 
 
-def expect_json(algorithm: AnyAlgorithm, record: dict[str, Any]) -> None:
+def expect_json(record: dict[str, Any]) -> None:
     """Check that a record is strict JSON."""
     advice = "what `server.log` is given should be finite numbers, or lists of them"
     try:
         text = json.dumps(record, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise AssertionError(f"{type(algorithm).__name__}: {advice}; {error}") from error
-    expect_equal(json.loads(text), record, algorithm, advice)
+        raise AssertionError(f"{advice}; {error}") from error
+    expect_equal(json.loads(text), record, advice)
 
 
 def asked_steps(algorithm: AnyAlgorithm) -> set[str]:
@@ -299,64 +299,62 @@ def contents(value: Any) -> list[tuple[str, Any]]:
 
 def expect_same_run(one: UndisturbedRun, records: list[dict[str, Any]], other: Simulation, why: str) -> None:
     """Check that a simulation left what an undisturbed run left, bit for bit."""
-    algorithm = other.algorithm
-    expect_equal(records, one.records, algorithm, f"records should be the same {why}")
-    expect(equal(one.model, other.server.model), algorithm, f"the model should be the same {why}")
+    expect_equal(records, one.records, f"records should be the same {why}")
+    expect(equal(one.model, other.server.model), f"the model should be the same {why}")
     states = {"server's state": (one.server, other.server.state), "clients' states": (one.clients, other.client_states)}
     for what, (before, now) in states.items():
-        expect(contents(before) == contents(now), algorithm, f"the {what} should be the same {why}")
+        expect(contents(before) == contents(now), f"the {what} should be the same {why}")
 
 
 def expect_close_run(looped: UndisturbedRun, records: list[dict[str, Any]], other: Simulation) -> None:
     """Check that a simulation of stacked models left what an undisturbed run left, but for rounding."""
-    algorithm = other.algorithm
     for one, two in zip(looped.records, records, strict=True):
         for name in ("cohort", "lost", "examples"):
-            expect_equal(two[name], one[name], algorithm, f"{name!r} should not depend on the stack")
+            expect_equal(two[name], one[name], f"{name!r} should not depend on the stack")
         losses = one["loss"], two["loss"]
         is_close = losses[0] == losses[1] or (None not in losses and math.isclose(*losses, rel_tol=1e-4))
-        expect(is_close, algorithm, f"the loss should be {losses[0]} up to rounding, not {losses[1]}")
+        expect(is_close, f"the loss should be {losses[0]} up to rounding, not {losses[1]}")
     for name, tensor in looped.model.items():
         is_close = torch.allclose(other.server.model[name], tensor, rtol=1e-3, atol=1e-5)
-        expect(is_close, algorithm, f"{name} should be the same up to rounding when clients are trained as a stack")
+        expect(is_close, f"{name} should be the same up to rounding when clients are trained as a stack")
 
 
 def run_settled(simulation: Simulation, rounds: int | None = None) -> list[dict[str, Any]]:
     """Run to the end, or so many rounds, and check what is left."""
     records = run_rounds(simulation, rounds)
-    expect_settled(simulation.algorithm, records, simulation.server.model)
+    expect_settled(records, simulation.server.model)
     return records
 
 
-def expect_settled(algorithm: AnyAlgorithm, records: list[dict[str, Any]], model: Weights) -> None:
+def expect_settled(records: list[dict[str, Any]], model: Weights) -> None:
     """Check that no client was lost, no round rolled back, and that the model is finite."""
     for record in records:
-        expect_equal(record["lost"], {}, algorithm, f"no client should be lost in round {record['round']}")
-        expect(not record["rolled_back"], algorithm, f"round {record['round']} should not be rolled back")
-    expect_finite(algorithm, model)
+        expect_equal(record["lost"], {}, f"no client should be lost in round {record['round']}")
+        expect(not record["rolled_back"], f"round {record['round']} should not be rolled back")
+    expect_finite(model)
 
 
-def expect_finite(algorithm: AnyAlgorithm, model: Weights) -> None:
+def expect_finite(model: Weights) -> None:
     """Check that all numbers of a model are finite."""
-    expect(finite(model), algorithm, "all numbers of the model should be finite")
+    expect(finite(model), "all numbers of the model should be finite")
 
 
 def expect_data_error(simulation: Simulation) -> None:
     """Check that a run is refused since nobody holds an example of a class."""
-    algorithm, words = simulation.algorithm, "no client holds an example of"
+    words = "no client holds an example of"
     try:
         run_rounds(simulation)
     except DataError as error:
-        expect(words in str(error), algorithm, f"the error should say that {words} a class, not {error}")
+        expect(words in str(error), f"the error should say that {words} a class, not {error}")
     else:
-        expect(False, algorithm, f"a run should be refused with a DataError that says {words} a class")
+        expect(False, f"a run should be refused with a DataError that says {words} a class")
 
 
-def expect_same_files(algorithm: AnyAlgorithm, folder: Path, whole: Path, why: str) -> None:
+def expect_same_files(folder: Path, whole: Path, why: str) -> None:
     """Check that two trials left the same bytes."""
     for name in ("rounds.jsonl", "model.safetensors", "result.json"):
         same = (folder / name).read_bytes() == (whole / name).read_bytes()
-        expect(same, algorithm, f"{name} should hold the same bytes {why}; all that is kept belongs into a state")
+        expect(same, f"{name} should hold the same bytes {why}; all that is kept belongs into a state")
 
 
 class Stopped(BaseException):

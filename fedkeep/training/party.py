@@ -131,27 +131,8 @@ class LocalParty(Party[Any]):
     def parameter_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.context.runner.parameters
 
-    def fit(
-        self,
-        model: Weights,
-        loss: Loss,
-        *data: Data,
-        epochs: int | None = None,
-        batch_sizes: Sequence[int] = (),
-        epoch_ends_with: EpochEndsWith = "first",
-        parametrization: Parametrization | None = None,
-        step_callback: StepCallback | None = None,
-    ) -> Fit:
-        job = self.train_job(
-            model,
-            loss,
-            *data,
-            epochs=epochs,
-            batch_sizes=batch_sizes,
-            epoch_ends_with=epoch_ends_with,
-            parametrization=parametrization,
-            step_callback=step_callback,
-        )
+    def fit(self, model: Weights, loss: Loss, *data: Data, **how: Any) -> Fit:
+        job = self.train_job(model, loss, *data, **how)
         privacy = self.context.privacy
         if privacy.noise_multiplier and self.name:  # the server trains on what is not the clients'
             return self._fit_privately(job)
@@ -168,8 +149,7 @@ class LocalParty(Party[Any]):
             )
         rate, steps = steps_name(sample_rate(job, self.training)), num_steps(job, self.training)
         self._uses[rate] = self._uses.get(rate, 0) + steps
-        use = self._uses.get("noise", 0)
-        self._uses["noise"] = use + 1
+        use = self._use("noise")
         noise = self.context.fresh_noise("noise", task=self.task, round=self.round, client=self.name, use=use)
         with self.context.training_time():
             return private_fit(self.context.runner, job, self.training, self.context.privacy, noise)
@@ -289,9 +269,13 @@ class LocalParty(Party[Any]):
         named.manual_seed(self._derive(purpose))
         return named
 
+    def _use(self, purpose: str) -> int:
+        """Return how often a purpose has used randomness in this round, and count one use more."""
+        self._uses[purpose] = self._uses.get(purpose, 0) + 1
+        return self._uses[purpose] - 1
+
     def _derive(self, purpose: str) -> int:
-        use = self._uses.get(purpose, 0)
-        self._uses[purpose] = use + 1
+        use = self._use(purpose)
         return seeds.derive(self.context.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
 
     def _training_seed(self, purpose: str) -> int:
@@ -361,8 +345,7 @@ class LocalClient(LocalParty, Client[Any]):
         privacy = self.context.privacy
         if not privacy.prototypes_noise_multiplier:
             return found
-        use = self._uses.get(CHANGE_TOLD, 0)
-        self._uses[CHANGE_TOLD] = use + 1
+        use = self._use(CHANGE_TOLD)
         stream = self.context.fresh_noise("change", task=self.task, round=self.round, client=self.name, use=use)
         change, limit = found - sent, privacy.max_prototype_change
         change = change * min(1.0, limit / max(float(change.norm()), 1e-12))
@@ -406,8 +389,7 @@ class LocalServer(LocalParty, Server[Any]):
         epsilon = self.context.privacy.confidences_epsilon
         if not epsilon:
             return means
-        use = self._uses.get(MEANS_TOLD, 0)
-        self._uses[MEANS_TOLD] = use + 1
+        use = self._use(MEANS_TOLD)
         # A server that is started again in the middle of a round says the same again.
         noise = self.context.repeated_noise("means", means, counts, epsilon, self.task, self.round, use)
         # An example less, which then counts as 0, moves its class's mean by one over its examples at most, no other's.

@@ -34,6 +34,17 @@ class TrialBusy(RunError):
     """Another process is running this trial."""
 
 
+@contextmanager
+def lock_trial(folder: Path, name: str = ".lock", by: str = "process") -> Iterator[None]:
+    """Keep others from running the same trial; raise `TrialBusy` if one does."""
+    make_folder(folder)
+    try:
+        with FileLock(folder / name, timeout=0):
+            yield
+    except Timeout:
+        raise TrialBusy(f"{folder} is being run by another {by}. Wait for it, or end it, then resume.") from None
+
+
 MayRepeat: TypeAlias = Callable[[SimulationState, RoundResult], bool]
 """Tells of the last round whether it is to be repeated if the trial stops after it."""
 
@@ -65,37 +76,31 @@ def run_trial(
     ``may_repeat``: Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint
         after such a round; by default there are none.
     """
-    make_folder(folder)
-    try:
-        with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
-            builtin = [
-                records,
-                Checkpoints(
-                    simulation, Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat
-                ),
-                *callbacks,
-            ]
-            with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
-                for callback in reversed([*builtin, *own]):
-                    ends.callback(callback.on_trial_end, simulation)
-                for callback in builtin:
+    with lock_trial(folder), closing(Records(folder)) as records:
+        builtin = [
+            records,
+            Checkpoints(simulation, Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat),
+            *callbacks,
+        ]
+        with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
+            for callback in reversed([*builtin, *own]):
+                ends.callback(callback.on_trial_end, simulation)
+            for callback in builtin:
+                callback.on_trial_begin(simulation)
+            for callback in own:
+                with _named(callback):
                     callback.on_trial_begin(simulation)
-                for callback in own:
+            stops = False
+            while simulation.finished < simulation.rounds and not stops:
+                records.last = result = simulation.run_round()
+                for callback in own:  # before the round is recorded
                     with _named(callback):
-                        callback.on_trial_begin(simulation)
-                stops = False
-                while simulation.finished < simulation.rounds and not stops:
-                    records.last = result = simulation.run_round()
-                    for callback in own:  # before the round is recorded
-                        with _named(callback):
-                            stops |= _add_metrics(result, callback.on_round_end(simulation, result))
-                    for callback in builtin:
-                        callback.on_round_end(simulation, result)
-                    if not stops:
-                        _stop_if_useless(simulation)
-            _export(simulation, folder, records.on_disk(), identity)
-    except Timeout:
-        raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
+                        stops |= _add_metrics(result, callback.on_round_end(simulation, result))
+                for callback in builtin:
+                    callback.on_round_end(simulation, result)
+                if not stops:
+                    _stop_if_useless(simulation)
+        _export(simulation, folder, records.on_disk(), identity)
 
 
 @contextmanager

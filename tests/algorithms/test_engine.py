@@ -48,9 +48,9 @@ def diverged_client(algorithm: AnyAlgorithm) -> None:
     refused = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT)
     let_diverge(refused, 2, "4")
     names = [list(record["lost"]) for record in tiny.run_rounds(refused)]
-    expect_equal(names, [[], ["4"], [], []], algorithm, "a client whose training diverged should be refused")
+    expect_equal(names, [[], ["4"], [], []], "a client whose training diverged should be refused")
     same = condition(lost) == condition(refused)
-    expect(same, algorithm, "a client whose training diverged should leave no trace")
+    expect(same, "a client whose training diverged should leave no trace")
 
 
 def exceptions(algorithm: AnyAlgorithm) -> None:
@@ -68,12 +68,10 @@ def exceptions(algorithm: AnyAlgorithm) -> None:
                 notes = error.__notes__
         wanted = (repr(step), f"client {victim},", f"round {number}")
         told = len(notes) == 1 and all(word in notes[0] for word in wanted)
-        expect(told, algorithm, f"an exception in a step should come out with a note of {', '.join(wanted)}")
-        expect(
-            condition(simulation) == before, algorithm, "an exception should leave everything as after the last round"
-        )
+        expect(told, f"an exception in a step should come out with a note of {', '.join(wanted)}")
+        expect(condition(simulation) == before, "an exception should leave everything as after the last round")
         records += tiny.run_rounds(simulation)
-        expect_equal(records, whole.records, algorithm, "a run should go on after an exception as if there was none")
+        expect_equal(records, whole.records, "a run should go on after an exception as if there was none")
 
 
 def tasks_exception(algorithm: AnyAlgorithm) -> None:
@@ -95,11 +93,11 @@ def tasks_exception(algorithm: AnyAlgorithm) -> None:
     except ZeroDivisionError:
         has_failed = True
     simulation.settings.fault_injector = None
-    expect(has_failed, algorithm, "the third round should ask for the same steps in every run")
+    expect(has_failed, "the third round should ask for the same steps in every run")
     same = condition(simulation) == before and simulation.federation.task == 1
-    expect(same, algorithm, "an exception as a task begins should leave everything as after the last round")
+    expect(same, "an exception as a task begins should leave everything as after the last round")
     records += tiny.run_rounds(simulation)
-    expect_equal(records, whole.records, algorithm, "a run should go on after an exception as if there was none")
+    expect_equal(records, whole.records, "a run should go on after an exception as if there was none")
 
 
 def dropout(algorithm: AnyAlgorithm) -> None:
@@ -109,9 +107,9 @@ def dropout(algorithm: AnyAlgorithm) -> None:
     )
     records = tiny.run_rounds(first)
     lost = sum(len(record["lost"]) for record in records)
-    expect(4 <= lost <= 24, algorithm, f"about 13 of 32 clients should drop out, not {lost}")
-    expect_finite(algorithm, first.server.model)
-    expect_equal(tiny.run_rounds(again, 4), records[:4], algorithm, "the same clients should drop out in every run")
+    expect(4 <= lost <= 24, f"about 13 of 32 clients should drop out, not {lost}")
+    expect_finite(first.server.model)
+    expect_equal(tiny.run_rounds(again, 4), records[:4], "the same clients should drop out in every run")
 
 
 def run_with_copies(algorithm: AnyAlgorithm, folder: Path) -> None:
@@ -133,11 +131,11 @@ def expect_resumes_after_kill(algorithm: AnyAlgorithm, whole: Path, at: int) -> 
     """Check that a trial killed in a round, with a checkpoint of the first, ends as the one that was not."""
     cut = killed_in(whole, at)
     saved = manifests(cut / "checkpoint")
-    expect_equal(saved, ["manifest-1.json"], algorithm, "there should be a checkpoint of round 1 only")
+    expect_equal(saved, ["manifest-1.json"], "there should be a checkpoint of round 1 only")
     lines = (cut / "rounds.jsonl").read_bytes().splitlines()
-    expect_equal(len(lines), at, algorithm, "every round before the kill should be recorded")
+    expect_equal(len(lines), at, "every round before the kill should be recorded")
     run_trial(tiny.simulation(algorithm, training=tiny.SHORT), cut)
-    expect_same_files(algorithm, cut, whole, f"when killed in round {at} and resumed from the checkpoint of round 1")
+    expect_same_files(cut, whole, f"when killed in round {at} and resumed from the checkpoint of round 1")
 
 
 METHODS = [tiny.configured(algorithms()[name]) for name in ("fedavg", "fedcad", "sfedkd", "fedskf", "ft-kd")]

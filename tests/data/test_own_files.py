@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv
 import pytest
 import torch
-from small_sources import encoded, own_folders, pillow, pyarrow, write
+from small_sources import encoded, own_folders, pillow, write
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.holdout import validated

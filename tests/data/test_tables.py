@@ -15,7 +15,7 @@ from small_sources import encoded, own_folders, pyarrow
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
 from fedkeep.data.python_data import dataset_of
-from fedkeep.data.tokens import hash_words
+from fedkeep.data.tables import hash_words
 from fedkeep.errors import ConfigError, DataError
 
 pandas = pytest.importorskip("pandas")

@@ -19,7 +19,7 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, DataSet
 from fedkeep.data.readers import Problems
-from fedkeep.data.tokens import tokenise
+from fedkeep.data.tables import tokenise
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe

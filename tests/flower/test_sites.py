@@ -38,7 +38,8 @@ from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import check_device, load_data
 from fedkeep.experiment.provenance import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.flower import executor, site_registry
+from fedkeep.flower import executor
+from fedkeep.flower import transport as transports
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore, stored_secret
@@ -373,7 +374,7 @@ def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path) -> N
 
 
 def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_registry, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(transports, "RETRY_SECONDS", 0.0)
     local_transport = LocalTransport(node_configs(tmp_path / "states"))
     monkeypatch.setattr(executor, "POLL_SECONDS", 0.0)
     add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
@@ -452,9 +453,9 @@ class OneNode:
 def test_a_site_that_does_not_introduce_itself_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its app may have died, or its SuperNode may have given it up on a busy machine; or it is only slow."""
     now = 100.0
-    monkeypatch.setattr(site_registry.time, "monotonic", lambda: now)
+    monkeypatch.setattr(transports.time, "monotonic", lambda: now)
     transport = OneNode()
-    registry = site_registry.SiteRegistry(transport, Envelope({}), 600.0)
+    registry = transports.SiteRegistry(transport, Envelope({}), 600.0)
     for now, sent in ((100.0, 1), (249.0, 1), (251.0, 2), (252.0, 2)):  # noqa: B007
         registry.refresh()
         assert transport.sent == sent

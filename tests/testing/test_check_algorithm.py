@@ -159,11 +159,11 @@ def test_a_broken_promise_fails_its_check(broken: str, name: str) -> None:
     with pytest.raises(Exception) as caught:
         check()
     if isinstance(caught.value, AssertionError):
-        assert "Promises" in str(caught.value)
+        assert "Promises" in caught.value.__notes__[0]
 
 
 def test_a_reply_that_nobody_checks_fails() -> None:
-    with pytest.raises(AssertionError, match=r"Promises: .*validate_reply"):
+    with pytest.raises(AssertionError, match="validate_reply"):
         dict(checks_for(Promises(broken="unchecked_reply")))["bad_replies"]()
 
 

@@ -345,9 +345,6 @@ class _LeftPriors:
         return drawn
 
 
-_KEYS = 1 << 20  # random keys drawn at a time; the result does not depend on it
-
-
 @dataclass(frozen=True)
 class ExDir(Scheme):
     """Draw which classes each client owns, then divide each class among its owners with shares from Dir(alpha).
@@ -396,24 +393,18 @@ class ExDir(Scheme):
         """Return which client owns which class, bool ``[clients, num_classes]``; every class has enough owners."""
         least = max(self.classes_per_client * self.num_clients // num_classes // 5, 1)
         keys = random_stream(seed, "owners")
-        largest = max(1, _KEYS // (self.num_clients * num_classes))
-        tried, batch = 0, 1
-        while tried < self.max_attempts:
-            batch = min(batch, self.max_attempts - tried)
-            drawn = keys.random((batch, self.num_clients, num_classes))
+        for _ in range(self.max_attempts):
+            drawn = keys.random((self.num_clients, num_classes))
             # The classes with the smallest of independent uniform keys are a uniform set of distinct classes.
-            chosen = np.argpartition(drawn, self.classes_per_client - 1, axis=2)[:, :, : self.classes_per_client]
+            chosen = np.argpartition(drawn, self.classes_per_client - 1, axis=1)[:, : self.classes_per_client]
             owners = np.zeros(drawn.shape, dtype=bool)
-            np.put_along_axis(owners, chosen, True, axis=2)
-            accepted = np.flatnonzero(owners.sum(axis=1).min(axis=1) >= least)
-            if len(accepted):
-                first: npt.NDArray[np.bool_] = owners[accepted[0]]
-                return first
-            tried += batch
-            batch = min(2 * batch, largest)
+            np.put_along_axis(owners, chosen, True, axis=1)
+            if owners.sum(axis=0).min() >= least:
+                return owners
         raise self.error(
-            f"no draw of the ownership out of {tried} gave each of the {num_classes} classes at least {least} "
-            f"owner{'s' if least > 1 else ''}. Raise classes_per_client, use more clients, or allow more attempts."
+            f"no draw of the ownership out of {self.max_attempts} gave each of the {num_classes} classes at least "
+            f"{least} owner{'s' if least > 1 else ''}. Raise classes_per_client, use more clients, or allow more "
+            "attempts."
         )
 
 

@@ -69,9 +69,6 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert loaded.regime == "disjoint"
     card = json.loads((tmp_path / "g" / "generator.json").read_text())
     assert loaded.hash() == result.hash() == card["hash"]
-    card["unet"] |= {"condition": "code", "tokens": 1, "token_width": 64}  # as generators of before have it
-    (tmp_path / "g" / "generator.json").write_text(json.dumps(card))
-    assert load_generator(tmp_path / "g").card == result.card
 
 
 def test_half_the_size_is_nearly_the_same(tmp_path: Path) -> None:
@@ -103,7 +100,7 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path) -> None:
         load_generator(tmp_path)
     result.save(tmp_path)
     _write(card, regime="fair")
-    with pytest.raises(RunError, match="there is no regime 'fair'"):
+    with pytest.raises(RunError, match="regime cannot be 'fair'"):
         load_generator(tmp_path)
     _write(card, format=99)
     with pytest.raises(RunError, match="not written by this version"):
