@@ -143,27 +143,17 @@ def smoothing(trials: Iterable[TrialResult]) -> int:
     return max(1, min(10, max((len(trial.evaluated) for trial in trials), default=0) // 20))
 
 
-def curves(
-    trials: Sequence[TrialResult],
-    metric: CurveMetric,
-    line_styles: Mapping[str, LineStyle] | None = None,
-    window: int | None = None,
-    width: float = COLUMN,
-) -> Figure:
+def curves(trials: Sequence[TrialResult], metric: CurveMetric, width: float = COLUMN) -> Figure:
     """Draw one metric over rounds: per label the mean of its finished seeds, and a band from lowest to highest.
 
-    An unfinished trial is a thin line of its own that ends in a cross and enters no mean.
+    Many evaluations are smoothed (see `smoothing`), which the title says. An unfinished trial is a thin line of its own
+    that ends in a cross and enters no mean.
 
     ``trials``: Trials of any number of labels and seeds; those of one label are taken as comparable.
     ``metric``: ``"accuracy"``, ``"forgetting"``, ``"balanced"``, ``"loss"``, or a metric by its name in CSV files.
-    ``line_styles``: The styles by label, where several figures show different trials; from `styles`.
-    ``window``: How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title
-        names it.
     ``width``: In inches, by default that of a column of a paper. Letters keep their size.
     """
-    curve = curve_of(metric)
-    line_styles = line_styles or styles(trials)
-    window = window or smoothing(trials)
+    curve, line_styles, window = curve_of(metric), styles(trials), smoothing(trials)
     with theme():
         from matplotlib.figure import Figure
 
