@@ -57,13 +57,10 @@ class FeatureMSE(Loss):
     teacher_features: Tensor | None = None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        features, target = self._features(model, batches[self.dataset_index])
-        return mse_loss(upcast(features), target)
-
-    def _features(self, model: ModelView, batch: Batch) -> tuple[Tensor, Tensor]:
+        batch = batches[self.dataset_index]
         cached = self.teacher_features
         target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
-        return model.features(batch), target
+        return mse_loss(upcast(model.features(batch)), target)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         if dataset_index != self.dataset_index or self.teacher_features is not None:
@@ -72,18 +69,32 @@ class FeatureMSE(Loss):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureDistance(FeatureMSE):
+class FeatureDistance(Loss):
     """||f(x) - f_teacher(x)||_2 over the whole batch as one vector, so that it grows with the root of the batch size.
 
-    As in PASS (Zhu et al., 2021).
+    As in PASS (Zhu et al., 2021), on the first data set.
+
+    ``teacher``: The frozen model; empty once its features are cached.
+    ``teacher_features``: [n, width], the cached features.
     """
 
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
+
+    teacher: Weights
+    teacher_features: Tensor | None = None
     compares_examples = True
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        features, target = self._features(model, batches[self.dataset_index])
-        distance: Tensor = vector_norm(features - target)
+        batch = batches[0]
+        cached = self.teacher_features
+        target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
+        distance: Tensor = vector_norm(model.features(batch) - target)
         return distance
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index or self.teacher_features is not None:
+            return self
+        return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))
 
 
 @dataclass(frozen=True, eq=False)
