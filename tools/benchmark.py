@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from fedkeep.cli.main import DEVICE, MACHINE, add_arguments, numbers
 from fedkeep.cli.run import machine_of, run_with_progress
-from fedkeep.cli.text import Terminal, plain_table, say, say_error
+from fedkeep.cli.text import Terminal, say, say_error
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
@@ -30,7 +29,7 @@ from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import Metric, headline
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import Row, difference, show_difference, summary, trials_of
-from fedkeep.reporting.table import print_table
+from fedkeep.reporting.table import TextTable, print_table
 
 
 def benchmark(options: argparse.Namespace, console: Console) -> int:
@@ -124,16 +123,15 @@ def _show_gains(rows: Sequence[Row], label: str, console: Console) -> None:
         kept = [row for row in rows if row.finished and not row.trouble and row.method != label]
         others = [row for row in kept if row.evaluation_model == new.evaluation_model]
         heads = (f"{new.label} minus it, {metric.title.lower()}" for metric in (accuracy, forgetting))
-        table = plain_table("method", *map(escape, heads))
-        for row in others:
-            gains = (show_difference(difference(new, row, metric)) for metric in (accuracy, forgetting))
-            table.add_row(escape(row.name), *map(escape, gains))
-        table.caption = (
+        lines = [
+            [row.name, *(show_difference(difference(new, row, metric)) for metric in (accuracy, forgetting))]
+            for row in others
+        ]
+        note = (
             "In points, with the 95 % interval; * within one seed. What has not learned is left out, and what had "
             "rounds of its window rolled back."
         )
-        table.caption_justify = "left"
-        console.print(table)
+        console.print(TextTable(["method", *heads], lines, note).terminal())
         say(console, _verdict(new, others, accuracy))
 
 

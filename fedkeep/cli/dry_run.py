@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.cli.text import plain_table, say
+from fedkeep.cli.text import say
 from fedkeep.data import Federation, Tasks
 from fedkeep.data.partition import Partition
 from fedkeep.display import duration
@@ -19,7 +18,7 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
-from fedkeep.reporting.table import human_bytes
+from fedkeep.reporting.table import TextTable, human_bytes
 from fedkeep.rounds.run_settings import RunSettings, distinct_models
 from fedkeep.training.per_example import gradient_bytes
 from fedkeep.trials.simulation import Simulation
@@ -130,14 +129,14 @@ def dry_run(
     Returns: The exit code: 1 if no column has data that can be read.
     """
     heads = [*["column"] * any(recipes), "method", "seeds", "rounds", "time a seed", "memory", "sent in all"]
-    table = plain_table(*heads)
+    lines = list[list[str]]()
     times, unknown, failed = list[float](), list[str](), dict[str, list[str]]()
     for name, recipe in recipes.items():
         for method in recipe.methods:
-            first = [*[name] * bool(name), escape(method.label)]
+            first = [*[name] * bool(name), method.label]
             seeds = [seed for seed in recipe.seeds if (name, method.label, seed) not in done]
             if not seeds:
-                table.add_row(*first, "-", str(recipe.rounds), "done", "", "")
+                lines.append([*first, "-", str(recipe.rounds), "done", "", ""])
                 continue
             shown, missing = ["?", "?", "?"], False
             try:
@@ -153,10 +152,10 @@ def dry_run(
             else:
                 times.append(expected.seconds * len(seeds))
                 shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB", human_bytes(expected.sent)]
-            table.add_row(*first, ", ".join(map(str, seeds)), str(recipe.rounds), *shown)
+            lines.append([*first, ", ".join(map(str, seeds)), str(recipe.rounds), *shown])
             if missing:
                 break
-    console.print(table)
+    console.print(TextTable(heads, lines).terminal())
     unknown += [f"{', '.join(names)}: {error}" for error, names in failed.items()]
     exception = ", without those that show a ?" if unknown else ""
     in_all = (

@@ -6,10 +6,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from fedkeep._utils.escaping import csv_text
-from fedkeep.cli.text import plain_table, say
+from fedkeep.cli.text import say
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX
@@ -17,19 +16,14 @@ from fedkeep.experiment.reproduce import NOTE
 from fedkeep.export.prediction import predict
 from fedkeep.export.trained_model import export_model, onnx_available
 from fedkeep.reporting.run_folder import open_run, read_run, verify_run, write_archive
+from fedkeep.reporting.table import TextTable
 
 
 def export(options: Namespace, console: Console) -> int:
     """Write a run's model into a folder."""
     import_user_code(options.use)
-    folder = export_model(
-        options.run,
-        options.out,
-        method=options.method,
-        seed=options.seed,
-        evaluation_model=options.evaluation_model,
-        allow_code=options.allow_code,
-    )
+    chosen = {name: getattr(options, name) for name in ("method", "seed", "evaluation_model", "allow_code")}
+    folder = export_model(options.run, options.out, **chosen)
     for path in sorted(folder.iterdir()):
         say(console, f"wrote {path}")
     about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -51,10 +45,8 @@ def predict_files(options: Namespace, console: Console) -> int:
         cells = ((*place, f"{each.probability:.4f}") for place, each in zip(places, found, strict=True))
         sys.stdout.write(csv_text([heads, *cells]))
         return 0
-    table = plain_table(*heads)
-    for place, each in zip(places, found, strict=True):
-        table.add_row(*map(escape, place), f"{each.probability:.1%}")
-    console.print(table)
+    lines = [[*place, f"{each.probability:.1%}"] for place, each in zip(places, found, strict=True)]
+    console.print(TextTable([*heads], lines).terminal())
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 from rich.console import Console
 
@@ -24,25 +24,15 @@ def train_diffusion(options: Namespace, console: Console) -> int:
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
         )
     device = check_device(options.device)
-    given = read_settings(
-        options.settings, {"unet": UNet, "noise_schedule": NoiseSchedule, "training": GeneratorTraining}
-    )
-    settings = cast(GeneratorTraining, given["training"])
+    sections = {"unet": UNet, "noise_schedule": NoiseSchedule, "training": GeneratorTraining}
+    unet, schedule, settings = read_settings(options.settings, sections).values()
     source = load_training_data(options.data, options.regime, options.data_dir)
     dataset, data = source.dataset, source.seen
     if options.clusters > 1:
         subclasses = cluster_subclasses(data["input"], data["label"], options.clusters, options.seed)
         data = {**data, "subclass": subclasses}
-    card = ModelCard(
-        cast(UNet, given["unet"]),
-        cast(NoiseSchedule, given["noise_schedule"]),
-        dataset.shape,
-        dataset.label_names,
-        source.name,
-        source.regime,
-        held_out=source.held_out,
-        clusters_per_class=options.clusters,
-    )
+    named = dataset.shape, dataset.label_names, source.name, source.regime
+    card = ModelCard(unet, schedule, *named, held_out=source.held_out, clusters_per_class=options.clusters)
     per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
     say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
     say(console, f"regime {source.regime}: {REGIMES[source.regime]}")

@@ -32,7 +32,7 @@ def reproduce(options: Namespace, console: Console) -> int:
     table, recipes = plan.find_table(options.table)
     folder = plan.reproduction_folder(table, root, options.rounds)
     changes = {name: getattr(options, name) for name in ("methods", "seeds", "settings", "grid", "allow_code")}
-    requested = plan.select_columns(table, recipes, folder, options.columns, options.rounds, **changes)
+    requested = plan.select_columns(table, recipes, folder, options.columns or (), options.rounds, **changes)
     if options.dry_run:
         done = {
             (column.name, method.label, seed)

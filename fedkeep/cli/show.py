@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.cli.text import plain_table, say
+from fedkeep.cli.text import say
 from fedkeep.data.catalog import CATALOG, CatalogEntry, known_datasets
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
@@ -26,7 +26,7 @@ from fedkeep.reporting.findings import warnings
 from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
-from fedkeep.reporting.table import SUFFIXES, TEXTS, print_table, tables
+from fedkeep.reporting.table import SUFFIXES, TEXTS, TextTable, print_table, tables
 from fedkeep.training.client_test import client_test
 
 
@@ -36,10 +36,8 @@ def methods(options: Namespace, console: Console) -> int:
     if options.name:
         _method(get_algorithm(options.name), console)
         return 0
-    table = plain_table("method", "clients train", "what leaves a client", "paper")
-    for name, cls in algorithms().items():
-        table.add_row(name, _order(cls), escape("; ".join(describe_replies(cls))), escape(cls.paper))
-    console.print(table)
+    lines = [[name, _order(cls), "; ".join(describe_replies(cls)), cls.paper] for name, cls in algorithms().items()]
+    console.print(TextTable(["method", "clients train", "what leaves a client", "paper"], lines).terminal())
     console.print("options of one: fedkeep methods NAME")
     return 0
 
@@ -58,20 +56,18 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     method_options = options_of(cls)
     if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
-        table = plain_table("option", "default", "values", "meaning")
-        for name, field in method_options.items():
-            table.add_row(name, escape(str(field.default)), escape(hints[name]), escape(field.metadata["doc"]))
-        console.print(table)
+        lines = [[name, str(of.default), hints[name], of.metadata["doc"]] for name, of in method_options.items()]
+        console.print(TextTable(["option", "default", "values", "meaning"], lines).terminal())
 
 
 def datasets(options: Namespace, console: Console) -> int:
     """List the known data sets."""
-    table = plain_table("data set", "classes", "image", "local", "Hub", "note")
+    lines = []
     for name, entry in known_datasets(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
         hub = CATALOG[entry.made_from].hub if entry.made_from else entry.hub
-        table.add_row(name, str(entry.num_classes), image, _local_copy(entry), hub or "-", escape(entry.note))
-    console.print(table)
+        lines.append([name, str(entry.num_classes), image, _local_copy(entry), hub or "-", entry.note])
+    console.print(TextTable(["data set", "classes", "image", "local", "Hub", "note"], lines).terminal())
     console.print("local: found in --data-dir or FEDKEEP_DATA. Others that the Hub has are downloaded when used.")
     console.print("Also: any Hub id, and files of your own: tables, texts, arrays, images (docs/data.md).")
     return 0
@@ -82,7 +78,7 @@ def _local_copy(entry: CatalogEntry) -> str:
     if not entry.location:
         return "-"
     if entry.damage:
-        return escape(f"damaged: {entry.damage}")
+        return f"damaged: {entry.damage}"
     found = entry.num_local_classes
     return "yes" if found in (None, entry.num_classes) else f"{found} classes"
 
@@ -125,10 +121,8 @@ def _paper_table(table: PaperTable, console: Console) -> None:
     console.print(f"[bold]{escape(table.table)}[/]  {escape(table.title)}")
     if table.notes:
         console.print(Text(f"\n{table.notes}"))
-    columns = plain_table("recipe", "what it runs")
-    for name in table.columns:
-        columns.add_row(name, escape(read_title(name).removeprefix(f"{table.table}: ")))
-    console.print(columns)
+    lines = [[name, read_title(name).removeprefix(f"{table.table}: ")] for name in table.columns]
+    console.print(TextTable(["recipe", "what it runs"], lines).terminal())
 
 
 def compare(options: Namespace, console: Console) -> int:
@@ -145,7 +139,7 @@ def compare(options: Namespace, console: Console) -> int:
         raise RunError("there is nothing to compare: these runs have no trial with a finished round.")
     _figures(options, rows, console)
     if options.format == "html":
-        _wrote(write_report(runs, options.out), console)
+        say(console, f"wrote {write_report(runs, options.out)}")
     elif options.format != "table":
         _text(options, rows, Path(options.out) if options.out else None, console)
     else:
@@ -191,7 +185,7 @@ def _text(options: Namespace, rows: list[Row], path: Path | None, console: Conso
     if path is None:
         console.print(Text(text), soft_wrap=True, end="")
     else:
-        _wrote(atomic_write(path, text), console)
+        say(console, f"wrote {atomic_write(path, text)}")
 
 
 def _figures(options: Namespace, rows: list[Row], console: Console) -> None:
@@ -203,8 +197,4 @@ def _figures(options: Namespace, rows: list[Row], console: Console) -> None:
         check_suffix(path)
     for path in options.figure:
         figure = curves(trials_of(rows), options.curve or "accuracy", width=options.width or COLUMN)
-        _wrote(save_figure(figure, path), console)
-
-
-def _wrote(path: Path, console: Console) -> None:
-    say(console, f"wrote {path}")
+        say(console, f"wrote {save_figure(figure, path)}")

@@ -13,10 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from fedkeep._utils.escaping import printable
@@ -115,14 +113,6 @@ def say_error(message: str) -> None:
         text = Text(line)
         text.stylize("bold red", 0, 0 if number else len("error:"))
         console.print(text, soft_wrap=True)
-
-
-def plain_table(*columns: str, title: str | None = None) -> Table:
-    """Return an empty table whose long cells break; the heads of its columns are markup."""
-    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for column in table.columns:
-        column.overflow = "fold"
-    return table
 
 
 class TerminalHandler(logging.Handler):

@@ -189,7 +189,10 @@ def build_simulation(
     """
     dataset = federation.dataset
     check_federation(recipe, federation, data_dir)
-    check_label_loss(recipe.training_of(method), dataset, check_device(device))
+    training = recipe.training_of(method)
+    check_label_loss(training, dataset, check_device(device))
+    if training.lr_schedule == "cosine" and not training.lr_rounds:  # it lasts as long as the run, or the task
+        training = replace(training, lr_rounds=recipe.run.rounds)
     model = resolve_pretrained(recipe.model, data_dir)
 
     @cache
@@ -197,7 +200,7 @@ def build_simulation(
         return recipe.generator.load(dataset.shape[-1], torch.device(device), data_dir)
 
     settings = Settings(
-        training=_with_lr_rounds(recipe.training_of(method), recipe),
+        training=training,
         run=recipe.run,
         augmentation=recipe.augmentation,
         defense=recipe.defense,
@@ -226,12 +229,6 @@ def check_label_loss(training: Training, dataset: DataSet, device: torch.device)
             f"{', '.join(dataset.label_names[:12])}. Give one for each, in this order."
         )
     find_loss(training.loss, device)
-
-
-def _with_lr_rounds(training: Training, recipe: Recipe) -> Training:
-    """Let a cosine of the learning rate that does not say how long it lasts last as long as the run, or the task."""
-    cosine = training.lr_schedule == "cosine" and not training.lr_rounds
-    return replace(training, lr_rounds=recipe.run.rounds) if cosine else training
 
 
 def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> dict[str, Factory]:

@@ -84,12 +84,6 @@ def with_own_model(table: Mapping[str, Any], allow_code: bool, model: Architectu
     return {**table, "name": from_path(str(name), allow_code=allow_code) if own else name}
 
 
-def named_twice(models: Sequence[ClientModel]) -> str | None:
-    """Return a client that has two networks, or None."""
-    named = Counter(name for model in models for name in _names(model, ()))
-    return next((name for name, count in named.items() if count > 1), None)
-
-
 def client_architectures(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
     """Return by client the networks of those that do not have the server's."""
     own = {name: model.model for model in models for name in _names(model, clients)}
@@ -316,12 +310,12 @@ def refuse(problems: Iterable[str]) -> None:
 
 def _problems_of_parts(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with single parts of a recipe."""
-    seeds, twice = recipe.seeds, named_twice(recipe.client_models)
+    seeds, named = recipe.seeds, Counter(name for model in recipe.client_models for name in _names(model, ()))
     if not seeds:
         yield "seeds must be a list of integers from 0 on, such as [0, 1, 2], not []."
     elif len(set(seeds)) < len(seeds):
         yield f"seeds {list(seeds)} name one twice. Each seed is run only once."
-    if twice is not None:
+    for twice in [name for name, count in named.items() if count > 1][:1]:
         yield f"[[client_models]] gives client {twice!r} two networks. Name it once."
     for name in PAPER_METRICS:
         numbers = recipe.paper.get(name, {})

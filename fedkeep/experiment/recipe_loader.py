@@ -327,7 +327,7 @@ def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, An
     return section, name, parse_value(text.strip())
 
 
-def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]) -> dict[str, Options]:
+def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]) -> dict[str, Any]:
     """Return the options of each section of a command that runs no recipe, with the changes of ``--set``."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for section, name, value in map(read_setting, settings):

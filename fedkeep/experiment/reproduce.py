@@ -66,7 +66,7 @@ def select_columns(
     table: str,
     recipes: Mapping[str, str],
     folder: Path,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] = (),
     fraction: float = 1.0,
     **changes: Any,
 ) -> list[Column]:
@@ -74,16 +74,16 @@ def select_columns(
 
     ``recipes``: Names of recipes by the short names of the table's columns.
     ``folder``: The folder of the reproduction.
-    ``columns``: The columns' short names; default: all.
+    ``columns``: The columns' short names; none: all.
     ``fraction``: The share of the paper's rounds, above 0 and at most 1.
     ``**changes``: To every column's recipe, as `load_recipe` takes them.
     Returns: The columns, with the requested methods, seeds and rounds in their recipes.
     """
-    if unknown := [column for column in columns or () if column not in recipes]:
+    if unknown := [column for column in columns if column not in recipes]:
         raise ConfigError(f"{table} has no column {unknown[0]!r}.{did_you_mean(unknown[0], recipes)}")
     selected = []
     for column, name in recipes.items():
-        if columns is None or column in columns:
+        if not columns or column in columns:
             recipe = load_recipe(name, **changes)
             if changes.get("settings"):
                 recipe = _label_changes(recipe, load_recipe(name, **{**changes, "settings": ()}))

@@ -5,7 +5,7 @@ import platform
 import shlex
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequenc
     ``out``: The folder; default: a new one under ``runs/``.
     """
     experiment.check()
-    return create_run_folder(experiment.recipe, out, experiment.machine, command, _inputs_of(experiment))
+    return create_run_folder(experiment.recipe, out, experiment.machine, command, **_inputs_of(experiment))
 
 
 def _inputs_of(experiment: Experiment) -> dict[str, Any]:
@@ -54,11 +54,7 @@ def _inputs_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def create_run_folder(
-    recipe: Recipe,
-    out: str | Path | None,
-    machine: Machine,
-    command: Sequence[str] = (),
-    inputs: Mapping[str, Any] | None = None,
+    recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = (), **inputs: Any
 ) -> Path:
     """Create a run folder for a recipe that was checked before; ``inputs`` are entries of run.json."""
     folder = Path(out) if out is not None else _new_folder(recipe.name)
@@ -82,7 +78,7 @@ def create_run_folder(
         "git": revision(),
         "identity": Identity(settings=settings_of(tomllib.loads(recipe.to_toml())), code=kept["code"]).to_table(),
     }
-    info |= {**(inputs or {}), **({"use": kept["use"]} if kept["use"] else {})}
+    info |= {**inputs, **({"use": kept["use"]} if kept["use"] else {})}
     write_toml(folder / "recipe.toml", recipe.to_toml())
     write_json(folder / "run.json", info, indent=2)
     return folder
@@ -96,7 +92,7 @@ def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = (
     try:
         with FileLock(folder / LOCK, timeout=JOIN_SECONDS):
             if not (folder / "run.json").is_file():
-                return create_run_folder(recipe, folder, experiment.machine, command, inputs)
+                return create_run_folder(recipe, folder, experiment.machine, command, **inputs)
     except Timeout:
         raise RunError(f"{folder} is locked by another process. End it, then repeat this command.") from None
     if read_toml(folder / "recipe.toml").rstrip() != recipe.to_toml().rstrip():

@@ -172,15 +172,8 @@ def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
     sections = {"training": recipe.training, "run": recipe.run, "partition": recipe.partition, "model": recipe.model}
     settings = {f"{section}.{name}": v for section, part in sections.items() for name, v in as_table(part).items()}
     settings["run.evaluation_models"] = description["evaluation_models"]  # those of this method
-    logged = LoggedTrial(
-        run=trial.run,
-        folder=trial.folder,
-        title=recipe.title,
-        label=trial.method.label,
-        seed=trial.seed,
-        options={"data": recipe.data, **description["options"], **settings},
-        test_total=description["test_total"],
-    )
+    options, total = {"data": recipe.data, **description["options"], **settings}, description["test_total"]
+    logged = LoggedTrial(trial.run, trial.folder, recipe.title, trial.method.label, trial.seed, options, total)
     return [Tracker(name, logged) for name in recipe.log]
 
 

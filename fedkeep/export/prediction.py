@@ -156,22 +156,14 @@ def load_model(
         raise RunError(_unreadable(folder, error)) from None
     if wrong := _faults(config):
         raise RunError(_unreadable(folder, "config.json: " + "; ".join(wrong)))
-    about = config["input"]
     try:
         weights = (folder / "model.safetensors").read_bytes()
         if config.get("weights_sha256", found := hashlib.sha256(weights).hexdigest()) != found:
             raise RunError(_unreadable(folder, "model.safetensors is not the one that config.json was written for"))
-        predictor = build_predictor(
-            _architecture(config["network"], folder / "config.json", allow_code)
-            if network is None
-            else architecture_of(network),
-            load(weights),
-            shape=tuple(about["shape"]),
-            classes=config["first_classes"],
-            mean=about["mean"],
-            std=about["std"],
-            rows_per_class=config["rows_per_class"],
-        )
+        named = config["network"], folder / "config.json", allow_code
+        model = _architecture(*named) if network is None else architecture_of(network)
+        classes, rows = config["first_classes"], config["rows_per_class"]
+        predictor = build_predictor(model, load(weights), config["input"], classes, rows)
     except FedKeepError:
         raise
     except Exception as error:  # PyTorch raises almost anything for a network that cannot be

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ from fedkeep.experiment.recipe import Recipe, model_to_table
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.interface import Algorithm, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
-from fedkeep.models.base import Architecture, Shape
+from fedkeep.models.base import Architecture
 from fedkeep.models.custom import Custom, SplitNetwork, constants_of
 from fedkeep.models.heads import resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
@@ -85,24 +85,17 @@ class Predictor(nn.Module):
 
 
 def build_predictor(
-    architecture: Architecture,
-    weights: Weights,
-    *,
-    shape: Shape,
-    classes: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    rows_per_class: int = 1,
+    architecture: Architecture, weights: Weights, about: Mapping[str, Any], classes: int, rows_per_class: int = 1
 ) -> Predictor:
     """Build a network, fill it with trained weights, and give it the normalisation of its inputs.
 
     ``weights``: The trained weights, or those that were exported; their classifier may have grown since the network was
         first built.
-    ``shape``: Shape of an input without the batch: channels, height and width.
+    ``about``: ``"shape"``, ``"mean"`` and ``"std"`` of the inputs in training.
     ``classes``: Number of classes with which the network is first built: all classes, or those of the first task.
     """
     with torch.random.fork_rng(devices=[]), plain_torch():  # the initial weights, which are replaced
-        network = architecture.build(shape, classes)
+        network = architecture.build(tuple(about["shape"]), classes)
     if isinstance(network, FrozenNetwork):
         raise ConfigError(
             "this network computes its features with a frozen extractor, which is not part of the trained weights. "
@@ -111,7 +104,7 @@ def build_predictor(
     weights = _imported(network, weights)
     resize_classifier(network, weights)
     load_weights(network, weights)
-    return Predictor(network, mean, std, rows_per_class).eval()
+    return Predictor(network, about["mean"], about["std"], rows_per_class).eval()
 
 
 def exported(network: nn.Module, weights: Weights) -> Weights:
@@ -231,16 +224,8 @@ def trained_model(
             f"{trial.path} does not say how its inputs were normalised: it was written by an older version of FedKeep. "
             "Run the recipe again."
         )
-    about = trial.info["input"]
-    predictor = build_predictor(
-        recipe.model,
-        weights,
-        shape=tuple(about["shape"]),
-        classes=_first_classes(trial),
-        mean=about["mean"],
-        std=about["std"],
-        rows_per_class=recipe.method(trial.method).algorithm.rows_per_class,
-    )
+    rows = recipe.method(trial.method).algorithm.rows_per_class
+    predictor = build_predictor(recipe.model, weights, trial.info["input"], _first_classes(trial), rows)
     scores = {name: other.last for name, other in of_model.items()}
     return TrainedModel(run, recipe, trial, weights, predictor, which, scores)
 

@@ -143,27 +143,17 @@ def smoothing(trials: Iterable[TrialResult]) -> int:
     return max(1, min(10, max((len(trial.evaluated) for trial in trials), default=0) // 20))
 
 
-def curves(
-    trials: Sequence[TrialResult],
-    metric: CurveMetric,
-    line_styles: Mapping[str, LineStyle] | None = None,
-    window: int | None = None,
-    width: float = COLUMN,
-) -> Figure:
+def curves(trials: Sequence[TrialResult], metric: CurveMetric, width: float = COLUMN) -> Figure:
     """Draw one metric over rounds: per label the mean of its finished seeds, and a band from lowest to highest.
 
-    An unfinished trial is a thin line of its own that ends in a cross and enters no mean.
+    Many evaluations are smoothed (see `smoothing`), which the title says. An unfinished trial is a thin line of its own
+    that ends in a cross and enters no mean.
 
     ``trials``: Trials of any number of labels and seeds; those of one label are taken as comparable.
     ``metric``: ``"accuracy"``, ``"forgetting"``, ``"balanced"``, ``"loss"``, or a metric by its name in CSV files.
-    ``line_styles``: The styles by label, where several figures show different trials; from `styles`.
-    ``window``: How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title
-        names it.
     ``width``: In inches, by default that of a column of a paper. Letters keep their size.
     """
-    curve = curve_of(metric)
-    line_styles = line_styles or styles(trials)
-    window = window or smoothing(trials)
+    curve, line_styles, window = curve_of(metric), styles(trials), smoothing(trials)
     with theme():
         from matplotlib.figure import Figure
 
@@ -189,9 +179,7 @@ def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1)
     """
     curve = curve_of(metric)
     tables = [
-        dict(zip(map(int, trial.evaluated), getattr(trial, curve.history), strict=True))
-        if curve.history
-        else metric_of(metric).by_evaluation(trial)
+        trial.by_round(getattr(trial, curve.history)) if curve.history else metric_of(metric).by_evaluation(trial)
         for trial in trials
     ]
     if metric == "accuracy":  # a given initial model is that of round 0
@@ -366,7 +354,6 @@ def heatmap(
     title: str,
     alt: str,
     axes: tuple[str, str],
-    unit: str,
     **what: Any,
 ) -> dict[str, Any]:
     """Return values from 0 to 1, float [rows, columns], as a picture of one pixel each; NaN, not measured, is grey.
@@ -391,7 +378,7 @@ def heatmap(
     pixels[np.isnan(table)] = UNKNOWN
     file = io.BytesIO()
     Image.fromarray(pixels, "RGBA").save(file, format="PNG", optimize=True)
-    what = {"rows": axes[0], "columns": axes[1], "unit": unit, "top": 100, **what}
+    what = {"rows": axes[0], "columns": axes[1], "unit": " %", "top": 100, **what}
     shown = {"title": title, "alt": alt, "png": base64.b64encode(file.getvalue()).decode()}
     return shown | {"rows": list(rows), "columns": names, "what": what, "named": len(rows) <= MOST_NAMED_ROWS}
 
@@ -412,7 +399,7 @@ def class_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
             ends = zip(names, trial.class_history[-1], strict=True)
             last = ", ".join(f"{name} {100 * value:.0f}" for name, value in ends if not np.isnan(value))
             alt = f"Map of {row.name}: accuracy of each class over rounds. In percent at the end: {last}."
-            maps.append(heatmap(trial.class_history.T, names, rounds, row.name, alt, ("class", "round"), " %"))
+            maps.append(heatmap(trial.class_history.T, names, rounds, row.name, alt, ("class", "round")))
     return maps
 
 
@@ -440,7 +427,7 @@ def teacher_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
             most = clients[int(weights.sum(axis=1).argmax())]
             alt = f"Map of {title} over rounds, one row for each client that taught. The most: client {most}."
             numbers, axes = [str(number) for number, _ in rounds], ("client", "round")
-            maps.append(heatmap(weights / top, clients, numbers, title, alt, axes, "", top=round(top, 3)))
+            maps.append(heatmap(weights / top, clients, numbers, title, alt, axes, unit="", top=round(top, 3)))
     return maps
 
 
@@ -460,7 +447,7 @@ def confusion_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 f"Confusion matrix of {row.name}, true classes in rows, predicted ones in columns. Most often "
                 f"{names[true]} is taken for {names[taken]}, {100 * wrong[true, taken]:.0f} %."
             )
-            maps.append(heatmap(shares, names, names, row.name, alt, ("true class", "predicted as"), " %"))
+            maps.append(heatmap(shares, names, names, row.name, alt, ("true class", "predicted as")))
     return maps
 
 
@@ -478,7 +465,7 @@ def partition_heatmap(run: Run) -> dict[str, Any]:
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(np.int64))
     top = float(counts.max()) or 1.0
     share, clients, axes = np.log1p(counts[shown].T) / np.log1p(top), list(map(str, shown)), ("class", "client")
-    picture = heatmap(share, names, clients, "", alt, axes, " examples", top=top, log=True)
+    picture = heatmap(share, names, clients, "", alt, axes, unit=" examples", top=top, log=True)
     hashes = {str(trial.partition.get("hash", trial.seed)) for trial in run.trials if trial.partition}
     return {"map": picture, "others": len(hashes) - 1, "seed": drawn.seed, "top": f"{top:,.0f}"}
 

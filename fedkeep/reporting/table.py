@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -360,15 +360,11 @@ def trials_csv(rows: Sequence[Row]) -> str:
         line |= {"evaluations": len(trial.evaluated), "lost_clients": len(trial.lost)}
         line |= {"refused_replies": len(trial.refused), "rolled_back_rounds": len(trial.rolled_back)}
         lines.append(line | {"total_bytes": trial.traffic})
-    return csv_of(lines)
-
-
-def csv_of(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return lines, which have the same names, as CSV; what was not measured (NaN) is empty."""
     return csv_text([[*lines[0]], *(map(_csv_cell, line.values()) for line in lines)] if lines else [])
 
 
 def _csv_cell(value: Any) -> str:
+    """Return a value as text; what was not measured (NaN) is empty."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if isinstance(value, float) and math.isnan(value) else str(value)

@@ -269,7 +269,7 @@ def test_a_mask_of_infinities_stays_out_of_the_model_and_comes_back_on_export() 
     own = Masked()
     own.load_state_dict(files)  # strict
     assert torch.equal(own(NUMBERS), network.eval()(NUMBERS))
-    again = build_predictor(custom(Masked), files, shape=(5,), classes=3, mean=(), std=())
+    again = build_predictor(custom(Masked), files, {"shape": [5], "mean": [], "std": []}, classes=3)
     assert torch.equal(again(NUMBERS), network(NUMBERS))
 
 
