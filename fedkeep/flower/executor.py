@@ -107,30 +107,22 @@ class FlowerExecutor(Executor):
         from fedkeep.flower.secagg import SecureAggregation  # which needs Flower; nothing else here does
 
         calls = {client: self.trained[client] for client in updates}
-        aggregation = f"{self.round:06d}-{secrets.token_hex(16)}"
+        head = {"run": self.run, "aggregation": f"{self.round:06d}-{secrets.token_hex(16)}"}
 
         def ask(stage: str, questions: Mapping[str, Any]) -> Iterator[tuple[str, Envelope | Fault]]:
-            head = {"run": self.run, "aggregation": aggregation, "stage": stage}
-            return self._ask_all(
-                {
-                    site: Envelope({**head, "client": site, "call": calls[site], "question": question})
-                    for site, question in questions.items()
-                }
-            )
+            """Send each site its question, and yield the replies as they arrive."""
+            pending: dict[str, str] = {}
+            for site, question in questions.items():
+                content = {**head, "stage": stage, "client": site, "call": calls[site], "question": question}
+                message_id = self._send(site, "aggregate", Envelope(content))
+                if isinstance(message_id, Fault):
+                    yield site, message_id
+                else:
+                    pending[message_id] = site
+            yield from self._replies(pending, time.monotonic() + self.deadline)
 
         length = vector_length(self.state.context.runner.initial)
         return SecureAggregation(ask, examples, length, least).run()
-
-    def _ask_all(self, envelopes: Mapping[str, Envelope]) -> Iterator[tuple[str, Envelope | Fault]]:
-        """Send each site an envelope of an aggregation, and yield the replies as they arrive."""
-        pending: dict[str, str] = {}
-        for site, envelope in envelopes.items():
-            message_id = self._send(site, "aggregate", envelope)
-            if isinstance(message_id, Fault):
-                yield site, message_id
-            else:
-                pending[message_id] = site
-        yield from self._replies(pending, time.monotonic() + self.deadline)
 
     def _replies(self, pending: dict[str, str], deadline: float) -> Iterator[tuple[str, Envelope | Fault]]:
         """Yield the site and its reply for each message, as they arrive; a site's error is a fault too."""

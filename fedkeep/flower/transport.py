@@ -150,11 +150,9 @@ class SiteRegistry:
             if reminds:
                 log.warning("waiting: %s At most %.0f s more.", text, self.patience - waited)
         if len(accepted) > count:
+            late = ", ".join(sorted(accepted[count:]))
             log.warning(
-                "%d sites are connected, and the run is for %d. These came too late: %s.",
-                len(accepted),
-                count,
-                ", ".join(sorted(accepted[count:])),
+                "%d sites are connected, and the run is for %d. These came too late: %s.", len(accepted), count, late
             )
         self.members = sorted(accepted[:count])
         return {site: self.sizes[site] for site in self.members}

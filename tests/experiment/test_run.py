@@ -23,8 +23,7 @@ import fedkeep
 from fedkeep._utils import progress
 from fedkeep._utils.digests import read_json, write_json
 from fedkeep.errors import ConfigError, FedKeepError, RunError
-from fedkeep.experiment import experiment as module
-from fedkeep.experiment import plugins, runtime, trial_runner
+from fedkeep.experiment import build, plugins, runtime, trial_runner
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run
@@ -297,7 +296,7 @@ def test_a_cohort_larger_than_the_natural_clients_shows_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path))
-    monkeypatch.setattr(module, "build_federation", lambda *args: tiny.federation((5,)))
+    monkeypatch.setattr(build, "build_federation", lambda *args: tiny.federation((5,)))
     with pytest.raises(ConfigError, match="a cohort of 2 cannot be drawn from 1"):
         prepare_run(Experiment(recipe), tmp_path / "run")
     assert not (tmp_path / "run").exists()

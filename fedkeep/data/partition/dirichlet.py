@@ -67,14 +67,7 @@ class Allocation:
 
 
 def allocate(
-    sizes: Integers,
-    owners: npt.NDArray[np.bool_],
-    *,
-    alpha: float,
-    cap: float,
-    min_size: int,
-    attempts: int,
-    seed: int,
+    sizes: Integers, owners: npt.NDArray[np.bool_], *, alpha: float, cap: float, min_size: int, attempts: int, seed: int
 ) -> Allocation:
     """Draw counts until every client has ``min_size`` examples; accept the first draw that does.
 
