@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pytest
 import tiny
 import torch
+from thread_worker import with_thread
 from torch import Tensor
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
@@ -45,18 +46,8 @@ from fedkeep.rounds import reply_store
 from fedkeep.rounds.executor import Executor, Future
 from fedkeep.rounds.messages import StepRequest
 from fedkeep.testing.runs import WrappedSteps
-from fedkeep.trials.simulation import Simulation
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
-
-
-def with_thread(simulation: Simulation, twin: Simulation) -> ProcessExecutor:
-    """Give a simulation one worker that is a thread: the whole protocol, without the seconds that a process takes."""
-    near, far = multiprocessing.Pipe()
-    threading.Thread(target=serve, args=(far, step_handlers(twin)), daemon=True).start()
-    executor = ProcessExecutor([Worker(near)], simulation)
-    simulation.executor = executor
-    return executor
 
 
 def in_process(connection: Connection, methods: Sequence[Algorithm[Any, Any]], changes: dict[str, Any]) -> None:

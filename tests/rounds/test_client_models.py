@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from test_process_executor import with_thread
+from thread_worker import with_thread
 from torch import Tensor, nn
 
 from fedkeep.data import Federation
