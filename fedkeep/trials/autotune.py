@@ -13,7 +13,7 @@ from fedkeep.training.local_training import TrainJob, fit
 from fedkeep.training.party import LocalClient
 
 SIZES = (16, 32, 8, 4)  # in the order in which they are measured
-FEW = 4  # clients for which training one after another is measured
+FEW, MORE = 4, 16  # clients for which training one after another is measured; more if these few take too little time
 WORTH = 1.2  # required speed-up of stacks: they change rounding, and this measurement is a rough one
 LONG = 1000  # smallest number of trainings in a run for which measuring pays off
 MOST_IMAGES = 8  # in a batch, with convolutions: of ten, stacks of LeNet-5 and CNN-4 take 1 to 2 times as long
@@ -78,6 +78,8 @@ def choose_stack_size(
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
     one = alone(state, cohort[:FEW])
+    if one * FEW < QUICK:  # a few milliseconds are sometimes twice as quick as a round
+        one = alone(state, cohort[:MORE])
     best, chosen = one * ceil(len(cohort) / workers) / WORTH, 1
     for size in SIZES:
         groups = ceil(len(cohort) / size)

@@ -456,6 +456,18 @@ def test_a_first_stack_that_is_slower_ends_the_search() -> None:
     assert tried == [16]
 
 
+@pytest.mark.parametrize(("seconds", "measured"), [(0.001, [4, 16]), (1.0, [4])])
+def test_more_clients_are_measured_where_a_few_take_too_little_time(seconds: float, measured: list[int]) -> None:
+    counts: list[int] = []
+
+    def alone(state: Any, clients: list[str]) -> float:
+        counts.append(len(clients))
+        return seconds
+
+    assert choose_stack_size(populous(), alone=alone, together=lambda state, clients: 99.0) == 1
+    assert counts == measured
+
+
 def test_nothing_is_measured_where_no_stack_may_be() -> None:
     def measure(state: Any, clients: list[str]) -> float:
         pytest.fail("measured")
