@@ -16,7 +16,7 @@ from fedkeep.display import Display
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import keep_weights
-from fedkeep.experiment.plugins import keep_loss
+from fedkeep.experiment.plugins import import_user_code, keep_loss
 from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
@@ -170,9 +170,10 @@ def run(
     given = dict(locals())
     _refuse_workers("run")
     _check_objects(callbacks, steps)
+    machine = machine or Machine()
+    import_user_code(machine.use)
     made = make_recipe(**{name: value for name, value in given.items() if name not in OF_RUNNING})
     check_main(made.run.metric)
-    machine = machine or Machine()
     experiment = Experiment(made, for_workers(made, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", made.name])
     trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
@@ -236,6 +237,7 @@ def resume(
         keep_loss(loss)
     _check_objects(callbacks, steps)
     folder, machine = Path(folder), machine or Machine()
+    import_user_code(machine.use)
     experiment = open_run(folder, machine, None if model is None else architecture_of(model))
     if weights is not None and keep_weights(weights) != experiment.recipe.weights:
         raise RunError(f"{folder} was begun with other weights than these. Give the former.")

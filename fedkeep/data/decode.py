@@ -64,7 +64,7 @@ def decode(
                 refused.setdefault(str(error), []).append(place)
                 continue
             if seen is not None and image.format in _ANIMATED and getattr(image, "is_animated", False):
-                seen["animations, of which the first picture is read"] += 1
+                seen["Animations, of which the first picture is read"] += 1
             image = _convert(upright, channels)
             if side is not None and image.size != (side, side):
                 image = _resize_middle(pillow, image, side)

@@ -237,7 +237,10 @@ def _held_back(federation: Federation, share: float) -> Federation:
             f"run.client_test={share:g} holds none of a client's examples back, and the largest has "
             f"{max(int(one.sizes.max()) for one in federation.partitions)}. Raise it."
         )
-    tested = replace(dataset, test=select_rows(dataset.train, rows))
+    unused = len(dataset.test["label"])
+    note = f"Its {unused} test examples are not used: clients test on what they hold back." * bool(unused)
+    note = " ".join(filter(None, (dataset.note, note)))
+    tested = replace(dataset, test=select_rows(dataset.train, rows), note=note)
     owners = torch.cat([partition.holders[taken] for partition, taken in pairs])
     rest = [_without(partition, taken) for partition, taken in pairs]
     if stream is None:

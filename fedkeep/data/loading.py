@@ -133,7 +133,7 @@ def assemble(
     if schema.image:
         parts = _equal_channels(parts)
         mean, std = normalisation or channel_statistics(parts[0]["input"])
-    notes += [f"{count} images are {what}." for what, count in sorted(seen.items())]
+    notes += [f"{what}: {count}." for what, count in sorted(seen.items())]
     unused = sorted({*splits} - {*present}) if is_own else []
     notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
     notes.append(_classes_without_training(parts, label_names))

@@ -21,9 +21,9 @@ from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
 
 MANIFEST = "manifest.json"
+"""The file that makes a trial a finished one: it is written last, and lists all other files with their digests."""
 LEDGER = "privacy.jsonl"
 """What left with noise, a line for each round, rounds that were repeated after a restart included."""
-"""The file that makes a trial a finished one: it is written last, and lists all other files with their digests."""
 
 
 class CallbackFailed(RunError):

@@ -450,3 +450,15 @@ def test_a_column_of_texts_is_named_in_python(tmp_path: Path) -> None:
     assert tested.shape == (12, 5), "a quarter of each class of 48 training examples"
     assert int(tested.max()) < 50
     assert "25% of the training" in short.title
+
+
+def test_a_machine_names_files_that_nobody_imported(tmp_path: Path) -> None:
+    """`Machine(use=...)` is enough in Python too: the file is imported, and its method is known by name."""
+    file = tmp_path / "own_method_of_a_machine.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\nimport fedkeep\n\n\n"
+        "@dataclass(frozen=True)\nclass OfTheMachine(fedkeep.FedAvg):\n    pass\n"
+    )
+    machine = fedkeep.Machine(use=(str(file),))
+    result = fedkeep.run(**GIVEN | {"methods": ["ofthemachine"]}, machine=machine, out=tmp_path / "run")
+    assert result.labels[0] == "OfTheMachine"

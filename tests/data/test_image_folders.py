@@ -106,7 +106,7 @@ def test_animations_are_counted(tmp_path: Path, kind: str) -> None:
     first, second = (pillow.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
     for row in (7, 8):
         first.save(root / "a" / f"{row}.{kind.lower()}", kind, save_all=True, append_images=[second])
-    assert "2 images are animations, of which the first picture is read." in load(str(root)).note
+    assert "Animations, of which the first picture is read: 2." in load(str(root)).note
 
 
 # --- what is left out ----------------------------------------------------------------------------------------------

@@ -58,6 +58,12 @@ def test_a_share_is_held_back_from_each_client_and_class() -> None:
         held_back(0.01)
 
 
+def test_the_test_split_that_nobody_uses_is_told() -> None:
+    dataset = table([0, 0, 1, 1], [-1, -1, -1])
+    held = with_client_test(Federation(dataset, ByColumn(num_clients=0).split(dataset.train, 2, 0)), 0.5)
+    assert "Its 3 test examples are not used: clients test on what they hold back." in held.dataset.note
+
+
 def test_with_tasks_tests_are_of_the_classes_that_have_arrived() -> None:
     stream = tiny.stream()
     first = with_client_test(Federation.from_stream(stream, 1), 0.5)
