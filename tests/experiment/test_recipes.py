@@ -501,7 +501,7 @@ def test_methods_of_fedadkd() -> None:
         for m in load_recipe("fedadkd/table2/cifar10-0.1", grid=True).methods
         if m.algorithm.name() == "fedadkd"
     ]
-    assert tuned == [(alpha, delta) for alpha in (1, 3, 5, 10) for delta in (0, 1, 10, 100)]
+    assert tuned == [(alpha, delta) for alpha in (0.3, 1, 3, 5, 10) for delta in (0, 1, 10, 100)]
     sweep = (0.0, 1.0, 3.0, 5.0, 10.0)
     for column in ("additive", "gather", "zero-logit"):
         masked = FedADKD(phi="off", nckd_mask=column.replace("-", "_"))  # type: ignore[arg-type]

@@ -25,7 +25,8 @@ class FedMD(LogitExchange[PublicClientState]):
 
     The consensus is the mean of the clients' logits, and it is matched in squares. FedMD has no model on the server;
     here it has one, which digests as the clients do, so that there is one to evaluate and to export. In the paper
-    clients are first pre-trained on the public set's labels; here they are not.
+    clients are first pre-trained on the public set's labels; here they are not. The authors' program matches absolute
+    differences, on 5,000 public images that are drawn anew in each round; here squares, on all.
     """
 
     title = "FedMD"

@@ -138,7 +138,8 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
     adaptive weights with which each client ended the task before. The loss is CE[new] + w_sparse |A| + w_l2 / 2
     (|A|^2 + |mask|^2, in the first task also |B|^2) + w_drift / 2 sum_s |B * sigmoid(mask_s) + A_s - theta_s|^2 over
     the client's earlier tasks s; theta_s is the value of that sum when this task began. As in the code, and unlike the
-    paper, mask_s and A_s are not trained any more, so the last term is |(B - B_0) * sigmoid(mask_s)|^2.
+    paper, mask_s and A_s are not trained any more, so the last term is |(B - B_0) * sigmoid(mask_s)|^2. In
+    the code B_0 is the client's own B of the task before; here it is what the client first receives.
 
     Each round a client sends B without the share ``sparsity`` of units whose masks are the smallest in size; each unit
     becomes the mean over those who sent it. At a task's end clients send the numbers of A above ``threshold`` in size

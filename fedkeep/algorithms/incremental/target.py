@@ -36,9 +36,10 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
 
     The paper generates images until there are ``num_images``, challenged by a student that learns from them. The
     released code, with 10 batches and a warm-up of 20, never trains that student and has 2,560 images, but sizes
-    batches as if it had all: ``compat=repo``. That code keeps a cosine schedule for the student's learning rate, which
-    is left out: it would fall by 6 % here. Its options ``act``, ``reset_bn`` and ``reset_l0`` have no effect as it is
-    released, and are left out too. Other settings are its values for CIFAR-100 (`InversionConfig`).
+    batches as if it had all: ``compat=repo``. It keeps the batches of its warm-up, which are discarded here. It has a
+    cosine schedule for the student's learning rate, which is left out: it would fall by 6 % here. Its options ``act``,
+    ``reset_bn`` and ``reset_l0`` have no effect as it is released, and are left out too. Other settings are its values
+    for CIFAR-100 (`InversionConfig`).
     """
 
     title = "TARGET"
