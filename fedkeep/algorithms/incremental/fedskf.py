@@ -83,7 +83,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     *Global fusion* (GF): the old global model is the second teacher; ``w_global=0`` is without.
 
     What the paper leaves open: labels compete with the task's classes for LwF, and with all for iCaRL. As printed, TSD
-    teaches nothing about old classes; ``tsd=glfc``, the form of its source, does, and gains most with few exemplars
+    teaches nothing about old classes; ``tsd=glfc``, the form of its source, does, and gains with two exemplars
     (docs/findings.md). KD is at temperature 2 without tau squared. What a client keeps of old tasks is its ``level``:
     ``lwf`` models only; ``pass`` also prototypes, under its own model, with PASS's losses in all four rotations (see
     `FedPASS`) and the terms above over the rows of all rotations; ``icarl`` also exemplars, herded by its own model
