@@ -8,8 +8,11 @@ page's script reads the values back from the paths and the pixels; there is no s
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import math
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -114,10 +117,25 @@ def styles(trials: Iterable[TrialResult]) -> dict[str, LineStyle]:
     }
 
 
+def import_matplotlib() -> Any:
+    """Return matplotlib, also where MPLBACKEND names a backend that is not installed: files need none."""
+    try:
+        return importlib.import_module("matplotlib")
+    except ValueError:
+        backend = os.environ.pop("MPLBACKEND", None)
+        if backend is None:
+            raise
+        for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+            del sys.modules[name]  # half imported
+        try:
+            return importlib.import_module("matplotlib")
+        finally:
+            os.environ["MPLBACKEND"] = backend
+
+
 def theme() -> AbstractContextManager[None]:
     """Return the context in which figures are made and written: small deterministic SVG with real text."""
-    import matplotlib
-
+    matplotlib = import_matplotlib()
     settings: Any = {
         "svg.fonttype": "none",
         "pdf.fonttype": 42,  # letters stay letters, which journals ask for

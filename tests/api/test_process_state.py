@@ -150,7 +150,9 @@ def test_a_chosen_cache_folder_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert cache_folder() == tmp_path
 
 
-@pytest.mark.parametrize("backend", ["QtAgg", "module://nowhere.backend"])
+@pytest.mark.parametrize(
+    "backend", ["QtAgg", "module://nowhere.backend", "module://matplotlib_inline.backend_inline", "nosuch"]
+)
 def test_figures_are_drawn_with_any_backend(tmp_path: Path, backend: str) -> None:
     program = (
         "import sys\nfrom fedkeep.reporting.figures import curves\nfrom fedkeep.results import _svg\n"
