@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from torch.backends.cpu import get_cpu_capability
 
 from fedkeep._utils.digests import DamagedFile, Identity, read_json, read_toml, write_json, write_toml
 from fedkeep._utils.files import make_folder
@@ -67,7 +68,8 @@ def create_run_folder(
     info = {
         "fedkeep": version("fedkeep"),
         "versions": versions(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        # The instructions decide the last bits of a sum, and rounds of training make points of them.
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {get_cpu_capability()}",
         "command": list(command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": machine.device,

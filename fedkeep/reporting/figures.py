@@ -117,7 +117,7 @@ def styles(trials: Iterable[TrialResult]) -> dict[str, LineStyle]:
     }
 
 
-def import_matplotlib() -> Any:
+def _import_matplotlib() -> Any:
     """Return matplotlib, also where MPLBACKEND names a backend that is not installed: files need none."""
     try:
         return importlib.import_module("matplotlib")
@@ -135,7 +135,7 @@ def import_matplotlib() -> Any:
 
 def theme() -> AbstractContextManager[None]:
     """Return the context in which figures are made and written: small deterministic SVG with real text."""
-    matplotlib = import_matplotlib()
+    matplotlib = _import_matplotlib()
     settings: Any = {
         "svg.fonttype": "none",
         "pdf.fonttype": 42,  # letters stay letters, which journals ask for

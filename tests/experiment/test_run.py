@@ -163,6 +163,7 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
     assert sorted(path.name for path in (whole / "trials").iterdir()) == trials
     output = json.loads((whole / "run.json").read_text())
     assert {"fedkeep", "versions", "command", "started", "device", "threads", "title", "recipe", "git"} <= output.keys()
+    assert output["machine"].split(", ")[-1] == torch.backends.cpu.get_cpu_capability()
     for trial in (whole / "trials").iterdir():
         files = {path.name for path in trial.iterdir()} - {".lock"}
         assert files == {
