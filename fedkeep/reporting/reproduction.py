@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
-from pathlib import Path
+from itertools import combinations, pairwise
+from pathlib import Path, PurePath
 from typing import Any
 
 from fedkeep._utils import escaping
@@ -126,6 +127,7 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     for column in reproduction.columns:
         table, title = column_table(column), escaping.markdown(column.run.title)
         parts += [f"{'#' * (level + 1)} {title}", "", escaping.prose(table.note), "", table.markdown(), ""]
+        parts += [column.origin, ""] if column.origin else []
     return "\n".join([*parts, caption(reproduction), ""])
 
 
@@ -364,6 +366,24 @@ class ColumnResult:
         grid = "; a method with values in brackets is the best of its grid on the test set, as papers print it"
         rounds = self.share or f"{self.run.settings.get('run', {}).get('rounds')} rounds"
         return f"{rounds}; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
+
+    @property
+    def origin(self) -> str:
+        """Say which command ran it, and which revisions; nothing where the run does not tell."""
+        info, trials = self.run.info, [trial for trial in self.run.trials if trial.finished]
+        given, recipe = [str(word) for word in info.get("command", ())], PurePath(str(info.get("recipe", "")))
+        if not given or not trials:
+            return ""
+        full, rounds = self.paper.get("rounds"), self.run.settings.get("run", {}).get("rounds")
+        command = ["fedkeep", "reproduce", recipe.parent.as_posix(), "--columns", self.name]
+        command += ["--rounds", f"{rounds / full:g}"] if self.share else []
+        command += ["--seeds", ",".join(map(str, sorted({trial.seed for trial in trials})))]
+        command += [word for pair in pairwise(given) if pair[0] == "--set" for word in pair]
+        command += ["--device", "cuda"] if str(info.get("device", "")).startswith("cuda") else []
+        git = f" ({info['git']})" if info.get("git") else ""
+        first = [f"FedKeep {info.get('fedkeep')}{git}"]  # early trials do not tell
+        versions = sorted({version for trial in trials for version in trial.info.get("versions", first)})
+        return f"Run with `{shlex.join(command)}` by {'; '.join(versions)}."
 
     @property
     def has_tasks(self) -> bool:

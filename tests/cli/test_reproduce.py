@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -149,6 +151,18 @@ def test_a_share_of_the_rounds_has_a_folder_of_its_own(table: str, tmp_path: Pat
     assert "1 of 2 rounds; finished seed 1" in (folder / "table.md").read_text()
     result = json.loads((folder / "first" / "trials" / "fedseq-seed1" / "result.json").read_text())
     assert result == {"rounds": 1}
+
+
+def test_the_command_under_a_table_repeats_it(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its seeds are those of all calls, not of the last one."""
+    words = ["--columns", "first", "--methods", "fedseq", "--rounds", "0.5", "--set", "run.ema_decay=0.5"]
+    monkeypatch.setattr(sys, "argv", ["fedkeep", "reproduce", table, *words, "--seeds", "1"])
+    assert run(table, tmp_path / "one", *words, "--seeds", "1") == run(table, tmp_path / "one", *words) == 0
+    written = (tmp_path / "one" / "toy-rounds-0.5" / "table.md").read_text()
+    (command,) = re.findall(r"Run with `fedkeep (.*)` by FedKeep ", written)
+    again = [*shlex.split(command), "--methods", "fedseq", "--out", str(tmp_path / "two"), "--quiet", "--workers", "1"]
+    assert main(again) == 0
+    assert (tmp_path / "two" / "toy-rounds-0.5" / "table.md").read_text() == written
 
 
 def test_other_settings_are_refused_by_name(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
