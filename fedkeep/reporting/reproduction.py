@@ -127,7 +127,7 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     for column in reproduction.columns:
         table, title = column_table(column), escaping.markdown(column.run.title)
         parts += [f"{'#' * (level + 1)} {title}", "", escaping.prose(table.note), "", table.markdown(), ""]
-        parts += [column.origin, ""] if column.origin else []
+        parts += [column.provenance, ""] if column.provenance else []
     return "\n".join([*parts, caption(reproduction), ""])
 
 
@@ -368,7 +368,7 @@ class ColumnResult:
         return f"{rounds}; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
 
     @property
-    def origin(self) -> str:
+    def provenance(self) -> str:
         """Say which command ran it, and which revisions; nothing where the run does not tell."""
         info, trials = self.run.info, [trial for trial in self.run.trials if trial.finished]
         given, recipe = [str(word) for word in info.get("command", ())], PurePath(str(info.get("recipe", "")))
