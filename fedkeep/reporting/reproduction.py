@@ -120,7 +120,7 @@ def _label(line: MethodResult) -> str:
 
 
 def markdown(reproduction: Reproduction, level: int = 2) -> str:
-    """Return the reproduction as Markdown, a section per column."""
+    """Return the reproduction as Markdown without its caption, a section per column."""
     parts = [f"{'#' * level} {escaping.markdown(reproduction.title)}", ""]
     if reproduction.notes:
         parts += [escaping.prose(reproduction.notes), ""]
@@ -128,12 +128,12 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
         table, title = column_table(column), escaping.markdown(column.run.title)
         parts += [f"{'#' * (level + 1)} {title}", "", escaping.prose(table.note), "", table.markdown(), ""]
         parts += [column.provenance, ""] if column.provenance else []
-    return "\n".join([*parts, caption(reproduction), ""])
+    return "\n".join(parts)
 
 
 def write(reproduction: Reproduction, folder: Path) -> Path:
     """Write the reproduction into its folder as ``table.md``."""
-    return atomic_write(folder / "table.md", markdown(reproduction, level=1))
+    return atomic_write(folder / "table.md", f"{markdown(reproduction, level=1)}\n{caption(reproduction)}\n")
 
 
 def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) -> str:
@@ -141,6 +141,14 @@ def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) ->
     parts = ["# Reproduction", ""]
     parts += [f"Written by `{command}` from the records in that folder; do not edit. What a person has to say about a"]
     parts += ["table stands in `notes.md` there.", ""]
+    for reproduction, _ in reproductions:
+        anchor = re.sub(r"[^\w\- ]", "", reproduction.title.lower()).replace(" ", "-")
+        parts += [f"- [{escaping.markdown(reproduction.title)}](#{anchor})"]
+    with_tasks = {any(column.has_tasks for column in reproduction.columns) for reproduction, _ in reproductions}
+    parts += ["", "## How to read the tables", ""]
+    parts += [f"{CAPTION.strip()}{AVERAGES}", ""] if False in with_tasks else []
+    parts += [f"Where classes arrive in tasks: {TASKS.strip()}", ""] if True in with_tasks else []
+    parts += [EXPLANATION, ""]
     for reproduction, notes in reproductions:
         parts += [markdown(reproduction)]
         parts += [notes.strip(), ""] if notes.strip() else []

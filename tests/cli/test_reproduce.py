@@ -213,6 +213,8 @@ def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
     assert main(["reproduce", "--out", str(tmp_path / "out"), "--page", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert page.count("## Toy, table 1\n") == page.count("## Toy, table 1, 1 of 2 rounds\n") == 1
+    assert "- [Toy, table 1, 1 of 2 rounds](#toy-table-1-1-of-2-rounds)\n" in page
+    assert page.count("Accuracy in %.") == page.count("Student's t") == 1
     assert "A person says this." in page
     assert "1 of 2 rounds" in page
 
