@@ -148,8 +148,7 @@ class PrototypeCrossEntropy(Loss):
 def herd(features: Tensor, count: int) -> Tensor:
     """Choose exemplars of one class by herding (iCaRL, algorithm 4).
 
-    Each next exemplar is that with which the mean of those chosen comes closest to the mean of all. So the first few of
-    a choice are the choice of a few: an older memory is truncated, not chosen anew.
+    Each next exemplar is that with which the mean of those chosen comes closest to the mean of all.
 
     ``features``: [n, width], of all examples of the class. Of equally good ones the first is taken.
     ``count``: How many to keep.

@@ -178,7 +178,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         state = client.state
         state.old_global_model, state.old_own_model = model, state.own_model or model
         if self.level == "icarl":
-            state.memory = update_memory(client, state.old_own_model, state.memory, count, "herding")
+            state.memory = update_memory(client, state.old_own_model, state.memory, count)
         if self.level == "pass":
             state.prototypes = extend_prototypes(
                 state.prototypes, compute_prototypes(client, state.old_own_model), True
