@@ -231,7 +231,7 @@ def test_fedskf_with_each_reading_of_tsd(reading: Any) -> None:
     own, model = seen.results[1, 2, "1"].model, seen.results[2, 2, "1"].model
     value, images, labels = loss_of(simulation, seen.fits[2, 2, "1"], model)
     student, local = logits(simulation, model, images), logits(simulation, own, images)
-    tsd = 0.0 if reading == "off" else tsd_loss(local, student, labels, reading, "mean")
+    tsd = 0.0 if reading == "off" else tsd_loss(local, student, labels, reading)
     expected = cross_entropy(student, labels) + 5 * (distilled(student, local, 2) + tsd)
     torch.testing.assert_close(value, expected + 0.5 * distilled(student, logits(simulation, old, images), 2))
 

@@ -214,7 +214,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         loss = distill_old_classes(state.old_own_model, self.w_local, self.tau)
         if self.tsd != "off" and self.w_local:
             num_known = len(state.old_own_model[WEIGHT])
-            loss = loss + Scaled(self.w_local, TSD(state.old_own_model, num_known, self.tsd, "mean"))
+            loss = loss + Scaled(self.w_local, TSD(state.old_own_model, num_known, self.tsd))
         return loss + distill_old_classes(state.old_global_model, self.w_global, self.tau)
 
 
