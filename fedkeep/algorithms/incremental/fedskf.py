@@ -180,9 +180,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         if self.level == "icarl":
             state.memory = update_memory(client, state.old_own_model, state.memory, count)
         if self.level == "pass":
-            state.prototypes = extend_prototypes(
-                state.prototypes, compute_prototypes(client, state.old_own_model), True
-            )
+            state.prototypes = extend_prototypes(state.prototypes, compute_prototypes(client, state.old_own_model))
 
     def initial_weights(self, client: Client[FedSKFClientState], model: Weights) -> Weights:
         """Return where training starts: the global model, with the client's own classifier except when synchronised."""
