@@ -91,13 +91,14 @@ def named_subclasses(base: type[T], name_of: Callable[[type[T]], str | None], ad
         pending.extend(cls.__subclasses__())
         if (name := name_of(cls)) is None:
             continue
-        if (other := found.get(name)) is not None and _full_name(other) != _full_name(cls):
-            raise ConfigError(f"{_full_name(other)} and {_full_name(cls)} are both named {name!r}. {advice}")
+        if (other := found.get(name)) is not None and full_name(other) != full_name(cls):
+            raise ConfigError(f"{full_name(other)} and {full_name(cls)} are both named {name!r}. {advice}")
         found[name] = cls
     return found
 
 
-def _full_name(cls: type) -> str:
+def full_name(cls: type) -> str:
+    """Return a class's name with its module's."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

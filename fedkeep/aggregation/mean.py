@@ -20,10 +20,7 @@ def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
 
     ``replies``: By client, at least one.
     """
-    if isinstance(replies, Replies):
-        return replies.mean("num_examples")
-    examples = [float(reply.num_examples) for reply in replies.values()]
-    return mean([reply.model for reply in replies.values()], examples if any(examples) else None)
+    return aggregate(replies, "num_examples")
 
 
 def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
@@ -36,7 +33,8 @@ def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
     if isinstance(replies, Replies):
         return replies.mean(how)
     if how == "num_examples":
-        return weighted_mean(replies)
+        examples = [float(reply.num_examples) for reply in replies.values()]
+        return mean([reply.model for reply in replies.values()], examples if any(examples) else None)
     trained = [reply.model for reply in replies.values() if reply.num_steps]
     return mean(trained or [reply.model for reply in replies.values()])
 

@@ -61,7 +61,6 @@ def clip_norm(tensors: Sequence[Tensor], starts: Sequence[Tensor], limit: float)
     return [tensor.to(start) for tensor, start in zip(clipped, starts, strict=True)]
 
 
-@torch.no_grad()
 def max_byzantine(count: int) -> int:
     """Return the largest number f of malicious clients among n for which Krum is defined: 2f + 2 < n; -1 for none."""
     return max(-1, (count - 3) // 2)

@@ -14,6 +14,7 @@ from fedkeep.experiment.recipe_loader import read_settings
 from fedkeep.generation.generator import REGIMES, NoiseSchedule, Regime, check_installed
 from fedkeep.generation.pixel import ModelCard, UNet
 from fedkeep.generation.training import GeneratorTraining, cluster_subclasses, load_training_data, train_generator
+from fedkeep.models.weights import parameter_count
 
 
 def train_diffusion(options: Namespace, console: Console) -> int:
@@ -47,6 +48,6 @@ def train_diffusion(options: Namespace, console: Console) -> int:
             half=options.half,
             on_step=lambda done, loss: display.count(done, settings.steps, f"loss {loss:.4f}"),
         )
-    say(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
+    say(console, f"{parameter_count(generator.network):,} parameters, loss {generator.card.training['loss']:.4f}")
     say(console, f"wrote {options.out}")
     return 0

@@ -48,7 +48,8 @@ class _Call:
 class FlowerExecutor(Executor):
     """Runs client steps at sites, one call at a time per site, since a SuperNode handles one message after another.
 
-    The simulation submits a client's next request only when its last one has finished.
+    The simulation submits a client's next request only when its last one has finished. Nothing is cancelled: a site
+    that runs a step finishes it, and its reply is never fetched.
 
     ``state``: The simulation whose steps are run. Its client states are references (see
         `fedkeep.flower.state_store.StateRef`).
@@ -140,12 +141,6 @@ class FlowerExecutor(Executor):
                 return
             if len(pending) == len(waiting):
                 time.sleep(POLL_SECONDS)
-
-    def cancel_all(self) -> None:
-        """Do nothing: a site that runs a step finishes it, and its reply is never fetched."""
-
-    def stop(self) -> None:
-        """Do nothing: sites go on without this server."""
 
     def _send(self, site: str, kind: MessageKind, envelope: Envelope) -> str | Fault:
         if self.sites.node(site) is None:

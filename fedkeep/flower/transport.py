@@ -79,8 +79,6 @@ POLL_SECONDS = 0.05  # seconds between two looks for replies
 RETRY_SECONDS = 30.0  # seconds until a rejected node is asked again: its operator may have corrected its configuration
 SILENT_SHARE = 0.25  # of the patience: then a node that has not answered is asked again, as its app may have died
 REMINDER_SECONDS = 15.0  # seconds between two log messages while the run waits
-MAX_EXAMPLES = 10_000_000
-"""The most examples in all tasks together that the server believes a site to have, unless a run says otherwise."""
 
 
 class SiteRegistry:
@@ -106,7 +104,7 @@ class SiteRegistry:
         patience: float,
         tasks: int = 1,
         nodes: Mapping[str, int] | None = None,
-        max_examples: int = MAX_EXAMPLES,
+        max_examples: int = 10_000_000,
         sizes: Mapping[str, list[int]] | None = None,
     ) -> None:
         self.transport = transport

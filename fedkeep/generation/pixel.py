@@ -20,7 +20,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.generation.generator import Generator, NoiseSchedule, Regime, diffusers
 from fedkeep.models import Shape, Weights
-from fedkeep.models.weights import hash_weights, load_weights, parameter_count, tensor_hash
+from fedkeep.models.weights import hash_weights, load_weights, tensor_hash
 from fedkeep.options import Options, as_table, build, option
 
 _GROUP_SIZE = 8  # groups of group norm, and channels of an attention head
@@ -177,11 +177,6 @@ class PixelGenerator(Generator):
             self.network = card.unet.build(card.shape, card.num_embeddings)
         load_weights(self.network, weights)
         self.network.to(self.device).eval().requires_grad_(False)
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of trained parameters."""
-        return parameter_count(self.network)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface.pytree import children
 from fedkeep.models import Weights
+from fedkeep.options import full_name
 
 _STRUCTURE = "structure"
 _PLAIN = (Tensor, bool, int, float, str)
@@ -141,7 +142,7 @@ def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
     items = [(key, encode_structure(item, name)) for key, item in below]
     if isinstance(value, (list, tuple)):
         return {type(value).__name__: [item for _, item in items]}
-    return {"dict": list(map(list, items))} if is_mapping else {"class": _name(type(value)), "fields": dict(items)}
+    return {"dict": list(map(list, items))} if is_mapping else {"class": full_name(type(value)), "fields": dict(items)}
 
 
 def own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
@@ -221,7 +222,7 @@ def _decode_sequence(
 
 
 def _decode_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint: type, where: str) -> Any:
-    named = (cls for cls in reversed(_with_subclasses(hint)) if is_dataclass(cls) and _name(cls) == node["class"])
+    named = (cls for cls in reversed(_with_subclasses(hint)) if is_dataclass(cls) and full_name(cls) == node["class"])
     cls: Any = next(named, None)
     content = node.get("fields")
     if cls is None or not isinstance(content, dict):
@@ -231,10 +232,6 @@ def _decode_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint:
         raise ValueRefused(f"{where} has the fields {sorted(content)} instead of {sorted(names)}.")
     hints = annotations_of(cls)
     return cls(**{name: _decode(item, tensors, hints[name], f"{where}.{name}") for name, item in content.items()})
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _with_subclasses(cls: type) -> list[type]:

@@ -19,7 +19,6 @@ from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Weights
 
 TSDReading = Literal["recombined_sigmoid", "recombined_softmax", "glfc"]
-Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +122,7 @@ class CompensatedCrossEntropy(Loss):
         return (weights * losses).mean()
 
 
-def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading, reduction: Reduction) -> Tensor:
+def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading) -> Tensor:
     """Compute the task semantics distillation (FedSKF, eq. 8).
 
     With the old model's logits for the old classes beside the student's for the new ones, it is a binary cross-entropy
@@ -152,7 +151,7 @@ def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading, 
             p = recombined.softmax(-1)
             safe = p.nan_to_num(0.5)  # `binary_cross_entropy` raises on NaN, where a loss that is NaN loses the client
             losses = binary_cross_entropy(safe, one_hot, reduction="none") + (p - safe).detach()
-    return losses.mean() if reduction == "mean" else losses.sum(-1).mean()
+    return losses.mean()
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +161,6 @@ class TSD(Loss):
     ``teacher``: The old model; empty once its outputs are cached.
     ``known``: How many classes the teacher knows: the first ones.
     ``reading``: Which reading of the equation.
-    ``reduction``: Over the classes.
     ``teacher_logits``: [n, known], the cached outputs.
     """
 
@@ -171,14 +169,13 @@ class TSD(Loss):
     teacher: Weights
     known: int
     reading: TSDReading = "recombined_sigmoid"
-    reduction: Reduction = "mean"
     teacher_logits: Tensor | None = None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[0]
         cached = self.teacher_logits
         old = model.teacher_logits(self.teacher, batch) if cached is None else cached[batch.index]
-        return tsd_loss(old[:, : self.known], model.logits(batch), batch.data["label"], self.reading, self.reduction)
+        return tsd_loss(old[:, : self.known], model.logits(batch), batch.data["label"], self.reading)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         if dataset_index or self.teacher_logits is not None:

@@ -125,24 +125,8 @@ class FullKLByConfidence(WeightRule):
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleWeighting(ABC):
-    """A rule that weighs examples against each other."""
-
-    @abstractmethod
-    def __call__(self, teachers: Tensor, labels: Tensor) -> Tensor:
-        """Compute the logarithm of each example's weight.
-
-        Weights only matter in proportion to those of the same batch, and may be tiny or huge: hence the logarithm.
-
-        ``teachers``: [k, n, classes], the teachers' logits.
-        ``labels``: int64 [n].
-        Returns: [n].
-        """
-
-
-@dataclass(frozen=True, eq=False)
-class EntropyAndLabelWeighting(ExampleWeighting):
-    """exp(-beta_entropy H) pi(y)^-beta, H the first teacher's entropy at temperature 1 in nats.
+class EntropyAndLabelWeighting:
+    """Weighs examples: exp(-beta_entropy H) pi(y)^-beta, H the first teacher's entropy at temperature 1 in nats.
 
     ASD (Yashwanth et al., 2023, eq. 5).
 
@@ -155,6 +139,14 @@ class EntropyAndLabelWeighting(ExampleWeighting):
     beta_entropy: float = 1.0
 
     def __call__(self, teachers: Tensor, labels: Tensor) -> Tensor:
+        """Compute the logarithm of each example's weight.
+
+        Weights only matter in proportion to those of the same batch, and may be tiny or huge: hence the logarithm.
+
+        ``teachers``: [k, n, classes], the teachers' logits.
+        ``labels``: int64 [n].
+        Returns: [n].
+        """
         log_p = teachers[0].log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
         return -self.beta_entropy * entropy - self.beta * self.frequency.to(labels.device)[labels].log()
@@ -189,7 +181,7 @@ class Distillation(Loss):
         ``none`` makes it 1.
     dataset_index : int
         Which of the data sets of `fit` it reads, from 0.
-    example_weights : ExampleWeighting or None
+    example_weights : EntropyAndLabelWeighting or None
         Weighs examples, so that the mean over a batch becomes a weighted mean. None weighs all alike.
     teacher_entropy : bool
         False leaves the teachers' own entropies out, so that the full divergence becomes the cross-entropy with their
@@ -201,7 +193,7 @@ class Distillation(Loss):
     tau: float = 1.0
     scale: Scale = "tau2"
     dataset_index: int = 0
-    example_weights: ExampleWeighting | None = None
+    example_weights: EntropyAndLabelWeighting | None = None
     teacher_entropy: bool = True
 
     @classmethod
@@ -321,7 +313,7 @@ class CachedDistillation(Loss):
         scale: Scale = "tau2",
         *,
         dataset_index: int = 0,
-        example_weights: ExampleWeighting | None = None,
+        example_weights: EntropyAndLabelWeighting | None = None,
         teacher_entropy: bool = True,
     ) -> Loss:
         """Return the distillation from teachers of whom only the logits are at hand.
@@ -470,7 +462,7 @@ def _merged(logits: Tensor, labels: Tensor, rule: WeightRule, tau: float, teache
     return merged if teacher_entropy else replace(merged, constant=torch.zeros_like(merged.constant))
 
 
-def _log_weights(logits: Tensor, labels: Tensor, weighting: ExampleWeighting | None) -> Tensor | None:
+def _log_weights(logits: Tensor, labels: Tensor, weighting: EntropyAndLabelWeighting | None) -> Tensor | None:
     return None if weighting is None else weighting(upcast(logits), labels)
 
 

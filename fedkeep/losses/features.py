@@ -124,17 +124,15 @@ class ModelContrastive(Loss):
             towards, away = (features[batch.index] for features in self.cached)
         else:
             towards, away = (model.teacher_features(frozen, batch) for frozen in (self.towards, self.away))
-        return self.weight * _contrast(model.features(batch), towards, away, self.tau)
+        features = model.features(batch)
+        similarities = torch.stack([cosine_similarity(features, frozen) for frozen in (towards, away)], dim=-1)
+        target = similarities.new_zeros(len(features), dtype=torch.int64)
+        return self.weight * cross_entropy(similarities / self.tau, target)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         if dataset_index or self.cached:
             return self
         return replace(self, towards={}, away={}, cached=(outputs.features(self.towards), outputs.features(self.away)))
-
-
-def _contrast(features: Tensor, towards: Tensor, away: Tensor, tau: float) -> Tensor:
-    similarities = torch.stack((cosine_similarity(features, towards), cosine_similarity(features, away)), dim=-1) / tau
-    return cross_entropy(similarities, similarities.new_zeros(len(features), dtype=torch.int64))
 
 
 @dataclass(frozen=True, eq=False)

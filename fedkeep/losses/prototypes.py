@@ -4,7 +4,6 @@ PASS (Zhu et al., 2021) trains the classifier on noisy mean features of old clas
 some examples of each class.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,9 +15,6 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from fedkeep.losses.base import Batch, Loss, ModelView
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models.heads import BIAS, WEIGHT
-
-MAX_RADIUS = 1e6
-"""No features have a larger radius: its noise would drown everything."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,30 +33,6 @@ class Prototypes:
     means: Tensor
     num_examples: Tensor
     radius: float
-
-    def validate(self, classes: range, width: int, available: int) -> str | None:
-        """Return what is wrong with prototypes that a client sent, or None if nothing is.
-
-        ``available``: How many examples the client has.
-        """
-        named = self.classes.tolist()
-        if self.classes.dim() != 1 or self.classes.dtype != torch.int64 or len(set(named)) < len(named):
-            return f"prototypes whose classes are no distinct numbers: {named}"
-        count = len(named)
-        if (
-            self.means.shape != (count, width)
-            or self.num_examples.shape != (count,)
-            or self.means.dtype != torch.float32
-        ):
-            return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]} in float32"
-        if bool((self.means.abs() > MAX_RADIUS).any()):
-            return f"prototypes with numbers beyond {MAX_RADIUS:g}, which would swallow all others' in the mean"
-        if wrong := set(named) - set(classes):
-            return f"prototypes of {sorted(wrong)}, which are no classes of this task"
-        examples = self.num_examples.tolist()
-        if self.num_examples.dtype != torch.int64 or min(examples, default=1) < 1 or sum(examples) > available:
-            return f"prototypes of no examples, or of more than it has: {examples}, and it has {available}"
-        return f"prototypes of radius {self.radius}" if not 0 <= self.radius < MAX_RADIUS else None
 
     def sample(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw features of random classes, each its class's mean plus radius * N(0, I).
@@ -87,40 +59,19 @@ def prototypes(features: Tensor, labels: Tensor) -> Prototypes:
     return Prototypes(found, torch.stack([rows.mean(0) for rows in members]), counts[found], radius)
 
 
-def extend_prototypes(old: Prototypes | None, new: Prototypes | None, fixed: bool) -> Prototypes | None:
+def extend_prototypes(old: Prototypes | None, new: Prototypes | None) -> Prototypes | None:
     """Return the prototypes of older classes together with those of other, newer ones.
 
+    The first radius that is not 0 stays for all classes.
+
     ``old``, ``new``: None stands for no class at all.
-    ``fixed``: Whether the first radius that is not 0 stays for all classes, or the newest replaces it.
     """
     if old is None or new is None:
         return old or new
-    radius = (old.radius or new.radius) if fixed else new.radius
     columns = {
         name: torch.cat((getattr(old, name), getattr(new, name))) for name in ("classes", "means", "num_examples")
     }
-    return Prototypes(**columns, radius=radius)
-
-
-def pool_prototypes(parts: Sequence[Prototypes]) -> Prototypes | None:
-    """Merge the prototypes of several clients into those of all their examples together.
-
-    Each class's mean is that of all its examples, and the squared radius is the mean over these examples. The distance
-    of one client's mean from another's is left out: each client measured the variance around its own mean.
-
-    Returns: None without any part.
-    """
-    if not parts:
-        return None
-    labels, means = torch.cat([part.classes for part in parts]), torch.cat([part.means for part in parts])
-    weights = torch.cat([part.num_examples for part in parts])
-    totals = torch.bincount(labels, weights.double())
-    found = totals.nonzero().flatten()
-    sums = means.new_zeros(len(totals), means.shape[1]).index_add_(0, labels, means * weights[:, None])
-    examples = totals[found]
-    squares = sum(part.radius**2 * int(part.num_examples.sum()) for part in parts)
-    radius = math.sqrt(squares / float(examples.sum()))
-    return Prototypes(found, sums[found] / examples[:, None].to(sums), examples.long(), radius)
+    return Prototypes(**columns, radius=old.radius or new.radius)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +99,7 @@ class PrototypeCrossEntropy(Loss):
 def herd(features: Tensor, count: int) -> Tensor:
     """Choose exemplars of one class by herding (iCaRL, algorithm 4).
 
-    Each next exemplar is that with which the mean of those chosen comes closest to the mean of all. So the first few of
-    a choice are the choice of a few: an older memory is truncated, not chosen anew.
+    Each next exemplar is that with which the mean of those chosen comes closest to the mean of all.
 
     ``features``: [n, width], of all examples of the class. Of equally good ones the first is taken.
     ``count``: How many to keep.

@@ -29,7 +29,7 @@ from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
-from fedkeep.models.weights import tensor_hash
+from fedkeep.models.weights import dtype_name, tensor_hash
 
 Factory: TypeAlias = Callable[[Shape, int], nn.Module]
 FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -356,7 +356,7 @@ def check_parts(network: nn.Module, who: str) -> None:
             continue
         if tensor.dtype != torch.float32:
             raise ConfigError(
-                f"{who} returned a network whose {name!r} is {_type(tensor)}. "
+                f"{who} returned a network whose {name!r} is {dtype_name(tensor)}. "
                 "Weights are float32 and other buffers integers here; call .float() on the network."
             )
         if not tensor.isfinite().all():
@@ -487,7 +487,7 @@ def _checked_logits(output: Any, inputs: Tensor, classes: int, who: str, mode: s
         hint = " For two classes give two: torch.nn.Linear(width, 2), whose softmax says what the sigmoid of one does."
     elif logits.shape in ((classes,), ()) and len(inputs) == 1:
         hint = " squeeze() without a dimension takes the batch of one away too: write squeeze(1), or flatten(1)."
-    type_found = "" if logits.is_floating_point() else f" and type {_type(logits)}"
+    type_found = "" if logits.is_floating_point() else f" and type {dtype_name(logits)}"
     raise ConfigError(
         f"the network of {who} gives outputs of shape {list(logits.shape)}{type_found}{mode} for {len(inputs)} "
         f"inputs of {_size(inputs)} and {classes} classes. Expected {list(expected)}: one logit a class.{hint}"
@@ -529,7 +529,7 @@ def _cause(error: Exception, entered: list[Entered], inputs: Tensor) -> str:
     weight = next(layer.parameters(), None)
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if given.is_floating_point():
-            return f"{where} reads whole numbers such as token ids, and {has} {_type(given)}. Give integers."
+            return f"{where} reads whole numbers such as token ids, and {has} {dtype_name(given)}. Give integers."
         if given.numel() and int(given.max()) >= layer.num_embeddings:
             return (
                 f"{where} has rows for the ids 0 to {layer.num_embeddings - 1}, and {has} {int(given.max())} too. Give "
@@ -537,8 +537,8 @@ def _cause(error: Exception, entered: list[Entered], inputs: Tensor) -> str:
             )
     elif weight is not None and not given.is_floating_point():
         return (
-            f"{where} reads numbers with fractions, and {has} whole numbers ({_type(given)}), which are taken as token "
-            "ids. Give the data as floating-point numbers, or begin the network with torch.nn.Embedding."
+            f"{where} reads numbers with fractions, and {has} whole numbers ({dtype_name(given)}), which are taken as "
+            "token ids. Give the data as floating-point numbers, or begin the network with torch.nn.Embedding."
         )
     if isinstance(layer, nn.Linear) and given.shape[-1:] != (layer.in_features,):
         return f"{where} expects {layer.in_features} features, and {has} {given.shape[-1] if given.ndim else 'none'}."
@@ -559,7 +559,3 @@ def evaluated(network: nn.Module, inputs: Tensor) -> Any:
 
 def _size(inputs: Tensor) -> str:
     return "x".join(map(str, inputs.shape[1:]))
-
-
-def _type(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -137,8 +137,3 @@ def active_weights(layers: Weights, masks: Weights, sparsity: float) -> Tensor:
     Returns: The weights, one layer after another, [n].
     """
     return torch.cat([layer[active_units(masks[name], sparsity)].flatten() for name, layer in layers.items()])
-
-
-def num_active_weights(layers: Weights, masks: Weights, sparsity: float) -> int:
-    """Return the number of weights of the active units."""
-    return sum(int(active_units(masks[n], sparsity).sum()) * layer[0].numel() for n, layer in layers.items())

@@ -262,7 +262,7 @@ def find_mismatch(given: Weights, expected: Weights) -> str | None:
         if tensor.shape != wanted.shape:
             return f"{name!r} has shape {list(tensor.shape)} instead of {list(wanted.shape)}"
         if tensor.dtype != wanted.dtype:
-            return f"{name!r} is {_type(tensor)} instead of {_type(wanted)}"
+            return f"{name!r} is {dtype_name(tensor)} instead of {dtype_name(wanted)}"
     return None
 
 
@@ -452,7 +452,8 @@ def _listed(names: Sequence[str]) -> str:
     return f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _type(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
+    """Return the name of a tensor's type, such as float32."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -83,8 +83,7 @@ class Executor(ABC):
             total += updates[client][UPDATE]
         return UpdateSum(total, {})
 
-    @abstractmethod
-    def cancel_all(self) -> None:
+    def cancel_all(self) -> None:  # noqa: B027 — most have nothing running between calls
         """Discard all requests, and return when none is running any more."""
 
     def aggregate_groups(self, groups: Sequence[Sequence[StepRequest]], aggregator: Any) -> Iterator[tuple[int, Any]]:
@@ -95,8 +94,7 @@ class Executor(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 — as above
         """Discard all requests at once, after an error; an executor that cannot go on puts another in its place."""
 
 
@@ -199,12 +197,6 @@ class SerialExecutor(Executor):
             for step in steps:
                 if not step.dead:
                     step.throw()  # after an error the other steps are ended too
-
-    def cancel_all(self) -> None:
-        """Do nothing: no request is running between calls."""
-
-    def stop(self) -> None:
-        """Do nothing: no request is running between calls, and this process can always continue."""
 
 
 def _versions(shared: tuple[Any, ...]) -> list[tuple[str, Tensor, int]]:

@@ -93,10 +93,6 @@ class Round(Protocol):
     costs: Costs
 
     @property
-    def task(self) -> int:
-        """The current task, counted from 1."""
-
-    @property
     def round(self) -> int:
         """The round of this task, counted from 1."""
 
@@ -105,20 +101,12 @@ class Round(Protocol):
         """Lost clients, and why."""
 
     @property
-    def set_aside(self) -> Mapping[str, str]:
-        """Clients that are not asked, and why."""
-
-    @property
     def refused(self) -> Mapping[str, Fault]:
         """Those of whom a reply was refused in this round, and why."""
 
     @property
     def answered(self) -> set[str]:
         """Clients of whom a reply was accepted."""
-
-    @property
-    def asks_all(self) -> bool:
-        """Whether a task begins or ends, when all clients are asked, and the round is never rolled back."""
 
     @property
     def fewest(self) -> int:
@@ -131,9 +119,6 @@ class Round(Protocol):
     @property
     def client_states(self) -> Mapping[str, Any]:
         """New states of the round's clients."""
-
-    def refuse(self, reply: Reply, fault: Fault) -> None:
-        """Refuse a reply that had arrived: the client's state is as it was before the step."""
 
     def uncounted(self) -> AbstractContextManager[Mapping[str, Fault]]:
         """Ask clients within this block for what the round does not count; yield who is lost in it."""

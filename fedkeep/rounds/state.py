@@ -158,24 +158,15 @@ class SimulationState:
         self.executor: Executor = self.serial
         for context in self.contexts:
             check_batch_size(context.runner.train_network, settings.training.batch_size)
+        defense, data = settings.defense, self.federation.server_data
+        check = ModelCheck(self.context, data, defense.loss_examples) if defense.loss_check == "server" else None
         self.server = LocalServer(
-            self.context,
-            self.federation.server_data,
-            server_state(),
-            runner.initial,
-            len(self.federation.clients),
-            check=self._model_check(),
+            self.context, data, server_state(), runner.initial, len(self.federation.clients), check=check
         )
         self.client_states = ClientStates(client_state)
         self.finished = 0
         self.weights_file = WeightsFile()
         self.averages: dict[EvaluationModel, Weights] = {"round": self.server.model, "moving": {}}
-
-    def _model_check(self) -> ModelCheck | None:
-        defense = self.settings.defense
-        if defense.loss_check != "server":
-            return None
-        return ModelCheck(self.context, self.federation.server_data, defense.loss_examples)
 
     @property
     def context(self) -> ClientContext:

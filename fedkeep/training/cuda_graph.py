@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -57,29 +57,16 @@ def _code_of(module: nn.Module) -> Iterator[Any]:
         yield from (parameter._backward_hooks or {}).values()
 
 
-class Stepper(Protocol):
-    """What takes steps of a local training."""
-
-    def restart(self) -> None:
-        """Forget the trainings before."""
-
-    def step(self, loss: Loss, batches: list[Batch]) -> None:
-        """Take one step."""
-
-
-S = TypeVar("S", bound=Stepper)
-
-
-class CapturedSteps(Generic[S]):
+class CapturedSteps:
     """Takes steps of local trainings, from the third of a batch's shape on by replaying the second.
 
     The trainings differ in numbers alone, so that what was captured in one is replayed in the next.
 
-    ``stepper``: Takes a step.
+    ``stepper``: Takes a step, a `fedkeep.training.local_training.SGDStepper`.
     ``capture``: Captures one.
     """
 
-    def __init__(self, stepper: S, capture: Capture) -> None:
+    def __init__(self, stepper: Any, capture: Capture) -> None:
         self.stepper = stepper
         self._capture = capture
         self._loss: Loss

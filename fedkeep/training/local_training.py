@@ -335,7 +335,7 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
-def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> CapturedSteps[SGDStepper] | None:
+def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> CapturedSteps | None:
     """Return what captures steps on a GPU and replays them; None where steps cannot be captured."""
     capture = capture_on(runner.device)
     plain = job.step_callback is None and job.parametrization is None and stepper.optimizer is None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +105,7 @@ class ModelRunner:
         classifier = getattr(built, "classifier", None)
         if isinstance(classifier, nn.Linear):
             classifier.register_forward_pre_hook(self._keep_input)
-        self.captured: dict[Hashable, CapturedSteps[Any]] = {}
+        self.captured: dict[Hashable, CapturedSteps] = {}
         self.eval_network = self.build()
 
     @property

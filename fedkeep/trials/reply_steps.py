@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from fedkeep.privacy.central_noise import CentralNoise
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.privacy.secure_sum import SecureSum
-from fedkeep.rounds.client_test_step import ClientTest
-from fedkeep.rounds.local_models import LocalModels
+from fedkeep.rounds.evaluation_steps import ClientTest, LocalModels
 from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.trust.attacks import Attacker
 from fedkeep.trust.loss_check import LossCheck

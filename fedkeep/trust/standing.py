@@ -62,7 +62,7 @@ class Standing(ReplyStep):
         found: dict[str, Any] = {}
         if round.refused:
             found["refused"] = list(round.refused)
-            special = {client: fault.kind for client, fault in round.refused.items() if fault.kind is not _PLAIN}
+            special = {c: fault.kind for c, fault in round.refused.items() if fault.kind is not FaultKind.REFUSED}
             found |= {"faults": special} if special else {}
         if aside := list(self.set_aside(round.state)):
             found["set_aside"] = aside
@@ -89,6 +89,3 @@ class Standing(ReplyStep):
             f"model is that of round {state.finished - self.kept.rounds_in_a_row}; the replies that made it, or its "
             "learning rate, are the likely cause."
         )
-
-
-_PLAIN = FaultKind.REFUSED

@@ -26,7 +26,6 @@ VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_classes="all", ce_classes="a
 VARIANTS["fedicarl-glfc"] = METHODS["fedicarl"](loss="glfc")  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](level="icarl", tsd="glfc", pit_turn="random")  # type: ignore[call-arg]
 VARIANTS["fedskf-pass"] = METHODS["fedskf"](level="pass", tsd="recombined_sigmoid", pit="fused")  # type: ignore[call-arg]
-VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")  # type: ignore[call-arg]
 VARIANTS["feddcl-labels"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], server_loss="labels")
 VARIANTS["feddcl-sliced"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], head="sliced", kd_scale="none")
 VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")  # type: ignore[call-arg]

@@ -11,7 +11,7 @@ from table_model import EXACT, TableView, data, draw, logits, model, settled, va
 from torch import Tensor
 
 from fedkeep.losses import TSD
-from fedkeep.losses.classification import Reduction, TSDReading, tsd_loss
+from fedkeep.losses.classification import TSDReading, tsd_loss
 
 EXAMPLES, WIDTH, OLD, CLASSES = 8, 4, 3, 5
 STUDENT = model(EXAMPLES, WIDTH, CLASSES, seed=1)
@@ -24,7 +24,7 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def by_hand(old: Tensor, student: Tensor, labels: list[int], reading: TSDReading, reduction: Reduction) -> float:
+def by_hand(old: Tensor, student: Tensor, labels: list[int], reading: TSDReading) -> float:
     """Return the loss as the papers write it, a binary cross-entropy of every example and class."""
     total = 0.0
     for output, own, label in zip(old.tolist(), student.tolist(), labels, strict=True):
@@ -39,22 +39,21 @@ def by_hand(old: Tensor, student: Tensor, labels: list[int], reading: TSDReading
             else:
                 p, target = sigmoid(own[c]), sigmoid(output[c]) if c < OLD else target
             total -= target * math.log(p) + (1 - target) * math.log(1 - p)
-    return total / len(labels) / (CLASSES if reduction == "mean" else 1)
+    return total / len(labels) / CLASSES
 
 
 @pytest.mark.parametrize("reading", get_args(TSDReading))
-@pytest.mark.parametrize("reduction", get_args(Reduction))
 @pytest.mark.parametrize("is_settled", [False, True])
-def test_each_reading_is_its_formula(reading: TSDReading, reduction: Reduction, is_settled: bool) -> None:
+def test_each_reading_is_its_formula(reading: TSDReading, is_settled: bool) -> None:
     batch = draw(DATA, ROWS)
-    expected = by_hand(logits(TEACHER, batch), logits(STUDENT, batch), batch.data["label"].tolist(), reading, reduction)
-    objective = TSD(TEACHER, OLD, reading, reduction)
+    expected = by_hand(logits(TEACHER, batch), logits(STUDENT, batch), batch.data["label"].tolist(), reading)
+    objective = TSD(TEACHER, OLD, reading)
     loss, _ = value_and_gradients(settled(objective, DATA) if is_settled else objective, STUDENT, batch)
     assert float(loss) == pytest.approx(expected, rel=1e-10)
 
 
 def gradients_of(reading: TSDReading) -> dict[str, Tensor]:
-    return value_and_gradients(TSD(TEACHER, OLD, reading, "sum"), STUDENT, draw(DATA, ROWS))[1]
+    return value_and_gradients(TSD(TEACHER, OLD, reading), STUDENT, draw(DATA, ROWS))[1]
 
 
 def test_as_printed_it_is_the_binary_cross_entropy_of_the_new_rows_alone() -> None:
@@ -63,7 +62,7 @@ def test_as_printed_it_is_the_binary_cross_entropy_of_the_new_rows_alone() -> No
     assert not gradients["classifier.bias"][:OLD].any()
     batch = draw(DATA, ROWS)
     truth = torch.nn.functional.one_hot(batch.data["label"], CLASSES).double()
-    expected = (logits(STUDENT, batch).sigmoid() - truth)[:, OLD:].sum(0) / len(ROWS)
+    expected = (logits(STUDENT, batch).sigmoid() - truth)[:, OLD:].sum(0) / len(ROWS) / CLASSES
     torch.testing.assert_close(gradients["classifier.bias"][OLD:], expected, **EXACT)
 
 
@@ -71,7 +70,7 @@ def test_through_a_softmax_old_logits_compete_but_old_rows_learn_nothing() -> No
     gradients = gradients_of("recombined_softmax")
     assert not gradients["classifier.weight"][:OLD].any()
     higher = {**TEACHER, "classifier.bias": TEACHER["classifier.bias"] + 1}
-    other = value_and_gradients(TSD(higher, OLD, "recombined_softmax", "sum"), STUDENT, draw(DATA, ROWS))[1]
+    other = value_and_gradients(TSD(higher, OLD, "recombined_softmax"), STUDENT, draw(DATA, ROWS))[1]
     assert not torch.allclose(other["classifier.bias"], gradients["classifier.bias"])
 
 
@@ -79,22 +78,17 @@ def test_as_in_glfc_old_rows_are_taught() -> None:
     gradients = gradients_of("glfc")
     batch = draw(DATA, ROWS)
     own, output = logits(STUDENT, batch).sigmoid(), logits(TEACHER, batch).sigmoid()
-    torch.testing.assert_close(gradients["classifier.bias"][:OLD], (own[:, :OLD] - output).sum(0) / len(ROWS), **EXACT)
+    torch.testing.assert_close(
+        gradients["classifier.bias"][:OLD], (own[:, :OLD] - output).sum(0) / len(ROWS) / CLASSES, **EXACT
+    )
     assert gradients["classifier.weight"][:OLD].any()
-
-
-def test_the_sum_over_classes_is_so_many_times_the_mean() -> None:
-    batch = draw(DATA, ROWS)
-    for reading in get_args(TSDReading):
-        mean, total = (value_and_gradients(TSD(TEACHER, OLD, reading, r), STUDENT, batch)[0] for r in ("mean", "sum"))
-        torch.testing.assert_close(total, CLASSES * mean, **EXACT)
 
 
 @pytest.mark.parametrize("reading", get_args(TSDReading))
 def test_extreme_logits_stay_finite_and_no_gradient_reaches_the_teacher(reading: TSDReading) -> None:
     old = torch.tensor([[300.0, -300.0, 0.0]], requires_grad=True)
     student = torch.tensor([[-300.0, 300.0, 0.0, 300.0, -300.0]], requires_grad=True)
-    loss = tsd_loss(old, student, torch.tensor([4]), reading, "sum")
+    loss = tsd_loss(old, student, torch.tensor([4]), reading)
     assert torch.isfinite(loss)
     loss.backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None
@@ -104,7 +98,7 @@ def test_extreme_logits_stay_finite_and_no_gradient_reaches_the_teacher(reading:
 
 def test_half_precision_is_raised() -> None:
     old, student = torch.randn(2, OLD).half(), torch.randn(2, CLASSES).half()
-    losses = [tsd_loss(old, student, torch.tensor([1, 4]), reading, "mean") for reading in get_args(TSDReading)]
+    losses = [tsd_loss(old, student, torch.tensor([1, 4]), reading) for reading in get_args(TSDReading)]
     assert {loss.dtype for loss in losses} == {torch.float32}
 
 
@@ -126,6 +120,6 @@ def test_settled_it_holds_the_old_classes_and_asks_nobody() -> None:
 def test_a_model_that_diverged_has_a_loss_that_is_no_number(reading: TSDReading) -> None:
     """Its client is then lost for the round; an exception would stop the run."""
     student = torch.tensor([[0.1, 0.2, float("nan"), 0.3]], requires_grad=True)
-    loss = tsd_loss(torch.tensor([[0.5, -0.5]]), student, torch.tensor([3]), reading, "mean")
+    loss = tsd_loss(torch.tensor([[0.5, -0.5]]), student, torch.tensor([3]), reading)
     assert loss.isnan()
     loss.backward()

@@ -11,7 +11,6 @@ from fedkeep.models.fedweit_layers import (
     SparseTensors,
     active_units,
     active_weights,
-    num_active_weights,
     stack_dense,
     to_dense,
     to_sparse,
@@ -64,7 +63,7 @@ def test_a_unit_is_the_mean_over_those_whose_masks_count_it() -> None:
     ]
     models = [{name: factor * layer for name, layer in LAYERS.items()} for factor in (2.0, 4.0)]
     sent = [active_weights(model, mask, 0.4) for model, mask in zip(models, masks, strict=True)]
-    assert [len(numbers) for numbers in sent] == [num_active_weights(LAYERS, mask, 0.4) for mask in masks] == [6, 6]
+    assert [len(numbers) for numbers in sent] == [6, 6]
     merged = masked_mean(LAYERS, sent, masks, 0.4)
     factors = torch.tensor([4.0, 3.0, 2.0])
     torch.testing.assert_close(merged["a"], factors[:, None] * LAYERS["a"])

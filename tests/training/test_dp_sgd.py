@@ -410,9 +410,8 @@ def test_what_epsilon_would_not_cover_is_not_trained() -> None:
         party.fisher(party.initial_model)
     with pytest.raises(ConfigError, match="the features of examples"):
         party.features(party.initial_model)
-    for selection in ("herding", "random"):
-        with pytest.raises(ConfigError, match="the examples that are kept"):
-            update_memory(party, party.initial_model, {}, 2, selection)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the examples that are kept"):
+        update_memory(party, party.initial_model, {}, 2)
     party.context.runner.has_batch_norm = True
     with pytest.raises(ConfigError, match="batch norm mixes"):
         party.fit(party.initial_model, CrossEntropy())

@@ -23,8 +23,6 @@ from fedkeep.models.heads import WEIGHT
 
 CEClasses = Literal["new", "all"]
 """The classes among which labels compete: the task's, or all that were seen."""
-ExemplarSelection = Literal["herding", "random"]
-"""How exemplars are chosen."""
 
 
 @dataclass
@@ -105,31 +103,18 @@ def mark_generated(data: Data, generated: bool = True) -> Data:
     return {"input": data["input"], "label": labels, "generated": flags}
 
 
-def update_memory(client: Client[Any], model: Weights, memory: Data, count: int, selection: ExemplarSelection) -> Data:
+def update_memory(client: Client[Any], model: Weights, memory: Data, count: int) -> Data:
     """Return the exemplar memory with up to ``count`` of a client's examples of each class of the task.
-
-    Of older classes the first ``count`` stay: an exemplar set is shortened, not chosen again.
 
     ``model``: The model on whose features herding works.
     ``memory``: The memory so far; may be empty.
     """
     client.refuse_if_private("the examples that are kept, and their number,")
     labels = client.data["label"]
-    features = client.features(model) if selection == "herding" and len(labels) else labels
+    features = client.features(model) if len(labels) else labels
     rows = []
     for c in range(client.num_old_classes, client.num_classes):
         members = (labels == c).nonzero().flatten()
-        if selection == "herding":
-            chosen = herd(features[members], count) if len(members) else members
-        else:
-            chosen = torch.randperm(len(members), generator=client.rng("exemplars"))[:count].to(members.device)
-        rows.append(members[chosen])
+        rows.append(members[herd(features[members], count)] if len(members) else members)
     new = {name: column[torch.cat(rows)] for name, column in client.data.items()}
-    return concat(_shorten(memory, count), new) if memory else new
-
-
-def _shorten(memory: Data, count: int) -> Data:
-    """Return the first ``count`` examples of each class."""
-    labels = memory["label"]
-    num_earlier = (labels[:, None] == labels).tril(-1).sum(1)  # of the same class
-    return {name: column[num_earlier < count] for name, column in memory.items()}
+    return concat(memory, new) if memory else new

@@ -89,4 +89,4 @@ class FediCaRL(Algorithm[NoState, ExemplarState]):
         """Keep the task's last model, and some of its examples."""
         state = client.state
         state.teacher = model
-        state.memory = update_memory(client, model, state.memory, count, "herding")
+        state.memory = update_memory(client, model, state.memory, count)

@@ -1,7 +1,7 @@
 """FedPASS: noise around mean features stands for old classes, and each class is learned as four rotations."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import OldModelState, cache_once_per_task
@@ -16,15 +16,10 @@ from fedkeep.losses import (
     Rotated,
     Scaled,
 )
-from fedkeep.losses.prototypes import extend_prototypes, pool_prototypes, prototypes
+from fedkeep.losses.prototypes import extend_prototypes, prototypes
 from fedkeep.losses.wrappers import ROTATIONS
 from fedkeep.models import Weights
-from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
-
-Radius = Literal["first", "latest"]
-"""The task from which the size of the prototypes' noise is taken."""
-
 
 SGD_SCALE = 0.02
 """Factor on the loss with which SGD does not diverge at usual learning rates."""
@@ -83,10 +78,8 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
     old class plus noise. f_old are the features of the last global model of the task before; the distance is that of
     the whole batch as one vector, as in PASS's code, so it grows with the batch.
 
-    A client keeps the prototypes of its own classes, and one that has seen no old class learns without. With
-    ``scope=global`` clients report theirs to the server at a task's end, with the number of examples of each, and all
-    learn with the means over all. The noise has the radius of the first task (PASS's code) or of the latest (PyCIL's);
-    it is drawn for each example once a round.
+    A client keeps the prototypes of its own classes, and one that has seen no old class learns without. The noise has
+    the radius of the first task, as in PASS's code; it is drawn for each example once a round.
 
     PASS trains with Adam, to which the size of a loss does not matter. To SGD it does: with the temperature and the
     weights above gradients are 10 to 100 times the usual, and training at usual learning rates diverges as soon as
@@ -102,8 +95,6 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
     scale: float | None = option(
         None, "factor on the whole loss; none: 1 with Adam or clipped gradients, 0.02 with plain SGD", low=0.0
     )
-    scope: Literal["client", "global"] = option("client", "whose prototypes a client learns with: its own, or all")
-    radius: Radius = option("first", "task from which the size of the noise is taken")
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     @property
@@ -114,19 +105,7 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
     def end_task(self, server: Server, clients: Cohort) -> None:
-        if self.scope == "client":
-            clients.ask(self.remember, server.model)
-            return
-        replies = clients.ask(self.report_prototypes, server.model).values()
-        mean = pool_prototypes([reply for reply in replies if reply is not None])
-        clients.ask(self.receive_prototypes, server.model, mean)
-
-    def validate_reply(self, server: Server, reply: Any, examples: int) -> str | None:
-        if not isinstance(reply, Prototypes):
-            return None
-        return reply.validate(
-            range(server.num_old_classes, server.num_classes), server.model[WEIGHT].shape[1], examples
-        )
+        clients.ask(self.remember, server.model)
 
     @on_client
     def train(self, client: Client[PrototypeState], model: Weights) -> Fit:
@@ -140,17 +119,5 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
     @on_client
     def remember(self, client: Client[PrototypeState], model: Weights) -> None:
         """Keep the task's last model, and the client's own prototypes under it."""
-        self._update_state(client.state, model, compute_prototypes(client, model))
-
-    @on_client
-    def report_prototypes(self, client: Client[PrototypeState], model: Weights) -> Prototypes | None:
-        """Report the prototypes of the task's classes, under its last model."""
-        return compute_prototypes(client, model)
-
-    @on_client
-    def receive_prototypes(self, client: Client[PrototypeState], model: Weights, mean: Prototypes | None) -> None:
-        """Keep the task's last model, and the mean of all clients' prototypes."""
-        self._update_state(client.state, model, mean)
-
-    def _update_state(self, state: PrototypeState, model: Weights, new: Prototypes | None) -> None:
-        state.teacher, state.prototypes = model, extend_prototypes(state.prototypes, new, self.radius == "first")
+        state = client.state
+        state.teacher, state.prototypes = model, extend_prototypes(state.prototypes, compute_prototypes(client, model))

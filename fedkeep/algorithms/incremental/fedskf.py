@@ -178,11 +178,9 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         state = client.state
         state.old_global_model, state.old_own_model = model, state.own_model or model
         if self.level == "icarl":
-            state.memory = update_memory(client, state.old_own_model, state.memory, count, "herding")
+            state.memory = update_memory(client, state.old_own_model, state.memory, count)
         if self.level == "pass":
-            state.prototypes = extend_prototypes(
-                state.prototypes, compute_prototypes(client, state.old_own_model), True
-            )
+            state.prototypes = extend_prototypes(state.prototypes, compute_prototypes(client, state.old_own_model))
 
     def initial_weights(self, client: Client[FedSKFClientState], model: Weights) -> Weights:
         """Return where training starts: the global model, with the client's own classifier except when synchronised."""
@@ -214,7 +212,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         loss = distill_old_classes(state.old_own_model, self.w_local, self.tau)
         if self.tsd != "off" and self.w_local:
             num_known = len(state.old_own_model[WEIGHT])
-            loss = loss + Scaled(self.w_local, TSD(state.old_own_model, num_known, self.tsd, "mean"))
+            loss = loss + Scaled(self.w_local, TSD(state.old_own_model, num_known, self.tsd))
         return loss + distill_old_classes(state.old_global_model, self.w_global, self.tau)
 
 

@@ -23,7 +23,6 @@ from fedkeep.models.fedweit_layers import (
     active_weights,
     add_prefix,
     broadcast_units,
-    num_active_weights,
     remove_prefix,
     stack_dense,
     to_dense,
@@ -219,7 +218,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
             rest = add_prefix(REST, undecomposed(server, server.model) | new_rows(server, server.model))
             wrong = find_mismatch(reply.parts, masks | rest)
             if not wrong:
-                count = num_active_weights(body, remove_prefix(MASK, reply.parts), self.sparsity)
+                count = len(active_weights(body, remove_prefix(MASK, reply.parts), self.sparsity))
                 wrong = find_mismatch({"body": reply.body}, {"body": torch.empty(count)})
         else:
             attends = any(map(len, remove_prefix(ATTENTION, reply.parts).values()))

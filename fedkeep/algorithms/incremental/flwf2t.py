@@ -107,4 +107,4 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
         state = client.state
         state.teacher = state.own_model or model
         if self.exemplars_per_class:
-            state.memory = update_memory(client, state.teacher, state.memory, self.exemplars_per_class, "herding")
+            state.memory = update_memory(client, state.teacher, state.memory, self.exemplars_per_class)

@@ -5,7 +5,7 @@ TARGET and LANDER: images of old classes, which the server generates from its la
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeep.algorithms.incremental.class_incremental import concat, mark_generated
 from fedkeep.errors import RunError
-from fedkeep.generation.inversion import InversionProblem
+from fedkeep.generation.inversion import InversionConfig, InversionProblem
 from fedkeep.generation.prototypes import (
     AverageRule,
     PrototypeSearch,
@@ -22,7 +22,7 @@ from fedkeep.generation.prototypes import (
     cached_search,
     check_held,
 )
-from fedkeep.interface import Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models.heads import truncate
 from fedkeep.options import Options, option
@@ -196,7 +196,7 @@ class InversionServerState:
 
     ``replay``: What it generated for the task.
     ``receivers``: The clients that have received it.
-    ``examples_per_client``: The average number of a client's examples in the last round.
+    ``examples_per_client``: The average number of a client's examples in the last round; TARGET alone needs it.
     """
 
     replay: GeneratedReplay = field(default_factory=GeneratedReplay)
@@ -216,6 +216,7 @@ def inversion_problem(server: Server[Any]) -> InversionProblem:
     )
 
 
-def mean_examples_per_client(replies: Mapping[str, Fit]) -> float:
-    """Return the average number of examples of the clients that replied."""
-    return sum(reply.num_examples for reply in replies.values()) / len(replies)
+def inversion_config(method: Options, **fixed: Any) -> InversionConfig:
+    """Return how a method inverts: its options of the config's names, and what it fixes."""
+    named = {f.name: getattr(method, f.name) for f in fields(InversionConfig) if hasattr(method, f.name)}
+    return InversionConfig(**named, **fixed)

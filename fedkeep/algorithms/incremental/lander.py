@@ -11,11 +11,11 @@ from fedkeep.algorithms.incremental.class_incremental import distill_old_classes
 from fedkeep.algorithms.incremental.generated_replay import (
     GeneratedReplay,
     InversionServerState,
+    inversion_config,
     inversion_problem,
-    mean_examples_per_client,
 )
 from fedkeep.errors import ConfigError
-from fedkeep.generation.inversion import FORMATS, InversionConfig, TextInverter, read_anchors
+from fedkeep.generation.inversion import FORMATS, TextInverter, read_anchors
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.losses import BoundingLoss, FeatureMSE, Loss, Scaled
 from fedkeep.models import Weights
@@ -98,7 +98,6 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
         state = server.state
         state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive, state.replay))
         replies = cohort.ask(self.train, server.model)
-        state.examples_per_client = mean_examples_per_client(replies)
         self.update_best(server, replies)
         server.model = aggregate(replies, self.aggregation)
 
@@ -116,17 +115,7 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
 
     def synthesize(self, server: Server[LANDERServerState]) -> Data:
         """Return images of all old classes, generated from the last model before its head is expanded."""
-        config = InversionConfig(
-            num_images=self.num_images,
-            synthesis_batch_size=self.synthesis_batch_size,
-            generator_steps=self.generator_steps,
-            warmup=self.warmup,
-            generator_channels=self.generator_channels,
-            w_batch_norm=1.0,
-            student_steps=self.student_steps,
-            student_batch_size=128,
-            student_lr=0.1,
-        )
+        config = inversion_config(self, w_batch_norm=1.0, student_batch_size=128, student_lr=0.1)
         inverter = TextInverter(
             config, inversion_problem(server), self.read_anchors(server), self.w_bounding, self.radius
         )

@@ -9,10 +9,10 @@ from fedkeep.algorithms.incremental.class_incremental import distill_old_classes
 from fedkeep.algorithms.incremental.generated_replay import (
     GeneratedReplay,
     InversionServerState,
+    inversion_config,
     inversion_problem,
-    mean_examples_per_client,
 )
-from fedkeep.generation.inversion import InversionConfig, LatentInverter
+from fedkeep.generation.inversion import LatentInverter
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.models import Weights
 from fedkeep.options import option
@@ -75,20 +75,12 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
         state = server.state
         state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive, state.replay))
         replies = cohort.ask(self.train, server.model)
-        state.examples_per_client = mean_examples_per_client(replies)
+        state.examples_per_client = sum(reply.num_examples for reply in replies.values()) / len(replies)
         server.model = aggregate(replies, self.aggregation)
 
     def synthesize(self, server: Server[InversionServerState]) -> Data:
         """Return images of all old classes, generated from the last model before its head is expanded."""
-        config = InversionConfig(
-            num_images=self.num_images,
-            synthesis_batch_size=self.synthesis_batch_size,
-            generator_steps=self.generator_steps,
-            warmup=self.warmup,
-            generator_channels=self.generator_channels,
-            student_steps=self.student_steps,
-            student_batch_size=self.student_batch_size,
-        )
+        config = inversion_config(self)
         inverter = LatentInverter(config, inversion_problem(server))
         if self.compat == "repo":
             return inverter.synthesize(RELEASED_BATCHES, num_discarded=0)

@@ -5,59 +5,15 @@ federated optimization", algorithm 2, and Hsu et al., 2019, "Measuring the effec
 for momentum. The step is mean - model over the parameters; buffers follow the mean.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.options import option
-
-
-@torch.no_grad()
-def momentum_step(
-    model: Weights, mean: Weights, velocity: Weights, names: Collection[str], *, lr: float, momentum: float
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Take a step with momentum: v <- momentum v + (mean - model), w <- model + lr v.
-
-    With lr 1 and momentum 0 the new model is the mean.
-
-    ``velocity``: v by parameter; empty means zero.
-    """
-    new = {name: mean[name] - model[name] + momentum * velocity.get(name, torch.zeros(())) for name in names}
-    return dict(mean) | {name: model[name] + lr * v for name, v in new.items()}, new
-
-
-@torch.no_grad()
-def adam_step(
-    model: Weights,
-    mean: Weights,
-    moments: tuple[Weights, Weights],
-    names: Collection[str],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    tau: float,
-) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Take a step of Adam without bias correction: w <- model + lr m / (sqrt(v) + tau).
-
-    m <- b1 m + (1 - b1) step, v <- b2 v + (1 - b2) step^2.
-
-    ``moments``: (m, v) by parameter; empty means m = 0 and v = tau^2, as in the paper.
-    ``lr``: Learning rate of the server.
-    """
-    beta1, beta2 = betas
-    m, v = {}, {}
-    for name in names:
-        step = mean[name] - model[name]
-        m[name] = beta1 * moments[0].get(name, torch.zeros_like(step)) + (1 - beta1) * step
-        v[name] = beta2 * moments[1].get(name, torch.full_like(step, tau**2)) + (1 - beta2) * step.square()
-    stepped = {name: model[name] + lr * m[name] / (v[name].sqrt() + tau) for name in names}
-    return dict(mean) | stepped, (m, v)
 
 
 @dataclass
@@ -86,9 +42,10 @@ class FedAvgM(Algorithm[Velocity]):
     def round(self, server: Server[Velocity], cohort: Cohort) -> None:
         """Let all clients train, and step towards the mean of their models with momentum."""
         mean = aggregate(cohort.ask(self.train, server.model), self.aggregation)
-        server.model, server.state.v = momentum_step(
-            server.model, mean, server.state.v, server.parameter_names, lr=self.server_lr, momentum=self.momentum
-        )
+        model, before = server.model, server.state.v
+        v = {n: mean[n] - model[n] + self.momentum * before.get(n, torch.zeros(())) for n in server.parameter_names}
+        server.model = dict(mean) | {n: model[n] + self.server_lr * velocity for n, velocity in v.items()}
+        server.state.v = v
 
     @on_client
     def train(self, client: Client, model: Weights) -> Fit:
@@ -100,7 +57,7 @@ class FedAvgM(Algorithm[Velocity]):
 class Moments:
     """What FedAdam's server keeps.
 
-    ``m``, ``v``: By parameter; empty before the first step.
+    ``m``, ``v``: By parameter; empty means m = 0 and v = tau^2, as in the paper.
     """
 
     m: Weights = field(default_factory=dict)
@@ -126,16 +83,14 @@ class FedAdam(Algorithm[Moments]):
     def round(self, server: Server[Moments], cohort: Cohort) -> None:
         """Let all clients train, and step towards the mean of their models by Adam."""
         mean = aggregate(cohort.ask(self.train, server.model), self.aggregation)
-        state = server.state
-        server.model, (state.m, state.v) = adam_step(
-            server.model,
-            mean,
-            (state.m, state.v),
-            server.parameter_names,
-            lr=self.server_lr,
-            betas=(self.beta1, self.beta2),
-            tau=self.tau,
-        )
+        model, state = server.model, server.state
+        stepped, m, v = dict(mean), {}, {}
+        for n in server.parameter_names:
+            step = mean[n] - model[n]
+            m[n] = self.beta1 * state.m.get(n, torch.zeros_like(step)) + (1 - self.beta1) * step
+            v[n] = self.beta2 * state.v.get(n, torch.full_like(step, self.tau**2)) + (1 - self.beta2) * step.square()
+            stepped[n] = model[n] + self.server_lr * m[n] / (v[n].sqrt() + self.tau)
+        server.model, state.m, state.v = stepped, m, v
 
     @on_client
     def train(self, client: Client, model: Weights) -> Fit:
