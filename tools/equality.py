@@ -109,7 +109,7 @@ WHOLE: dict[str, tuple[str, Sequence[str]]] = {  # methods and settings of short
     "iid": ("fedavg", ["partition.scheme=iid"]),
     "shards": ("fedavg", ["partition.scheme=shards", "partition.shards_per_client=5"]),
 }
-MODELS = "alexnet8 cnn-ll cnn4 lenet5 mean-cnn mlp resnet18 resnet32 resnet34 resnet50 simple-cnn vgg16"
+MODELS = "alexnet8 alexnet8-usfc cnn-ll cnn4 lenet5 mean-cnn mlp resnet18 resnet32 resnet34 resnet50 simple-cnn vgg16"
 
 
 def built(key: str, situation: str, **changes: Any) -> Any:

@@ -244,6 +244,27 @@ class AlexNet8(Convolutional):
     dropout: float = option(0.5, "probability of dropping an input of a hidden layer, in training", low=0, high=1)
 
 
+@dataclass(frozen=True)
+class AlexNet8USFC(AlexNet8):
+    """Another reading of AlexNet-8: 11x11, 7x7 and three 3x3 convolutions, two hidden layers, and the classifier.
+
+    Papers from SFedKD's university describe an "8-layer AlexNet" like this, with a size of about 130 MB. Kernel sizes
+    and the number of layers are from there. All else is a reconstruction: maps (96, 256, 384, 384, 256), 4096 units in
+    each hidden layer, dropout, and 3x3 max-pooling with stride 2 after the first, second and fifth convolution are
+    those of Krizhevsky et al. (2012); stride 1 and paddings that keep the size (5, 3, 1, 1, 1) make 32x32 images
+    possible. 30,600,586 parameters (122 MB) for 3x32x32 and 10 classes; images from 15x15 pixels.
+    """
+
+    name: ClassVar[str] = "alexnet8-usfc"
+    convolutions = (
+        Convolution(96, 11, padding=5, pool=(3, 2)),
+        Convolution(256, 7, padding=3, pool=(3, 2)),
+        Convolution(384, 3, padding=1, pool=None),
+        Convolution(384, 3, padding=1, pool=None),
+        Convolution(256, 3, padding=1, pool=(3, 2)),
+    )
+
+
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # maps and convolutions; 2x2 max-pooling ends each
 
 
