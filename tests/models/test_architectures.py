@@ -33,7 +33,7 @@ from fedkeep.options import as_table, build, full_name
 
 GREY, COLOUR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 NAMES = (
-    *("alexnet8", "cnn-ll", "cnn4", "lenet5", "mean-cnn", "mlp"),
+    *("alexnet8", "alexnet8-usfc", "cnn-ll", "cnn4", "lenet5", "mean-cnn", "mlp"),
     *("resnet18", "resnet32", "resnet34", "resnet50", "simple-cnn", "vgg16"),
 )
 
@@ -68,6 +68,7 @@ def test_the_registry_holds_every_file_of_the_package() -> None:
         ("cnn-ll", COLOUR, 10, 797_962),
         ("cnn-ll", COLOUR, 100, 815_332),
         ("alexnet8", COLOUR, 10, 23_272_266),
+        ("alexnet8-usfc", COLOUR, 10, 30_600_586),
         ("resnet18", COLOUR, 10, 11_173_962),
         ("resnet18", COLOUR, 100, 11_220_132),
         ("resnet32", COLOUR, 10, 464_154),
@@ -88,7 +89,7 @@ def test_parameter_counts(name: str, shape: Shape, classes: int, parameters: int
 
 @pytest.mark.parametrize(
     ("name", "kernels"),
-    [("lenet5", [5, 5]), ("cnn4", [5, 5]), ("alexnet8", [3, 3, 3, 3, 3])],
+    [("lenet5", [5, 5]), ("cnn4", [5, 5]), ("alexnet8", [3, 3, 3, 3, 3]), ("alexnet8-usfc", [11, 7, 3, 3, 3])],
 )
 def test_kernels(name: str, kernels: list[int]) -> None:
     convolutions = [m for m in network(name, COLOUR, 10).modules() if isinstance(m, nn.Conv2d)]
@@ -173,6 +174,11 @@ def test_the_smallest_image_works_and_a_smaller_one_says_so(name: str, smallest:
         assert f"{shape[1]}x{shape[2]}" in str(error.value)
 
 
+def test_usfc_says_its_smallest_image() -> None:
+    with pytest.raises(ConfigError, match="at least 15x15 pixels"):
+        get_architecture("alexnet8-usfc")().build((3, 14, 32), 10)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
@@ -220,7 +226,7 @@ def test_fast_pooling_is_pytorchs(shape: Shape) -> None:
 
 def test_dropout_is_an_option_and_works_in_training_only() -> None:
     wet, dry = AlexNet8(), AlexNet8(dropout=0.0)
-    assert as_table(wet) == {"dropout": 0.5}
+    assert as_table(wet) == as_table(get_architecture("alexnet8-usfc")()) == {"dropout": 0.5}
     model = wet.build((1, 15, 15), 2)
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
     x = images((1, 15, 15))
@@ -307,7 +313,9 @@ def test_networks_of_one_architecture_share_nothing() -> None:
     assert all(torch.equal(second.state_dict()[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("lenet", "lenet5"), ("cnn_ll", "cnn-ll"), ("CNN5", "cnn4")])
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("lenet", "lenet5"), ("alexnet8_usfc", "alexnet8-usfc"), ("CNN5", "cnn4")]
+)
 def test_an_unknown_name_gets_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(ConfigError, match=f"no model '{wrong}'. Did you mean '{right}'") as error:
         get_architecture(wrong)
