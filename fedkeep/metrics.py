@@ -77,9 +77,7 @@ def balanced_accuracy(correct: ArrayLike, total: ArrayLike) -> float:
 
     Parameters and errors are those of `accuracy`.
     """
-    shares = class_accuracy(correct, total)
-    shares = shares[~np.isnan(shares)]
-    return float(shares.mean()) if len(shares) else float("nan")
+    return mean_of_known(class_accuracy(correct, total))
 
 
 def forgetting(history: ArrayLike) -> float:
@@ -94,8 +92,6 @@ def forgetting(history: ArrayLike) -> float:
         have been forgotten yet: 0. NaN if no class is known.
     """
     values = np.asarray(history, dtype=np.float64)
-    if values.ndim != 2:
-        raise ValueError(f"A history of class-wise accuracies is [evaluations, classes], not {values.shape}.")
     if len(values) < 2:
         return 0.0
     # fmax ignores NaN, and is NaN only where all are.
@@ -105,8 +101,7 @@ def forgetting(history: ArrayLike) -> float:
 
 def mean_of_known(values: Iterable[float]) -> float:
     """Return the mean of the values that are not NaN; NaN if there is none."""
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")
+    return mean_of(value for value in values if not np.isnan(value))
 
 
 def _counts(correct: ArrayLike, total: ArrayLike) -> tuple[Floats, Floats]:
@@ -142,7 +137,7 @@ def accuracy_after(matrix: ArrayLike) -> Floats:
 
     The share of all test examples that are right (`accuracy`) is the same for tasks of equal size.
     """
-    values = _square(matrix)
+    values = np.asarray(matrix, dtype=np.float64)
     return np.asarray([row[: t + 1].mean() for t, row in enumerate(values)])
 
 
@@ -163,8 +158,6 @@ def forgetting_tasks(matrix: ArrayLike) -> float:
         learned.
     """
     values = np.asarray(matrix, dtype=np.float64)
-    if values.ndim != 2 or values.shape[0] != values.shape[1]:
-        raise ValueError(f"A matrix of accuracies by task has the shape [tasks, tasks], not {values.shape}.")
     return mean_of_known([float(np.fmax.reduce(values[j:-1, j]) - values[-1, j]) for j in range(len(values) - 1)])
 
 
@@ -175,14 +168,14 @@ def backward_transfer(matrix: ArrayLike) -> float:
     with the sign changed: its forgetting counts from the accuracy right after a task, not from the best. NaN with one
     task.
     """
-    values = _square(matrix)
-    return _mean([values[-1, j] - values[j, j] for j in range(len(values) - 1)])
+    values = np.asarray(matrix, dtype=np.float64)
+    return mean_of([values[-1, j] - values[j, j] for j in range(len(values) - 1)])
 
 
 def chaudhry_mean(matrix: ArrayLike) -> float:
     """Return the mean over t >= 2 of `forgetting_tasks` after task t; NaN with one task."""
-    values = _square(matrix)
-    return _mean([forgetting_tasks(values[:t, :t]) for t in range(2, len(values) + 1)])
+    values = np.asarray(matrix, dtype=np.float64)
+    return mean_of([forgetting_tasks(values[:t, :t]) for t in range(2, len(values) + 1)])
 
 
 def fedskf(matrix: ArrayLike) -> float:
@@ -191,20 +184,15 @@ def fedskf(matrix: ArrayLike) -> float:
     FedSKF's eq. 12 with 1/(t-1) in place of 1/t: with what is printed, its table 2 would need new-task accuracies
     above 1. NaN with one task.
     """
-    values = _square(matrix)
-    steps = range(2, len(values) + 1)
-    return _mean([float((values[t - 2, : t - 1] - values[t - 1, : t - 1]).sum()) / (t - 1) for t in steps])
-
-
-def _square(matrix: ArrayLike) -> Floats:
     values = np.asarray(matrix, dtype=np.float64)
-    if values.ndim != 2 or values.shape[0] != values.shape[1] or not len(values):
-        raise ValueError(f"A matrix of accuracies by task has the shape [tasks, tasks], not {values.shape}.")
-    return values
+    steps = range(2, len(values) + 1)
+    return mean_of([float((values[t - 2, : t - 1] - values[t - 1, : t - 1]).sum()) / (t - 1) for t in steps])
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean of values; NaN if there are none."""
+    known = list(values)
+    return float(np.mean(known)) if known else float("nan")
 
 
 def consistency(before: ArrayLike, after: ArrayLike) -> float:
@@ -215,24 +203,11 @@ def consistency(before: ArrayLike, after: ArrayLike) -> float:
     Returns: From 0 to 1; 0 if either is all zero.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
-    if first.shape != second.shape or first.ndim != 1:
-        raise ValueError(f"Class-wise accuracies must be one number a class, not {first.shape}, {second.shape}.")
     known = ~(np.isnan(first) | np.isnan(second))
     first, second = first[known], second[known]
     norms = float(np.linalg.norm(first) * np.linalg.norm(second))
     # A cosine of equal vectors may exceed 1 by rounding.
     return min(float(first @ second) / norms, 1.0) if norms else 0.0
-
-
-def drift(own: float, after: float) -> float:
-    """Return what the next client's training costs on a client's data, A(w_m, B_m) - A(w_{m+1}, B_m).
-
-    SFedKD figure 1c.
-
-    ``own``: Accuracy on the client's training data B_m, without augmentation, of the model w_m that it sends on.
-    ``after``: Accuracy on the same data of the model w_{m+1} that the next client sends on.
-    """
-    return own - after
 
 
 def kold(proportions: ArrayLike, accuracies: ArrayLike, *, support: bool = False) -> tuple[float, float]:
@@ -370,37 +345,10 @@ def window_rounds(rounds: int, window: float = 0.5, turn: int = 1) -> tuple[int,
         again. The window becomes a whole number of turns, at least one, unless the run is shorter than a turn.
     Returns: Counted from 1, both included.
     """
-    if rounds < 1 or turn < 1 or not window > 0:
-        raise ValueError(f"A window needs rounds, a share and a turn above 0, not {rounds}, {window} and {turn}.")
     wanted = math.floor(rounds * window) if window < 1 else round(window)
     length = min(max(wanted, 1), rounds)
     length = max(length // turn, 1) * turn
     return max(rounds - length, 0) + 1, rounds
-
-
-def last(values: ArrayLike) -> float:
-    """Return the last of a series, [T]; NaN if it is empty."""
-    series = _series(values)
-    return float(series[-1]) if len(series) else float("nan")
-
-
-def best(values: ArrayLike) -> float:
-    """Return the highest of a series, [T]; NaN if it is empty."""
-    series = _series(values)
-    return float(series.max()) if len(series) else float("nan")
-
-
-def rounds_to(rounds: ArrayLike, values: ArrayLike, target: float) -> float:
-    """Return the first round whose value reaches a target, T(x) (FedCAD table 1); NaN if none does.
-
-    ``rounds``: The evaluated rounds, counted from 1.
-    ``values``: Such as accuracies of the global model.
-    """
-    when, series = _series(rounds), _series(values)
-    if len(when) != len(series):
-        raise ValueError(f"{len(when)} rounds and {len(series)} values do not belong together.")
-    reached = when[series >= target]
-    return float(reached[0]) if len(reached) else float("nan")
 
 
 def mean_std(values: Iterable[float]) -> tuple[float, float]:
@@ -409,7 +357,7 @@ def mean_std(values: Iterable[float]) -> tuple[float, float]:
     ``values``: None of them NaN.
     Returns: std = sqrt(sum_i (x_i - mean)^2 / (n - 1)): of a sample, NaN below two values. The mean of none is NaN.
     """
-    series = _series(list(values))
+    series = np.asarray(list(values), dtype=np.float64)
     mean = float(series.mean()) if len(series) else float("nan")
     return mean, float(series.std(ddof=1)) if len(series) > 1 else float("nan")
 
@@ -431,7 +379,7 @@ def t_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
     ``level``: How often, over many repetitions of the whole experiment, the interval holds the true mean.
     Returns: Below two values without ends.
     """
-    series = _series(list(values))
+    series = np.asarray(list(values), dtype=np.float64)
     mean, std = mean_std(series)
     half = _quantile(level, len(series) - 1) * std / math.sqrt(len(series)) if len(series) > 1 else float("nan")
     return Interval(mean, mean - half, mean + half, len(series))
@@ -449,7 +397,7 @@ def block_interval(values: ArrayLike, turn: int = 1, shortest: int = 2, level: f
     Returns: From about `BLOCKS` blocks of equal length, at least ``shortest`` and one turn long. What is left over at
         the beginning enters the mean and no block. Below `FEWEST_BLOCKS` without ends.
     """
-    series = _series(values)
+    series = np.asarray(values, dtype=np.float64)
     size = -(-max(len(series) // BLOCKS, shortest) // turn) * turn
     count = len(series) // size
     mean = float(series.mean()) if len(series) else float("nan")
@@ -465,13 +413,6 @@ def _quantile(level: float, freedom: int) -> float:
     from scipy.special import stdtrit  # what scipy.stats.t.ppf calls, without half a second of imports
 
     return float(stdtrit(freedom, 0.5 + level / 2))
-
-
-def _series(values: ArrayLike) -> Floats:
-    series = np.asarray(values, dtype=np.float64)
-    if series.ndim != 1:
-        raise ValueError(f"A series of evaluations has one dimension, not the shape {series.shape}.")
-    return series
 
 
 ORDERS = [1.25, 1.5, 1.75, *range(2, 65), 96, 128, 256, 512]

@@ -24,11 +24,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, did_you_mean
-from fedkeep.metrics import Floats, kold
+from fedkeep.metrics import Floats, kold, mean_of_known
 from fedkeep.reporting.metric import LOGGED, METRICS, metric_of, rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row
-from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult, mean_of
+from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -388,7 +388,7 @@ def heatmap(
     names = list(columns)
     if table.shape[1] > MOST_HEATMAP_COLUMNS:
         parts = np.array_split(np.arange(table.shape[1]), MOST_HEATMAP_COLUMNS)
-        means = [[mean_of(row[~np.isnan(row)]) for row in table[:, part]] for part in parts]
+        means = [[mean_of_known(row) for row in table[:, part]] for part in parts]
         table, names = np.asarray(means).T, [names[part[0]] for part in parts]
     pixels = np.empty((*table.shape, 4), dtype=np.uint8)
     pixels[..., :3] = BLUE

@@ -16,7 +16,8 @@ import numpy as np
 from fedkeep import metrics
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import describe_data
-from fedkeep.reporting.trial import TrialResult, Window, mean_of
+from fedkeep.metrics import mean_of
+from fedkeep.reporting.trial import TrialResult, Window
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback, Outcome
 

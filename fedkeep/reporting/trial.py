@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedkeep import metrics
 from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, IN_MEAN, MEANS_TOLD, counts_name, sample_rate_of
-from fedkeep.metrics import Floats
+from fedkeep.metrics import Floats, mean_of, mean_of_known
 from fedkeep.rounds.messages import FaultKind
 from fedkeep.rounds.run_settings import EvaluationModel
 
@@ -278,12 +278,12 @@ class TrialResult:
     @property
     def last(self) -> float:
         """Return the accuracy of the last evaluation."""
-        return metrics.last(self.accuracies)
+        return float(self.accuracies[-1]) if len(self.accuracies) else math.nan
 
     @property
     def best(self) -> float:
         """Return the highest accuracy of any evaluation."""
-        return metrics.best(self.accuracies)
+        return float(self.accuracies.max()) if len(self.accuracies) else math.nan
 
     @cached_property
     def window_accuracies(self) -> dict[int, float]:
@@ -333,7 +333,7 @@ class TrialResult:
         if name == "balanced_accuracy":
             return self.balanced_history
         if name == "specificity":
-            return _floats(mean_of(by_class[~np.isnan(by_class)]) for by_class in self.specificities)
+            return _floats(map(mean_of_known, self.specificities))
         return _floats((row.get("scores") or {}).get(name) for row in self.evaluations)
 
     @cached_property
@@ -454,7 +454,8 @@ class TrialResult:
 
     def rounds_to(self, target: float) -> float:
         """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""
-        return metrics.rounds_to(self.evaluated, self.accuracies, target)
+        reached = self.evaluated[self.accuracies >= target]
+        return float(reached[0]) if len(reached) else math.nan
 
     def seconds_to(self, target: float) -> float:
         """Return the seconds of local training, teachers included, until `rounds_to` a target; NaN if none does."""
@@ -547,7 +548,7 @@ class TrialResult:
         NaN where no two clients of a round followed each other.
         """
         pairs = [(a["own"], b["previous"]) for a, b in pairwise(self.chain) if b["previous"] and a["own"][1]]
-        return mean_of(metrics.drift(own[0] / own[1], after[0] / after[1]) for own, after in pairs)
+        return mean_of(own[0] / own[1] - after[0] / after[1] for own, after in pairs)
 
     @cached_property
     def local_history(self) -> dict[int, float]:
@@ -565,7 +566,7 @@ class TrialResult:
     @property
     def local_last(self) -> float:
         """Return the mean test accuracy of local models in the last round in which they were evaluated."""
-        return metrics.last(list(self.local_history.values()))
+        return [math.nan, *self.local_history.values()][-1]
 
     def kold(self, *, support: bool = False) -> tuple[float, float]:
         """Return local models' accuracy inside and outside their clients' label distributions (`metrics.kold`).
@@ -695,12 +696,6 @@ class TrialResult:
         if self.learned:
             return ""
         return "at chance" if self.at_chance else "test loss not finite"
-
-
-def mean_of(values: Iterable[float]) -> float:
-    """Return the mean of values; NaN if there are none."""
-    known = list(values)
-    return float(np.mean(known)) if known else math.nan
 
 
 def _told_counts(uses: Mapping[str, int]) -> int:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedkeep
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.metrics import kold, rounds_to
+from fedkeep.metrics import kold
 from fedkeep.models import get_architecture
 from fedkeep.reporting.metric import METRICS, shown_in
 from fedkeep.reporting.trial import TrialResult
@@ -96,25 +96,6 @@ def test_classes_without_test_examples_are_left_out(support: bool) -> None:
 def test_what_is_no_distribution_is_refused(counts: Any, accuracies: Any) -> None:
     with pytest.raises(ValueError):
         kold(counts, accuracies)
-
-
-def test_rounds_to_a_target() -> None:
-    rounds, values = [1, 2, 3, 4], [0.3, 0.65, 0.6, 0.7]
-    assert rounds_to(rounds, values, 0.65) == 2, "the first that reaches it, not the first that passes it"
-    assert rounds_to(rounds, values, 0.66) == 4
-    assert rounds_to(rounds, values, 0.1) == 1, "counted from 1"
-    assert math.isnan(rounds_to(rounds, values, 0.71))
-    assert math.isnan(rounds_to([], [], 0.5))
-    assert rounds_to([10, 20, 30], [0.1, NAN, 0.5], 0.4) == 30, "evaluated rounds by their numbers"
-    with pytest.raises(ValueError):
-        rounds_to([1, 2], [0.5], 0.4)
-
-
-@few
-@given(st.lists(st.floats(0.0, 1.0), max_size=12), st.floats(0.0, 1.0))
-def test_rounds_to_is_the_formula(values: list[float], target: float) -> None:
-    expected = next((number for number, value in enumerate(values, start=1) if value >= target), NAN)
-    assert rounds_to(np.arange(1, len(values) + 1), values, target) == pytest.approx(expected, nan_ok=True)
 
 
 # From a run, everything counted again outside it

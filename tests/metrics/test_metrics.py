@@ -19,7 +19,6 @@ from fedkeep.metrics import (
     balanced_accuracy,
     class_accuracy,
     consistency,
-    drift,
     forgetting,
     forgetting_tasks,
 )
@@ -110,8 +109,6 @@ def test_forgetting_skips_classes_without_test_examples() -> None:
 def test_forgetting_needs_a_past() -> None:
     assert forgetting([[0.3, 0.4]]) == 0.0
     assert forgetting(np.empty((0, 4))) == 0.0
-    with pytest.raises(ValueError, match=r"\[evaluations, classes\]"):
-        forgetting([0.3, 0.4])
 
 
 @few
@@ -141,8 +138,6 @@ def test_forgetting_of_tasks_may_be_negative_and_reads_nothing_before_a_task_is_
 def test_forgetting_of_tasks_is_undefined_for_one() -> None:
     assert math.isnan(forgetting_tasks([[0.5]]))
     assert math.isnan(forgetting_tasks(np.empty((0, 0))))
-    with pytest.raises(ValueError, match=r"\[tasks, tasks\]"):
-        forgetting_tasks([[0.5, 0.4]])
 
 
 def test_forgetting_of_tasks_skips_tasks_without_test_examples() -> None:
@@ -168,8 +163,6 @@ def test_consistency_at_its_ends() -> None:
     assert consistency([0, 0], [0, 0]) == 0.0
     assert consistency([0.3, NAN, 0.4, 0.9], [0.3, 0.9, 0.4, NAN]) == pytest.approx(1.0)
     assert consistency([0.5, 0.6, 0.9], [0.5, 0.6, 0.9]) <= 1.0  # 1.0000000000000002 without care
-    with pytest.raises(ValueError, match="one number a class"):
-        consistency([0.5, 0.5], [0.5])
 
 
 @few
@@ -181,8 +174,3 @@ def test_consistency_properties(pair: NDArray[np.float64]) -> None:
     assert consistency(after, before) == value
     assert consistency(before / 2, after) == pytest.approx(value)
     assert consistency(before, before) == pytest.approx(1.0 if before.any() else 0.0)
-
-
-def test_drift_is_what_the_next_client_takes_away() -> None:
-    assert drift(0.9, 0.4) == 0.5
-    assert drift(0.4, 0.9) == -0.5

@@ -12,9 +12,7 @@ from scipy import stats
 
 from fedkeep.metrics import (
     Interval,
-    best,
     block_interval,
-    last,
     mean_std,
     paired,
     t_interval,
@@ -46,14 +44,6 @@ def test_the_rounds_of_a_window(rounds: int, window: float, turn: int, covered: 
     assert window_rounds(rounds, window, turn) == covered
 
 
-@pytest.mark.parametrize(
-    ("rounds", "window", "turn"), [(0, 0.5, 1), (5, 0.0, 1), (5, -1.0, 1), (5, 0.5, 0), (5, NAN, 1)]
-)
-def test_no_window_at_all_is_refused(rounds: int, window: float, turn: int) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        window_rounds(rounds, window, turn)
-
-
 @few
 @given(st.integers(1, 500), st.floats(0.01, 600), st.integers(1, 30))
 def test_a_window_is_of_whole_turns_at_the_end(rounds: int, window: float, turn: int) -> None:
@@ -61,16 +51,6 @@ def test_a_window_is_of_whole_turns_at_the_end(rounds: int, window: float, turn:
     assert end == rounds
     assert 1 <= first <= end
     assert (end - first + 1) % turn == 0 or turn > rounds
-
-
-def test_series() -> None:
-    series = [0.1, 0.9, 0.2, 0.4, 0.3]
-    assert last(series) == 0.3
-    assert best(series) == 0.9
-    assert math.isnan(last([]))
-    assert math.isnan(best([]))
-    with pytest.raises(ValueError, match="one dimension"):
-        last([[0.5]])
 
 
 def test_the_standard_deviation_is_of_a_sample() -> None:
