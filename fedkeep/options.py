@@ -279,12 +279,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
-    if (
-        origin is None
-        and isinstance(hint, type)
-        and isinstance(value, hint)
-        and (hint is bool or not isinstance(value, bool))
-    ):
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{where} must be a finite number, not {value}.")
         return value

@@ -53,25 +53,8 @@ def quoted_name(text: str, longest: int) -> str:
     return quoted[: longest - len(end)] + end
 
 
-def is_file(path: Path) -> bool:
-    """Tell whether a path names a file; false for names that no file can have.
-
-    ``path``: The path. Python raises errors for names that are too long.
-    Returns: True for a file, or a link to one.
-    """
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries to disk: a file that was renamed may otherwise have its old name after a power failure.
-
-    ``folder``: The folder. On systems that cannot open folders nothing is done.
-    """
-    if not hasattr(os, "O_DIRECTORY"):
-        return
+    """Force a folder's entries to disk: otherwise a renamed file may have its old name after a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

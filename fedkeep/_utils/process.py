@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
-ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING_SIGNALS = signal.SIGTERM, signal.SIGHUP
 """What Slurm, systemd and `kill` send, and what a terminal sends as it is closed."""
 
 
@@ -61,9 +61,6 @@ def signals_blocked_in_children() -> Iterator[None]:
 
     One that arrives in the block is delivered to this process after it.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         yield

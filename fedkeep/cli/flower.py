@@ -102,25 +102,15 @@ def _with_sites(recipe: Recipe, sites: int) -> Recipe:
 
 def _project(name: str, title: str, sites: int) -> dict[str, Any]:
     config = as_table(RunConfig(recipe="recipe.toml", sites=sites))
-    return {
-        "project": {
-            "name": name,
-            "version": "1.0.0",
-            "description": title,
-            "license": "Apache-2.0",
-            "dependencies": [f"fedkeep[flower]=={version('fedkeep')}"],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": name,
-                    "fab-include": ["*.py", "recipe.toml"],
-                    "components": {"serverapp": "fedkeep_app:server", "clientapp": "fedkeep_app:client"},
-                    "config": {option.replace("_", "-"): value for option, value in config.items()},
-                }
-            }
-        },
+    project = {"name": name, "version": "1.0.0", "description": title, "license": "Apache-2.0"}
+    app = {
+        "publisher": name,
+        "fab-include": ["*.py", "recipe.toml"],
+        "components": {"serverapp": "fedkeep_app:server", "clientapp": "fedkeep_app:client"},
+        "config": {option.replace("_", "-"): value for option, value in config.items()},
     }
+    needed = [f"fedkeep[flower]=={version('fedkeep')}"]
+    return {"project": {**project, "dependencies": needed}, "tool": {"flwr": {"app": app}}}
 
 
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 bears: SYSTEM_TIME_TOLERANCE, and TIMESTAMP_TOLERANCE with it

@@ -13,7 +13,6 @@ from fedkeep.cli.run import machine_of, run_with_progress
 from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError
 from fedkeep.experiment import reproduce as plan
-from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.html import write_all
@@ -23,14 +22,13 @@ from fedkeep.reporting.run_folder import open_run
 def reproduce(options: Namespace, console: Console) -> int:
     """Reproduce the requested part of a paper's table, and show it beside the paper's numbers."""
     machine = machine_of(options)
-    import_user_code(machine.use)
     root = Path(options.out)
     if options.table is None:
         if options.page:
             return _page(root, options.page, console)
         raise ConfigError("name a table, such as sfedkd/table1. The tables are listed by: fedkeep recipes")
     table, recipes = plan.find_table(options.table)
-    folder = plan.reproduction_folder(table, root, options.rounds)
+    folder = root / (table.replace("/", "-") + ("" if options.rounds == 1 else f"-rounds-{options.rounds:g}"))
     changes = {name: getattr(options, name) for name in ("methods", "seeds", "settings", "grid", "allow_code")}
     requested = plan.select_columns(table, recipes, folder, options.columns or (), options.rounds, **changes)
     if options.dry_run:

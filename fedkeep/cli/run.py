@@ -47,7 +47,6 @@ TUNED = ("methods", "seeds", "rounds", "validation", "settings", "reported_seeds
 def run(options: Namespace, console: Console) -> int:
     """Run a recipe and show its results."""
     machine = machine_of(options)
-    import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     check_main(recipe.run.metric)
     if options.dry_run:
@@ -68,7 +67,6 @@ def run(options: Namespace, console: Console) -> int:
 def resume(options: Namespace, console: Console) -> int:
     """Continue a run and show its results."""
     machine = machine_of(options)
-    import_user_code(machine.use)
     folder = Path(options.run)
     experiment = open_run(folder, machine)
     check_code(folder, machine.use)
@@ -78,7 +76,6 @@ def resume(options: Namespace, console: Console) -> int:
 def tune(options: Namespace, console: Console) -> int:
     """Run all points of a grid, and show the best."""
     machine = machine_of(options)
-    import_user_code(machine.use)
     try:
         with Display(console, {}, quiet=options.quiet) as display:
             tuning = choose(
@@ -164,11 +161,13 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 
 
 def machine_of(options: Namespace) -> Machine:
-    """Return the machine that the command line describes.
+    """Return the machine that the command line describes, with the user's code imported.
 
     Returns: The machine. ``fedkeep resume`` later replaces its device, threads and stack by the recorded ones.
     """
-    return Machine(**{name: value for name, value in vars(options).items() if name in options_of(Machine)})
+    machine = Machine(**{name: value for name, value in vars(options).items() if name in options_of(Machine)})
+    import_user_code(machine.use)
+    return machine
 
 
 def _data_of(experiment: Experiment) -> str:

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep._utils.files import is_file
 from fedkeep.data.readers import Problems
 from fedkeep.errors import DataError, in_one_line, require_optional
 
@@ -105,7 +105,7 @@ def _source(encoded: Any) -> Any:
     if encoded is None:
         raise DataError("has no image. Remove the row.")
     # A pipe or a device would be read for ever.
-    if isinstance(encoded, str | Path) and not is_file(Path(encoded)):
+    if isinstance(encoded, str | Path) and not isfile(encoded):
         raise DataError(f"names the image {str(encoded)[:200]!r}, which is no file.")
     return encoded
 

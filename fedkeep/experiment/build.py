@@ -199,21 +199,12 @@ def build_simulation(
     def load_generator() -> Generator:
         return recipe.generator.load(dataset.shape[-1], torch.device(device), data_dir)
 
-    settings = Settings(
-        training=training,
-        run=recipe.run,
-        augmentation=recipe.augmentation,
-        defense=recipe.defense,
-        privacy=recipe.privacy,
-        attack=recipe.attack,
-        seed=seed,
-        device=check_device(device),
-    )
+    sections = {name: getattr(recipe, name) for name in ("run", "augmentation", "defense", "privacy", "attack")}
     return Simulation(
         method.algorithm,
         federation,
         lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
-        settings,
+        Settings(training=training, seed=seed, device=check_device(device), **sections),
         load_generator=load_generator,
         client_factories=client_factories(recipe, federation, data_dir),
         initial=initial,
@@ -256,14 +247,25 @@ def check_federation(recipe: Recipe, federation: Federation, data_dir: str | Pat
             f"a cohort of {recipe.run.cohort_size} cannot be drawn from {len(federation.clients)} clients. "
             f"Set run.cohort_size={len(federation.clients)} or less."
         )
-    _check_inputs(recipe, federation)
-    if recipe.augmentation:
-        if not federation.dataset.has_images:
+    dataset = federation.dataset
+    for method in recipe.methods:
+        check_label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
+    for model in (recipe.model, *(client.model for client in recipe.client_models)):
+        check_token_ids(model, dataset)
+    for method in () if dataset.has_images else recipe.methods:
+        rotates = method.algorithm.rows_per_class > 1 and len(dataset.shape) != 3
+        if rotates or {"images", "generator"} & {*method.algorithm.needs}:
             raise ConfigError(
-                f"[augmentation] changes images, and the inputs of {federation.dataset.name} are "
-                f"{describe_input(federation.dataset.train['input'])}. Leave [augmentation] out."
+                f"{method.label} needs images, which it rotates or generates, and the inputs of {dataset.name} are "
+                f"{describe_input(dataset.train['input'])}. Leave the method out, or choose uint8 images."
             )
-        recipe.augmentation.check_image_size(*federation.dataset.shape[1:])
+    if recipe.augmentation:
+        if not dataset.has_images:
+            raise ConfigError(
+                f"[augmentation] changes images, and the inputs of {dataset.name} are "
+                f"{describe_input(dataset.train['input'])}. Leave [augmentation] out."
+            )
+        recipe.augmentation.check_image_size(*dataset.shape[1:])
     check_generator(recipe, federation, data_dir)
 
 
@@ -284,24 +286,6 @@ def check_token_ids(model: Architecture, dataset: DataSet) -> None:
             raise ConfigError(
                 f"{dataset.name} has token ids up to {largest}, and model.vocabulary is {vocabulary}. Set it to "
                 f"{largest + 1}, or to data.vocabulary."
-            )
-
-
-def _check_inputs(recipe: Recipe, federation: Federation) -> None:
-    """Check that the inputs are what the methods and the networks need."""
-    dataset = federation.dataset
-    for method in recipe.methods:
-        check_label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
-    for model in (recipe.model, *(client.model for client in recipe.client_models)):
-        check_token_ids(model, dataset)
-    if dataset.has_images:
-        return
-    for method in recipe.methods:
-        rotates = method.algorithm.rows_per_class > 1 and len(dataset.shape) != 3
-        if rotates or {"images", "generator"} & {*method.algorithm.needs}:
-            raise ConfigError(
-                f"{method.label} needs images, which it rotates or generates, and the inputs of {dataset.name} are "
-                f"{describe_input(dataset.train['input'])}. Leave the method out, or choose uint8 images."
             )
 
 
@@ -340,7 +324,7 @@ def check_network(model: Architecture, federation: Federation, data_dir: str | P
             f"the network {model.name} cannot be built with these options: {in_one_line(error, 200)}. Lower them."
         ) from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
-    if COPIES * size > (memory := _memory()):
+    if COPIES * size > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         raise ConfigError(
             f"the network {model.name} has {size / 2**30:,.1f} GiB of weights with these options. Training needs "
             f"{COPIES} times that, and this machine has {memory / 2**30:,.1f} GiB of memory. Make its layers smaller."
@@ -355,14 +339,6 @@ def _trial_examples(dataset: DataSet) -> Tensor:
         return dataset.normalise(torch.zeros(2, *dataset.shape, dtype=inputs.dtype))
     first = int(inputs.flatten(1).amax(1).argmax()) if inputs.dtype == torch.int64 else 0
     return dataset.normalise(inputs[[first, len(inputs) - 1]]).cpu()
-
-
-def _memory() -> int:
-    """Return the bytes of memory of this machine."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return 2**40
 
 
 def untrained_classes(federation: Federation) -> tuple[str, ...]:

@@ -84,12 +84,9 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
     left = [name for name in given if name not in {names[name] for name in needed}]
     note = "with a new classifier" if new_head else ""
     if left:
-        log.warning(
-            "%s: %s not used, since the network has none of this name and shape%s.",
-            source,
-            f"{left[0]!r} and {len(left) - 1} more are" if len(left) > 1 else f"{left[0]!r} is",
-            "; its classifier begins anew" if new_head else "",
-        )
+        unused = f"{left[0]!r} and {len(left) - 1} more are" if len(left) > 1 else f"{left[0]!r} is"
+        anew = "; its classifier begins anew" if new_head else ""
+        log.warning(f"{source}: {unused} not used, since the network has none of this name and shape{anew}.")
     return fitted, note
 
 
@@ -251,7 +248,6 @@ def _read(file: Path) -> dict[str, Tensor] | None:
 
 def _write(file: Path, weights: Mapping[str, Tensor]) -> None:
     try:
-        make_folder(file.parent)
         atomic_write(file, save({name: tensor.cpu().contiguous() for name, tensor in weights.items()}))
     except OSError as error:
         raise _unwritable(file, error) from error

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedkeep._utils.digests import DamagedFile, Digest, check_file, digest_of
@@ -43,7 +42,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import code_digests
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.runtime import Machine
-from fedkeep.interface.codec import from_structure, own_storage, to_structure
+from fedkeep.interface.codec import encode, from_structure
 from fedkeep.models import Weights
 from fedkeep.options import as_table, build
 from fedkeep.rounds.state import SimulationState
@@ -202,21 +201,12 @@ def _versions() -> str:
     return ", ".join(f"{name} {version(name)}" for name in ("fedkeep", "torch"))
 
 
-def _encode_data(dataset: DataSet, server: Data, initial: Weights) -> bytes:
-    """Return the data of a trial as a file, with its initial model if the recipe gives one."""
-    structure, found = to_structure((dataset, dict(server), dict(initial)))
-    storages: set[int] = set()
-    tensors = {name: own_storage(tensor, storages) for name, tensor in found.items()}
-    return save(tensors, {"structure": json.dumps(structure)})
-
-
 def _read_data(path: Path) -> tuple[DataSet, Data, Weights]:
     """Return the data of a file; its memory is shared with the other processes of the node."""
     with safe_open(path, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 — not a mapping
-        data: tuple[DataSet, Data, Weights] = from_structure(
-            json.loads(opened.metadata()["structure"]), tensors, tuple[DataSet, Data, Weights]
-        )
+    structure = json.loads(tensors.pop("structure").numpy().tobytes())
+    data: tuple[DataSet, Data, Weights] = from_structure(structure, tensors, tuple[DataSet, Data, Weights])
     return data
 
 
@@ -245,9 +235,6 @@ class RayWorker:
             self.stored.update(dict.fromkeys(new, self.ray.put(pack(None, new))))
         shared = dict.fromkeys(self.stored[name] for name in reused)
         self.answer = self.task(pack([encoded, [], summed], own), *shared)
-
-    def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
-        return _answer(self.ray, self.answer)
 
 
 def _answer(ray: Any, answer: Any) -> tuple[str, Any, dict[str, Tensor]]:
@@ -304,7 +291,7 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         if self._silence and self._silence % LOOK_SECONDS == 0 and not _room(self.ray, self._machine):
             raise RunError("no node is left on the Ray cluster on which a worker fits. Finished rounds are saved.")
         for worker in [by_answer[answer] for answer in found if answer in by_answer]:
-            yield self.under_way.pop(worker), *worker.receive()
+            yield self.under_way.pop(worker), *_answer(self.ray, worker.answer)
 
     def _kill_workers(self) -> None:
         for worker in self.workers:
@@ -316,9 +303,9 @@ class RayExecutor(WorkerExecutor[RayWorker]):
 def _data(trial: Trial) -> bytes:
     """Return a trial's data as a file."""
     experiment = trial.experiment
-    found = clients_and_server_data(experiment.recipe, trial.seed, experiment.machine.data_dir)
+    dataset, server = clients_and_server_data(experiment.recipe, trial.seed, experiment.machine.data_dir)
     initial = experiment.initial_model(trial.seed)
-    return _encode_data(*found, {} if initial is None else initial.weights)
+    return encode((dataset, dict(server), {} if initial is None else dict(initial.weights)))
 
 
 def _describe(trial: Trial, data: bytes) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.files import is_file
 from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
@@ -182,7 +182,7 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     path = Path(name)
     if path.suffix != ".toml":
         path = ROOT / f"{name}.toml"
-        if not is_file(path):
+        if not isfile(path):
             raise _unknown_recipe(name)
     try:
         if path.resolve() in chain:

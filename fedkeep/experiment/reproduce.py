@@ -63,12 +63,7 @@ def find_table(name: str) -> tuple[str, dict[str, str]]:
 
 
 def select_columns(
-    table: str,
-    recipes: Mapping[str, str],
-    folder: Path,
-    columns: Sequence[str] = (),
-    fraction: float = 1.0,
-    **changes: Any,
+    table: str, recipes: Mapping[str, str], folder: Path, columns: Sequence[str], fraction: float, **changes: Any
 ) -> list[Column]:
     """Return the requested columns of a table.
 
@@ -93,14 +88,6 @@ def select_columns(
                 recipe = replace(recipe, run=replace(recipe.run, rounds=rounds), paper=paper)
             selected.append(Column(column, recipe, folder / column))
     return selected
-
-
-def reproduction_folder(table: str, root: Path, fraction: float) -> Path:
-    """Return the folder of a reproduction.
-
-    ``fraction``: The share of the paper's rounds.
-    """
-    return root / (table.replace("/", "-") + ("" if fraction == 1 else f"-rounds-{fraction:g}"))
 
 
 def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:

@@ -5,7 +5,7 @@ import platform
 import shlex
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -170,17 +170,11 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     The command repeats arguments that are not recorded in the folder, such as files with code to import.
     """
     use = used(folder.parent if folder.suffix == ".toml" else folder) or machine.use
-    return shlex.join(["fedkeep", verb, str(folder), *machine_arguments(machine, use)])
-
-
-def machine_arguments(machine: Machine, use: Iterable[str]) -> list[str]:
-    """Return the arguments of a command that a run folder does not record, and ``--use`` for each of some files."""
-    arguments = [argument for file in use for argument in ("--use", file)]
-    arguments += ["--data-dir", machine.data_dir] if machine.data_dir else []
-    arguments += ["--allow-code"] if machine.allow_code else []
-    arguments += ["--workers", str(machine.workers)] if machine.workers else []
-    arguments += ["--executor", machine.executor] if machine.executor != "processes" else []
-    return arguments + (["--address", machine.address] if machine.address else [])
+    words = ["fedkeep", verb, str(folder), *(word for file in use for word in ("--use", file))]
+    for name in ("data_dir", "allow_code", "workers", "executor", "address"):
+        if (value := getattr(machine, name)) and (name, value) != ("executor", "processes"):
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return shlex.join(words)
 
 
 def _new_folder(recipe: str) -> Path:

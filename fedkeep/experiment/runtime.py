@@ -127,11 +127,8 @@ def recorded_machine(folder: Path, machine: Machine) -> Machine:
 
     if device != "cpu" and not torch.cuda.is_available():
         log.warning(
-            "%s was begun on device %r, which this machine lacks. What is left runs on %r: slower, and with results "
-            "that agree up to rounding.",
-            folder,
-            device,
-            machine.device,
+            f"{folder} was begun on device {device!r}, which this machine lacks. What is left runs on "
+            f"{machine.device!r}: slower, and with results that agree up to rounding."
         )
         device = machine.device
     return replace(machine, device=device, threads=int(info["threads"]), stack=stack)
@@ -164,16 +161,9 @@ def revision() -> str | None:
 
     def git(*arguments: str) -> str:
         environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # take no lock that would disturb another process
-        result = subprocess.run(
-            ["git", *arguments],
-            cwd=package,
-            capture_output=True,
-            timeout=30,
-            check=True,
-            encoding="utf-8",
-            env=environment,
-        )
-        return result.stdout.strip()
+        return subprocess.check_output(
+            ["git", *arguments], cwd=package, stderr=subprocess.DEVNULL, timeout=30, encoding="utf-8", env=environment
+        ).strip()
 
     try:
         # This fails if the repository is not FedKeep's, but one into which a user installed FedKeep.

@@ -253,10 +253,8 @@ class ConfusionMatrix(Callback):
         if state.finished < state.rounds or classes > self.MOST_CLASSES:
             return  # where the file is there already, it may be damaged: it is written again, with the same content
         model = state.evaluation_model(state.evaluation_models[0])
-        counts = count_confusions(
-            lambda inputs: state.algorithm.predict(state.server, model, inputs), state.federation.dataset.test, classes
-        )
-        write_json(self.path, {"counts": counts})
+        predict = partial(state.algorithm.predict, state.server, model)
+        write_json(self.path, {"counts": count_confusions(predict, state.federation.dataset.test, classes)})
 
 
 class ProgressReport(Callback):
@@ -291,14 +289,12 @@ class ProgressReport(Callback):
         self._subscription.close()
 
     def _report(self, done: int, activity: str = "") -> None:
-        classes = len(self._record["correct"]) if self._record else None  # that have arrived so far
-        total = (self._record or {}).get("total", self.test_total[:classes])
+        name, whole, record, total = self.trial.name, self.trial.rounds, self._record, self.test_total
+        if record:  # of the classes that have arrived so far
+            total = record.get("total", total[: len(record["correct"])])
         images = sum(total)
-        guesses = bool(self._record and images) and is_at_chance((self._record or {})["correct"], total)
-        whole, record = self.trial.rounds, self._record
-        self.report(
-            Progress(self.trial.name, done, whole, record, images, activity, guesses, self._not_finite, self._share)
-        )
+        guesses = bool(record and images) and is_at_chance((record or {})["correct"], total)
+        self.report(Progress(name, done, whole, record, images, activity, guesses, self._not_finite, self._share))
 
 
 # Worker processes

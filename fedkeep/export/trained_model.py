@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -112,10 +112,8 @@ def exported(network: nn.Module, weights: Weights) -> Weights:
 
     ``network``: The network that was trained, which may be the user's network in two parts.
     """
-    constants = constants_of(network)
-    if not isinstance(network, SplitNetwork):
-        return {**weights, **constants} if constants else weights
-    return {network.own_name(name): tensor for name, tensor in weights.items()} | constants
+    own_name: Callable[[str], str] = network.own_name if isinstance(network, SplitNetwork) else str
+    return {own_name(name): tensor for name, tensor in weights.items()} | constants_of(network)
 
 
 def _imported(network: nn.Module, weights: Weights) -> Weights:
@@ -417,21 +415,15 @@ def export_model(
         If there is no such model, the model alone does not predict, or PyTorch cannot export its network.
     """
     run = run if isinstance(run, Run) else read_run(run)
-    given = getattr(run, "architecture", None)  # of a run that was begun in Python
+    # A run that was begun in Python has its network.
+    own = getattr(run, "architecture", None) if network is None else architecture_of(network)
     model = trained_model(
-        run,
-        method=method,
-        seed=seed,
-        evaluation_model=evaluation_model,
-        allow_code=allow_code,
-        model=given if network is None else architecture_of(network),
+        run, method=method, seed=seed, evaluation_model=evaluation_model, allow_code=allow_code, model=own
     )
     if evaluation_model is None and len(model.kept) > 1:
         log.warning(
-            "%s: exported is %s. An average is taken, since it changes least from round to round, unless "
-            "evaluation_model (--model) says otherwise: test examples must not choose.",
-            model.trial.method,
-            model.choice,
+            f"{model.trial.method}: exported is {model.choice}. An average is taken, since it changes least from round "
+            "to round, unless evaluation_model (--model) says otherwise: test examples must not choose."
         )
     with_onnx = onnx_available() if onnx is None else onnx
     if with_onnx and not onnx_available():

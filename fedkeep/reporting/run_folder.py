@@ -356,10 +356,8 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
     """Check a trial, and whether it belongs to the run if that is asked; an archive holds no models and checkpoints."""
     status: Status = "finished"
     if (trial / MANIFEST).is_file():
-        found, checked = (
-            provenance.find_damage(trial, without_models=not isinstance(root, Path)),
-            "all files of its manifest",
-        )
+        found = provenance.find_damage(trial, without_models=not isinstance(root, Path))
+        checked = "all files of its manifest"
     else:
         status, names = "unfinished", manifests(trial / "checkpoint")
         found = [damage for name in names for damage in provenance.find_checkpoint_damage(trial, name)]
@@ -414,8 +412,6 @@ def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, 
     """
     held, files = _files_of(target), dict(further or {})
     for name, run in runs.items():
-        if not (run / "run.json").is_file():
-            raise RunError(f"{run} is not a run folder: it has no run.json.")
         folder = f"{name}/" if name else ""
         found = {f"{folder}{path}": content for path, content in _records(run).items()}
         if lost := sorted(path for path in held if path.startswith(folder) and path not in found):

@@ -21,10 +21,6 @@ QUICK = 0.1  # seconds; what takes less is measured several times, of which the 
 TIMES = 4
 
 
-Measure = Callable[[SimulationState, list[str]], float]
-"""Returns the seconds that it takes to train clients."""
-
-
 def measure_alone(state: SimulationState, clients: list[str]) -> float:
     """Measure the seconds per client of training one after another."""
 
@@ -51,17 +47,13 @@ def measure_together(state: SimulationState, clients: list[str]) -> float:
         return inf
 
 
-def choose_stack_size(
-    state: SimulationState, workers: int = 1, *, alone: Measure = measure_alone, together: Measure = measure_together
-) -> int:
+def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
     """Choose the stack size with which a round is expected to be fastest.
 
     This measures one epoch of the first cohort's largest clients, with cross-entropy. The choice depends on the machine
     and on chance, so it must be saved with the run.
 
     ``workers``: Number of processes that will share the cohort; with fewer groups than that, some would be idle.
-    ``alone``, ``together``: Measure one training, the mean of some after another, and the training of clients as one
-        stack.
     Returns: The number of clients in a stack; 1 if stacks gain little.
     """
     run_settings, federation = state.settings.run, state.federation
@@ -77,16 +69,16 @@ def choose_stack_size(
     if convolutions and state.settings.training.batch_size > MOST_IMAGES:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
-    one = alone(state, cohort[:FEW])
+    one = measure_alone(state, cohort[:FEW])
     if one * FEW < QUICK:  # a few milliseconds are sometimes twice as quick as a round
-        one = alone(state, cohort[:MORE])
+        one = measure_alone(state, cohort[:MORE])
     best, chosen = one * ceil(len(cohort) / workers) / WORTH, 1
     for size in SIZES:
         groups = ceil(len(cohort) / size)
         group = cohort[: ceil(len(cohort) / groups)]
         if len(group) < 2 or (size > SIZES[0] and groups == ceil(len(cohort) / SIZES[0])):
             continue  # the same groups again
-        seconds = together(state, group)
+        seconds = measure_together(state, group)
         if size == SIZES[0] and seconds / len(group) > one:
             return 1  # these layers use the whole machine already
         if seconds * ceil(groups / workers) < best:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from fedkeep.models import Weights
@@ -87,20 +88,13 @@ class Evaluation(Callback):
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:
         """Evaluate a model on the test images of all classes seen so far, with the method's `Algorithm.predict`."""
-        counts = count_predictions(
-            lambda images: state.algorithm.predict(state.server, model, images),
-            state.federation.dataset.test,
-            state.context.num_classes,
-            scored=bool(state.settings.run.metric),
-        )
+        predict, test = partial(state.algorithm.predict, state.server, model), state.federation.dataset.test
+        counts = count_predictions(predict, test, state.context.num_classes, bool(state.settings.run.metric))
         measured = {"scores": counts.scores} if counts.scores else {}
         return {"correct": counts.correct, "test_loss": counts.loss, **measured}
 
     def _backdoor(self, state: SimulationState) -> float:
         """Return how often the first evaluation model takes an image with a backdoor's trigger for its target."""
         model = state.evaluation_model(state.evaluation_models[0])
-        return backdoor_success(
-            lambda images: state.algorithm.predict(state.server, model, images),
-            state.federation.dataset.test,
-            first_new_class(state.federation),
-        )
+        predict = partial(state.algorithm.predict, state.server, model)
+        return backdoor_success(predict, state.federation.dataset.test, first_new_class(state.federation))

@@ -185,11 +185,10 @@ class Checkpoint:
                 continue
             self._put(manifest, contents, state)
             if damages:
-                log.warning(
-                    "%s The trial goes on from its checkpoint of round %d, and repeats the rounds after it.",
-                    " ".join(dict.fromkeys(damages)),
-                    manifest.round,
+                again = (
+                    f"The trial goes on from its checkpoint of round {manifest.round}, and repeats the rounds after it."
                 )
+                log.warning(" ".join([*dict.fromkeys(damages), again]))
             self._kept = [*self._older(names[place + 1 :]), manifest]
             return manifest.records
         if damages:

@@ -278,16 +278,12 @@ class Records(Callback):
         """
         return {file.path.name: file.on_disk() for file in (self.rounds, self.timings, self.ledger) if file}
 
-    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        self.last = result
-        self._write(state, result)
-
     def on_trial_end(self, state: SimulationState) -> None:
         # Ctrl-C may have come before the last round was written, or while it was.
         if self.last is not None and self.last.record["round"] == state.finished > self.written:
-            self._write(state, self.last)
+            self.on_round_end(state, self.last)
 
-    def _write(self, state: SimulationState, result: RoundResult) -> None:
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         """Write a round; this can be repeated after an interruption. The ledger is never cut back."""
         if result.releases:
             if self.ledger is None:

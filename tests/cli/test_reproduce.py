@@ -140,7 +140,7 @@ def test_a_label_with_a_comma_can_be_named(table: str, tmp_path: Path) -> None:
     path = Path(table, "_table.toml")
     path.write_text(path.read_text().replace('label = "Prox"', 'label = "Prox, tuned"'))
     (column,) = reproduce.select_columns(
-        *reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox, tuned"]
+        *reproduce.find_table(table), tmp_path, ["first"], 1.0, methods=["fedavg", "prox, tuned"]
     )
     assert [method.label for method in column.recipe.methods] == ["FedAvg", "Prox, tuned"]
 
@@ -373,8 +373,8 @@ def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
 
 def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -> None:
     found = reproduce.find_table(table)
-    one = reproduce.select_columns(*found, tmp_path / "toy", columns=["first"], methods=["fedavg"], seeds=[1])
-    two = reproduce.select_columns(*found, tmp_path / "toy", columns=["first"], methods=["fedseq"], seeds=[0])
+    one = reproduce.select_columns(*found, tmp_path / "toy", ["first"], 1.0, methods=["fedavg"], seeds=[1])
+    two = reproduce.select_columns(*found, tmp_path / "toy", ["first"], 1.0, methods=["fedseq"], seeds=[0])
     reproduce.prepare(one[0], Machine())
     unfinished = reproduce.prepare(two[0], Machine())
     both = unfinished[0].experiment.recipe

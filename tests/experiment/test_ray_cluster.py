@@ -28,13 +28,13 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.ray_cluster import (
     RayExecutor,
     _describe,
-    _encode_data,
     _read_data,
     _versions,
     carry_out_on_node,
     cluster_workers,
 )
 from fedkeep.experiment.runtime import Machine
+from fedkeep.interface.codec import encode
 from fedkeep.rounds.executor import Executor, Future
 from fedkeep.rounds.messages import StepRequest
 from fedkeep.rounds.state import SimulationState
@@ -90,7 +90,7 @@ def test_an_address_needs_the_executor() -> None:
 
 def test_data_come_back_as_they_were(tmp_path: Path) -> None:
     dataset, server = tiny.dataset(), {"input": torch.zeros(2, 3), "label": torch.tensor([1, 0])}
-    (tmp_path / "data").write_bytes(_encode_data(dataset, server, {}))
+    (tmp_path / "data").write_bytes(encode((dataset, server, {})))
     read, columns, _ = _read_data(tmp_path / "data")
     assert isinstance(read, DataSet)
     assert (read.name, read.label_names, read.mean, read.std) == (

@@ -31,6 +31,7 @@ from fedkeep.training import vmap_training as stack
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
 from fedkeep.training.vmap_training import ModelStack, VmapTrainer
+from fedkeep.trials import autotune
 from fedkeep.trials.autotune import SIZES as STACK_SIZES
 from fedkeep.trials.autotune import choose_stack_size
 
@@ -427,9 +428,10 @@ def test_a_stack_of_nobody_is_refused() -> None:
 
 def choose(state: Any, together: Callable[[int], float], workers: int = 1) -> int:
     """Choose where a client alone takes a second, and a stack what a function says."""
-    return choose_stack_size(
-        state, workers, alone=lambda state, clients: 1.0, together=lambda state, clients: together(len(clients))
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autotune, "measure_alone", lambda state, clients: 1.0)
+        patch.setattr(autotune, "measure_together", lambda state, clients: together(len(clients)))
+        return choose_stack_size(state, workers)
 
 
 def populous(cohort_size: int = 48, rounds: int = 1000, **changes: Any) -> Any:
@@ -457,20 +459,27 @@ def test_a_first_stack_that_is_slower_ends_the_search() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "measured"), [(0.001, [4, 16]), (1.0, [4])])
-def test_more_clients_are_measured_where_a_few_take_too_little_time(seconds: float, measured: list[int]) -> None:
+def test_more_clients_are_measured_where_a_few_take_too_little_time(
+    seconds: float, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts: list[int] = []
 
     def alone(state: Any, clients: list[str]) -> float:
         counts.append(len(clients))
         return seconds
 
-    assert choose_stack_size(populous(), alone=alone, together=lambda state, clients: 99.0) == 1
+    monkeypatch.setattr(autotune, "measure_alone", alone)
+    monkeypatch.setattr(autotune, "measure_together", lambda state, clients: 99.0)
+    assert choose_stack_size(populous()) == 1
     assert counts == measured
 
 
-def test_nothing_is_measured_where_no_stack_may_be() -> None:
+def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(state: Any, clients: list[str]) -> float:
         pytest.fail("measured")
+
+    monkeypatch.setattr(autotune, "measure_alone", measure)
+    monkeypatch.setattr(autotune, "measure_together", measure)
 
     on_a_gpu = populous()  # where steps are captured, which is quicker than stacks
     on_a_gpu.settings.device = torch.device("cuda")
@@ -478,7 +487,7 @@ def test_nothing_is_measured_where_no_stack_may_be() -> None:
         factory=lambda: LeNet5().build((1, 28, 28), tiny.CLASSES), training=replace(PLAIN, batch_size=9)
     )
     for state in (populous(rounds=20), populous(factory=body(nn.BatchNorm1d(16))), on_a_gpu, convolutions):
-        assert choose_stack_size(state, alone=measure, together=measure) == 1
+        assert choose_stack_size(state) == 1
 
 
 def test_measuring_changes_nothing() -> None:
