@@ -176,7 +176,10 @@ def run(
     check_main(made.run.metric)
     experiment = Experiment(made, for_workers(made, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", made.name])
-    return _carry_out(experiment, folder, machine, on_progress, callbacks=callbacks, steps=steps)
+    trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
+    with _shown(trials, on_progress) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    return _result_of(folder, experiment.recipe)
 
 
 @plain_torch()
@@ -246,19 +249,24 @@ def resume(
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
-    return _carry_out(experiment, folder, machine, on_progress, callbacks=callbacks, steps=steps)
+    trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
+    with _shown(trials, on_progress) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    return _result_of(folder, experiment.recipe)
 
 
-def _carry_out(
-    experiment: Experiment, folder: Path, machine: Machine, on_progress: OnProgress | None, **objects: Any
-) -> RunResult:
-    """Run what is not finished, write the report, and return the run; no folder holds the user's objects."""
-    recipe, trials = experiment.recipe, experiment.trials(folder)
+def _retry_command(
+    recipe: Recipe, folder: Path, machine: Machine, callbacks: Sequence[Callback], steps: Sequence[ReplyStep]
+) -> str:
+    """Return what continues a run, as a command or as Python."""
+    objects = {"callbacks": callbacks, "steps": steps}  # which no folder holds
     arguments = "".join(f", {name}=..." for name, given in objects.items() if given)
     in_python = f"fedkeep.resume({str(folder)!r}{arguments}) in Python"
-    retry = in_python if arguments or own_classes(recipe) else resume_command(folder, machine)
-    with _shown(trials, on_progress) as report:
-        run_trials(trials, retry=retry, on_progress=report, **objects)
+    return in_python if arguments or own_classes(recipe) else resume_command(folder, machine)
+
+
+def _result_of(folder: Path, recipe: Recipe) -> RunResult:
+    """Write the report of a run, and return the run."""
     return result_of(write_all(folder), recipe.model if isinstance(recipe.model, Custom) else None)
 
 

@@ -58,6 +58,9 @@ class StepWorker(Protocol):
     def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a request."""
 
+    def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
+        """Wait for the result: its status, its content, and its tensors by name."""
+
 
 W = TypeVar("W", bound=StepWorker)
 

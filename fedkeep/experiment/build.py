@@ -324,12 +324,17 @@ def check_network(model: Architecture, federation: Federation, data_dir: str | P
             f"the network {model.name} cannot be built with these options: {in_one_line(error, 200)}. Lower them."
         ) from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
-    if COPIES * size > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+    if COPIES * size > (memory := _memory()):
         raise ConfigError(
             f"the network {model.name} has {size / 2**30:,.1f} GiB of weights with these options. Training needs "
             f"{COPIES} times that, and this machine has {memory / 2**30:,.1f} GiB of memory. Make its layers smaller."
         )
     return network
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _trial_examples(dataset: DataSet) -> Tensor:

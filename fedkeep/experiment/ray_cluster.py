@@ -236,6 +236,9 @@ class RayWorker:
         shared = dict.fromkeys(self.stored[name] for name in reused)
         self.answer = self.task(pack([encoded, [], summed], own), *shared)
 
+    def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
+        return _answer(self.ray, self.answer)
+
 
 def _answer(ray: Any, answer: Any) -> tuple[str, Any, dict[str, Tensor]]:
     """Return status, content and tensors of a result."""
@@ -291,7 +294,7 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         if self._silence and self._silence % LOOK_SECONDS == 0 and not _room(self.ray, self._machine):
             raise RunError("no node is left on the Ray cluster on which a worker fits. Finished rounds are saved.")
         for worker in [by_answer[answer] for answer in found if answer in by_answer]:
-            yield self.under_way.pop(worker), *_answer(self.ray, worker.answer)
+            yield self.under_way.pop(worker), *worker.receive()
 
     def _kill_workers(self) -> None:
         for worker in self.workers:

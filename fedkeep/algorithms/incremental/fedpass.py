@@ -101,6 +101,10 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
     def rows_per_class(self) -> int:
         return ROTATIONS
 
+    @property
+    def reason_against_dp_sgd(self) -> str:
+        return "FedPASS's clients learn from mean features of examples, which epsilon would not cover. Take FedLwF."
+
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
