@@ -110,7 +110,8 @@ def _separator(text: str, usual: str) -> str:
     """Return what separates the cells: what makes most columns, as many in all of the first lines."""
     best, most = usual, 1
     for separator in (usual, *_SEPARATORS.replace(usual, "")):
-        sizes = {len(row) for _, row in islice(_records(text[:_SAMPLE], separator), 20)}
+        rows = [row for _, row in islice(_records(text[:_SAMPLE], separator), 20)]
+        sizes = {len(row) for row in (len(text) > _SAMPLE and rows[:-1]) or rows}  # the sample may cut the last line
         if len(sizes) == 1 and max(sizes) > most:
             best, most = separator, max(sizes)
     return best

@@ -36,6 +36,14 @@ def both(dataset: DataSet) -> torch.Tensor:
     return torch.cat((dataset.train["input"], dataset.test["input"]))
 
 
+def test_separator_is_found_out_where_lines_are_long(tmp_path: Path) -> None:
+    """The sample that is looked at ends within a line, whose cells after the cut are not there."""
+    lines = [f"{row},5;{'a word, and another ' * 300};{'xy'[row % 2]}" for row in range(40)]
+    path = tmp_path / "notes.csv"
+    path.write_text("\n".join(["age;note;label", *lines]))
+    assert load(str(path), options=DataOptions(exclude=("note",))).columns[0].name == "age"
+
+
 @pytest.mark.parametrize(
     ("column", "values"),
     [
