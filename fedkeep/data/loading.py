@@ -229,6 +229,11 @@ def load(
         return _check_classes(entry, _load_known(entry, data_folder(data_dir)))
     if (found := _find_path(name, data_folder(data_dir))) is not None:
         return _load_path(*found, options, tuple(columns))
+    if os.path.isfile(name):
+        raise DataError(
+            f"{name} is a file of a kind that is not read ({', '.join((*TABLE_SUFFIXES, '.npz'))}). Save a spreadsheet "
+            "as CSV or Parquet, and unpack what is packed."
+        )
     if "+" in name:
         parts = [load(part.strip(), data_dir=data_dir, options=options) for part in name.split("+")]
         return concatenate(parts)

@@ -44,6 +44,17 @@ def test_separator_is_found_out_where_lines_are_long(tmp_path: Path) -> None:
     assert load(str(path), options=DataOptions(exclude=("note",))).columns[0].name == "age"
 
 
+@pytest.mark.parametrize("name", ["patients.xlsx", "patients.csv.gz"])
+def test_file_of_another_kind_is_not_asked_for_at_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_bytes(b"PK")
+    with pytest.raises(DataError, match=rf"data/{name} is a file of a kind that is not read \(.parquet, .csv"):
+        load(f"data/{name}")
+
+
 @pytest.mark.parametrize(
     ("column", "values"),
     [
