@@ -15,7 +15,8 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.federation import hold_out_client_test
-from fedkeep.errors import ConfigError, FedKeepError
+from fedkeep.data.loading import local_path
+from fedkeep.errors import ConfigError, DataError, FedKeepError
 from fedkeep.experiment.build import (
     build_simulation,
     check_token_ids,
@@ -143,7 +144,13 @@ def _check_version(envelope: Envelope) -> None:
 def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = ()) -> DataSet:
     """Load the site's data; the share that it holds back for the test is their test split."""
     name, data_dir, share = config.data or recipe.data, config.data_dir or None, recipe.run.client_test
-    dataset = load_data(name, data_dir, recipe.validation, recipe.data_options, columns)
+    try:
+        dataset = load_data(name, data_dir, recipe.validation, recipe.data_options, columns)
+    except DataError as error:
+        if config.partition_id >= 0 or local_path(name, data_dir) is None:
+            raise
+        log.error("site %s cannot read its data: %s", config.site, error)  # the reason may name cells of single rows
+        raise DataError(f"site {config.site} cannot read its data as the recipe says. Its own log says why.") from None
     if isinstance(share, float) and share and config.partition_id < 0:
         return hold_out_client_test(dataset, share)
     return dataset

@@ -200,6 +200,25 @@ def test_classes_of_all_sites_are_the_runs(tmp_path: Path, monkeypatch: pytest.M
     assert pool(parts, {"a": 4, "b": 4}).label_names == ("2", "9", "10")
 
 
+@pytest.mark.parametrize("data", ["none", "server"])
+def test_what_stands_in_a_cell_is_told_to_the_sites_own_log_alone(
+    data: str, recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = Path(hospitals[1].data) / "train.csv"
+    file.write_text(re.sub(r"(?m)^p3,[^,]*", "p3,Erika Mustermann", file.read_text()))
+    server = data if data == "none" else str(write_table(tmp_path / "own", 7))
+    told: list[str] = []
+
+    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
+        told.append(str(reply.head))
+        return reply
+
+    serve(LocalTransport(hospitals, tamper), at_sites(recipe, tmp_path / "run", data=server))
+    assert "Erika" in caplog.text
+    assert "site b cannot read its data as the recipe says. Its own log says why" in " ".join(told)
+    assert "Erika" not in " ".join(told)
+
+
 @pytest.mark.slow
 def test_three_supernodes_on_one_host_and_a_superlink_without_data(
     hospitals: dict[int, NodeConfig], tmp_path: Path
