@@ -116,7 +116,10 @@ def _pooled(means: Sequence[float], deviations: Sequence[float], weights: Any) -
 
 def _columns(sites: Sequence[DataSet], weights: Any) -> tuple[TableColumn, ...]:
     """Return a table's columns over all sites; raise `DataError` if sites read a column in different ways."""
-    plain = [[replace(c, fill=0.0, mean=0.0, scale=1.0, values=(), other=False) for c in d.columns] for d in sites]
+    names = [column.name for column in sites[0].columns]  # sites look for columns by name, so the order is the first's
+    place = {name: number for number, name in enumerate(names)}
+    told = [sorted(d.columns, key=lambda column: place.get(column.name, len(place))) for d in sites]
+    plain = [[replace(c, fill=0.0, mean=0.0, scale=1.0, values=(), other=False) for c in each] for each in told]
     for site, of_site in zip(sites, plain, strict=True):
         if of_site != plain[0]:
             pairs = zip(of_site, plain[0], strict=False)
@@ -126,7 +129,7 @@ def _columns(sites: Sequence[DataSet], weights: Any) -> tuple[TableColumn, ...]:
                 f"{', '.join(f'{c.name!r} ({c.kind})' for c in plain[0])}. Give all sites the same columns of one kind."
             )
     found = []
-    for of_sites in zip(*(site.columns for site in sites), strict=True):
+    for of_sites in zip(*told, strict=True):
         mean, scale = _pooled([c.mean for c in of_sites], [c.scale for c in of_sites], weights)
         fill = float(weights @ np.asarray([c.fill for c in of_sites]))
         values = tuple(sorted({value for c in of_sites for value in c.values}))

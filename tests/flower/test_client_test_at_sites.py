@@ -193,6 +193,14 @@ def test_sites_whose_data_do_not_go_together_are_named(
         pool({"a": about, "b": about | change}, {"a": 4, "b": 4})
 
 
+def test_columns_of_another_order_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    one, other = describe(write_table(tmp_path / "0", 0)), describe(write_table(tmp_path / "1", 1))
+    turned = other | {"columns": other["columns"][::-1]}
+    expected = pool({"a": one, "b": other}, {"a": 4, "b": 4})
+    assert pool({"a": one, "b": turned}, {"a": 4, "b": 4}).columns == expected.columns
+
+
 def test_classes_of_all_sites_are_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     about = describe(write_table(tmp_path / "1", 1))
