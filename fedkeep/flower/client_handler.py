@@ -32,7 +32,15 @@ from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig, own_code
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
-from fedkeep.flower.views import SiteView, client_view, describe_dataset, match_dataset, site_view, split_classes
+from fedkeep.flower.views import (
+    SiteView,
+    client_view,
+    describe_dataset,
+    match_dataset,
+    site_view,
+    split_classes,
+    with_true_deviations,
+)
 from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
@@ -68,6 +76,8 @@ def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
         recipe = parse_recipe(envelope.head["recipe"], "the server's recipe", allow_code=config.allow_code)
         dataset = _load(recipe, config)
         log.info("site %s tells the server its classes and the statistics of its inputs", config.site)
+        if recipe.data_options.scaling == "standard":
+            dataset = with_true_deviations(dataset)
         about = describe_dataset(dataset, left_out=False, generator="")
         return Envelope({"site": config.site, "examples": [len(dataset.train["label"])], "data": about})
     federation = _simulation(envelope, config)[0].federation

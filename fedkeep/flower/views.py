@@ -20,6 +20,9 @@ from fedkeep.errors import DataError
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.models.weights import tensor_hash
 
+ALMOST_ZERO = 1e-200
+"""The deviation of a constant column, of which the square is 0: a column's scale must be above 0."""
+
 
 @dataclass(frozen=True, eq=False)
 class ServerView(Federation):
@@ -163,6 +166,19 @@ def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[s
         "mean": list(dataset.mean),
         "std": list(dataset.std),
     }
+
+
+def with_true_deviations(dataset: DataSet) -> DataSet:
+    """Return a site's data set whose constant columns have a deviation of almost 0, as it is pooled, instead of 1.
+
+    ``dataset``: A data set with scaled columns.
+    """
+    inputs, place, columns = dataset.train["input"], 0, []
+    for column in dataset.columns:
+        is_constant = column.kind != "category" and bool((inputs[:, place] == inputs[:1, place]).all())
+        columns.append(replace(column, scale=ALMOST_ZERO) if is_constant else column)
+        place += len(column.features)
+    return replace(dataset, columns=tuple(columns))
 
 
 def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:

@@ -201,6 +201,19 @@ def test_columns_of_another_order_are_found_by_name(tmp_path: Path, monkeypatch:
     assert pool({"a": one, "b": turned}, {"a": 4, "b": 4}).columns == expected.columns
 
 
+def test_column_that_is_constant_at_a_site_adds_no_deviation(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    for number, hospital in hospitals.items():
+        for file in Path(hospital.data).iterdir():
+            rows = file.read_text().splitlines()
+            doses = ("dose", *(f"{0.001 if number else 0.002 * (row % 2)}" for row in range(len(rows) - 1)))
+            file.write_text("\n".join(f"{dose},{row}" for dose, row in zip(doses, rows, strict=True)))
+    run = serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run"))
+    dose = run.trials[0].info["input"]["columns"][0]
+    assert (dose["mean"], dose["scale"]) == pytest.approx((0.001, 0.001 / 3**0.5))
+
+
 def test_classes_of_all_sites_are_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     about = describe(write_table(tmp_path / "1", 1))
