@@ -75,6 +75,8 @@ def _decoded(path: Path) -> tuple[str, str]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({in_one_line(error, 200)}).") from error
+    if content.startswith(b"PK\3\4"):
+        raise DataError(f"{path} is a spreadsheet or another archive by another name. Save it as CSV from its program.")
     encoding = next((name for start, name in _BOMS.items() if content.startswith(start)), "utf-8")
     head = content[:_SAMPLE]
     if encoding == "utf-8" and b"\0" in head:  # of UTF-16 without a mark, every other byte is 0
@@ -229,8 +231,14 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
             split: [(path, _of_client(client, path, opened[path])) for path, client in files]
             for split, files in splits.items()
         }
+        if 0 < len(texts) < len(every):
+            one, other = next(iter(texts)), next(path for path in every if path not in texts)
+            raise DataError(
+                f"{one} is text and {other} Parquet, whose cells are read in different ways. Save all tables of a data "
+                "set as one of the two."
+            )
         separator, lines = "", {}
-        if len(texts) == len(every):
+        if texts:
             separators = {text.separator for text in texts.values()}
             separator = separators.pop() if len(separators) == 1 else ","
             lines = {split: _line_finder({path: texts[path].lines for path, _ in of}) for split, of in splits.items()}

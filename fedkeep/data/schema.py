@@ -330,6 +330,8 @@ def _names(values: Sequence[Any], feature: Any, column: str, where: Where | str,
     if as_text:
         values = [None if str(value).strip().lower() in MISSING_TEXTS else value for value in values]
     check_filled(values, column, where)
+    if all(isinstance(value, bool) for value in values):
+        return [str(value) for value in values]  # as a CSV file has them
     if all(isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()) for value in values):
         return [int(value) for value in values]
     if all(isinstance(value, str | datetime.date) for value in values):

@@ -36,6 +36,30 @@ def both(dataset: DataSet) -> torch.Tensor:
     return torch.cat((dataset.train["input"], dataset.test["input"]))
 
 
+def test_spreadsheet_that_is_called_csv_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "patients.csv"
+    path.write_bytes(b"PK\3\4" + bytes(range(200)))
+    with pytest.raises(DataError, match=r"patients.csv is a spreadsheet or another archive by another name"):
+        load(str(path))
+
+
+def test_text_beside_parquet_is_refused(tmp_path: Path) -> None:
+    columns = {"age": list(range(40)), "label": ["x", "y"] * 20}
+    (tmp_path / "train.csv").write_text("age,label\n" + "\n".join(map("{},{}".format, *columns.values())))
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "test.parquet")
+    with pytest.raises(DataError, match=r"train.csv is text and .*test.parquet Parquet"):
+        load(str(tmp_path))
+
+
+def test_classes_of_false_and_true_have_the_names_that_they_have_in_a_csv(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(
+        pyarrow.table({"age": list(range(40)), "label": [True, False] * 20}), tmp_path / "t.parquet"
+    )
+    dataset = load(str(tmp_path / "t.parquet"))
+    assert dataset.label_names == ("False", "True")
+    assert sorted(dataset.train["label"].tolist() + dataset.test["label"].tolist()) == [0] * 20 + [1] * 20
+
+
 def test_separator_is_found_out_where_lines_are_long(tmp_path: Path) -> None:
     """The sample that is looked at ends within a line, whose cells after the cut are not there."""
     lines = [f"{row},5;{'a word, and another ' * 300};{'xy'[row % 2]}" for row in range(40)]
