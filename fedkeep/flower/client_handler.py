@@ -8,6 +8,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fedkeep._utils.digests import Identity
@@ -161,9 +162,12 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
             raise
         log.error("site %s cannot read its data: %s", config.site, error)  # the reason may name cells of single rows
         raise DataError(f"site {config.site} cannot read its data as the recipe says. Its own log says why.") from None
-    if isinstance(share, float) and share and config.partition_id < 0:
-        return hold_out_client_test(dataset, share)
-    return dataset
+    if config.partition_id >= 0 or share == "own":
+        return dataset
+    if dataset.test_held_out and not recipe.validation:  # the server tests on its own examples
+        train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}
+        dataset = replace(dataset, train=train, test_held_out=False)
+    return hold_out_client_test(dataset, share) if share else dataset
 
 
 @lru_cache(maxsize=8)  # in Flower's simulations one process stands for many sites

@@ -111,7 +111,8 @@ def _pooled(means: Sequence[float], deviations: Sequence[float], weights: Any) -
     """Return the mean and the standard deviation of all examples, from those of each site."""
     of_sites, spread = np.asarray(means), np.asarray(deviations)
     mean = float(weights @ of_sites)
-    return mean, math.sqrt(float(weights @ (spread**2 + (of_sites - mean) ** 2))) or 1.0
+    deviation = math.sqrt(float(weights @ (spread**2 + (of_sites - mean) ** 2)))
+    return mean, deviation if deviation > 1e-12 * abs(mean) else 1.0  # less is what the sums were rounded by
 
 
 def _columns(sites: Sequence[DataSet], weights: Any) -> tuple[TableColumn, ...]:

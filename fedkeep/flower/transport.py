@@ -157,9 +157,10 @@ class SiteRegistry:
 
     def _reasons(self, nodes: Collection[int]) -> str:
         """Return why connected nodes do not take part."""
-        silent = "it has not introduced itself"
+        silent = (0.0, "it has not introduced itself")
         whose = ((node, f"Site {name}" if (name := self.connected.get(node)) else f"Node {node}") for node in nodes)
-        return " ".join(f"{who}: {self.rejected.get(node, (0.0, silent))[1]}." for node, who in islice(whose, 10))
+        reasons = ((who, self.rejected.get(node, silent)[1].rstrip(".")) for node, who in islice(whose, 10))
+        return " ".join(f"{who}: {reason}." for who, reason in reasons)
 
     def nodes(self) -> dict[str, int]:
         """Return the node of each site, which a restarted server needs."""

@@ -5,6 +5,7 @@ All parties know which classes arrive in which task: this follows from the recip
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -20,6 +21,7 @@ from fedkeep.errors import DataError
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.models.weights import tensor_hash
 
+log = logging.getLogger(__name__)
 ALMOST_ZERO = 1e-200
 """The deviation of a constant column, of which the square is 0: a column's scale must be above 0."""
 
@@ -191,13 +193,15 @@ def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
     names, shape = list(wanted["label_names"]), tuple(wanted["shape"])
     unknown = [name for name in dataset.label_names if name not in names]
     if unknown:
-        raise DataError(
-            f"{dataset.name} has {dataset.num_classes} classes, and of these {', '.join(map(repr, unknown[:5]))} not "
-            f"among the run's {len(names)}: {', '.join(map(repr, names))}. Name this site's classes as the run does."
+        log.error("this site's classes that the run has not: %s", ", ".join(map(repr, unknown)))
+        raise DataError(  # without their names, which may be misplaced cells
+            f"the site's data have {dataset.num_classes} classes, and {len(unknown)} of them are not among the run's "
+            f"{len(names)}: {', '.join(map(repr, names))}. Its own log names them. Name this site's classes as the run "
+            "does."
         )
     if dataset.shape != shape or dataset.kind != wanted["kind"]:
         raise DataError(
-            f"{dataset.name} has {describe_input(dataset.train['input'])}, and the run is for {wanted['kind']} of "
+            f"the site's data are {describe_input(dataset.train['input'])}, and the run is for {wanted['kind']} of "
             f"{format_shape(shape)}. Bring this site's data to that form."
         )
     numbers = torch.tensor([names.index(name) for name in dataset.label_names])

@@ -240,6 +240,40 @@ def test_what_stands_in_a_cell_is_told_to_the_sites_own_log_alone(
     assert "Erika" not in " ".join(told)
 
 
+def test_cell_in_the_wrong_column_is_no_class_that_the_server_is_told(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = Path(hospitals[1].data) / "train.csv"
+    file.write_text(re.sub(r"(?m)^(p\d,.*),[a-z]+$", r"\1,Erika Mustermann", file.read_text()))
+    told: list[str] = []
+
+    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
+        told.append(str(reply.head))
+        return reply
+
+    serve(
+        LocalTransport(hospitals, tamper),
+        at_sites(recipe, tmp_path / "run", data=str(write_table(tmp_path / "own", 7))),
+    )
+    assert "'Erika Mustermann'" in caplog.text
+    assert "3 classes, and 1 of them are not among the run's 2" in " ".join(told)
+    assert "Erika" not in " ".join(told)
+
+
+@pytest.mark.parametrize(("client_test", "examples"), [(0.0, 40), (0.25, 30)])
+def test_sites_train_on_all_rows_of_a_table_without_a_test_split(
+    client_test: float, examples: int, recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    for site in hospitals.values():
+        (Path(site.data) / "test.csv").unlink()
+    settings = [f"run.client_test={client_test}"]
+    serve(
+        LocalTransport(hospitals),
+        at_sites(recipe, tmp_path / "run", *settings, data=str(write_table(tmp_path / "own", 7))),
+    )
+    assert [record["examples"] for record in records(tmp_path / "run")] == [3 * examples] * 2
+
+
 @pytest.mark.slow
 def test_three_supernodes_on_one_host_and_a_superlink_without_data(
     hospitals: dict[int, NodeConfig], tmp_path: Path
