@@ -36,14 +36,11 @@ class ServerView(Federation):
 
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     client_test: bool = False
+    holds_client_data = False
 
     @property
     def clients(self) -> Sequence[str]:
         return tuple(self.sizes)
-
-    @property
-    def holds_client_data(self) -> bool:
-        return False
 
     @property
     def holds_test_data(self) -> bool:

@@ -40,14 +40,13 @@ class FedEWC(Algorithm[NoState, EWCState]):
 
     title = "FedEWC"
     paper = "Kirkpatrick et al., 2017: Overcoming catastrophic forgetting; federated as in the code of TARGET (2023)"
+    reason_against_dp_sgd = (
+        "FedEWC uses the Fisher information of examples, which epsilon would not cover. Take FedLwF."
+    )
 
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
     ce_classes: CEClasses = option("new", "labels among the task's classes, or among all that were seen")
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
-
-    @property
-    def reason_against_dp_sgd(self) -> str:
-        return "FedEWC uses the Fisher information of examples, which epsilon would not cover. Take FedLwF."
 
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)

@@ -44,23 +44,17 @@ class FediCaRL(Algorithm[NoState, ExemplarState]):
 
     title = "FediCaRL"
     paper = "Rebuffi et al., 2017: iCaRL, incremental classifier and representation learning; federated"
+    keeps_examples = True
+    reason_against_dp_sgd = (
+        "FediCaRL's clients keep examples that they choose by their features, which epsilon would not cover. Take "
+        "FedLwF, which keeps none."
+    )
 
     w_old: float = option(1.0, "weight of the distillation of old classes", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
     exemplars_per_class: int = option(20, "examples of each class that are kept", low=1)
     loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")
-
-    @property
-    def keeps_examples(self) -> bool:
-        return True
-
-    @property
-    def reason_against_dp_sgd(self) -> str:
-        return (
-            "FediCaRL's clients keep examples that they choose by their features, which epsilon would not cover. Take "
-            "FedLwF, which keeps none."
-        )
 
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)

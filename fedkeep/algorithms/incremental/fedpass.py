@@ -88,6 +88,10 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
 
     title = "FedPASS"
     paper = "Zhu et al., 2021: Prototype augmentation and self-supervision for incremental learning; federated"
+    rows_per_class = ROTATIONS
+    reason_against_dp_sgd = (
+        "FedPASS's clients learn from mean features of examples, which epsilon would not cover. Take FedLwF."
+    )
 
     w_prototypes: float = option(10.0, "weight of the classifier's cross-entropy on prototypes", low=0.0)
     w_features: float = option(10.0, "weight of the distance of features from the old model's", low=0.0)
@@ -96,14 +100,6 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
         None, "factor on the whole loss; none: 1 with Adam or clipped gradients, 0.02 with plain SGD", low=0.0
     )
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
-
-    @property
-    def rows_per_class(self) -> int:
-        return ROTATIONS
-
-    @property
-    def reason_against_dp_sgd(self) -> str:
-        return "FedPASS's clients learn from mean features of examples, which epsilon would not cover. Take FedLwF."
 
     def round(self, server: Server, cohort: Cohort) -> None:
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)

@@ -59,6 +59,10 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
     title = "LANDER"
     paper = "Tran et al., 2024: Text-enhanced data-free approach for federated class-incremental learning"
     needs = ("images",)
+    only_averages = False  # it needs the losses
+    reason_against_dp_sgd = (
+        "LANDER trains on two data sets at once from the second task on, and DP-SGD takes one. Take FedLwF."
+    )
 
     anchors: str = option("", "file with a vector for each class name: .csv or .safetensors")
     w_bounding: float = option(5.0, "weight of the bounding loss", low=0.0)
@@ -77,14 +81,6 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
     def check(self) -> None:
         if not self.anchors:
             raise ConfigError(f"LANDER needs vectors for what classes are called. Set anchors to {FORMATS}.")
-
-    @property
-    def only_averages(self) -> bool:
-        return False  # it needs the losses
-
-    @property
-    def reason_against_dp_sgd(self) -> str:
-        return "LANDER trains on two data sets at once from the second task on, and DP-SGD takes one. Take FedLwF."
 
     def begin_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
         state = server.state

@@ -45,6 +45,9 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
     title = "TARGET"
     paper = "Zhang et al., 2023: TARGET, federated class-continual learning via exemplar-free distillation"
     needs = ("images",)
+    reason_against_dp_sgd = (
+        "TARGET trains on two data sets at once from the second task on, and DP-SGD takes one. Take FedLwF."
+    )
 
     w_kd: float = option(25.0, "weight of the distillation on generated images", low=0.0)
     tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
@@ -57,10 +60,6 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
     student_steps: int = option(400, "steps of the student after each batch of images", low=0)
     student_batch_size: int = option(256, "images in each of these", low=2)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
-
-    @property
-    def reason_against_dp_sgd(self) -> str:
-        return "TARGET trains on two data sets at once from the second task on, and DP-SGD takes one. Take FedLwF."
 
     def begin_task(self, server: Server[InversionServerState], clients: Cohort) -> None:
         state = server.state

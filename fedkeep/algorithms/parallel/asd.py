@@ -30,13 +30,6 @@ class ASD(FedAvg):
     beta: float = option(1.0, "how much rare labels count", low=0.0)
     beta_entropy: float = option(1.0, "how little an unsure teacher counts", low=0.0)
 
-    @property
-    def reason_against_dp_sgd(self) -> str:
-        return (
-            "ASD weighs the examples of a batch against each other by label frequencies, and DP-SGD takes each alone. "
-            "Take FedLSD or FedNTD, which weigh all alike."
-        )
-
     def rule(self) -> WeightRule:
         """Return which part of the divergence is learned."""
         return FullKL(self.w_full)
@@ -52,6 +45,10 @@ class FedNTDASD(ASD):
     """FedNTD with ASD's weights: of the divergence only the part over the classes that are not the label."""
 
     title = "FedNTD+ASD"
+    reason_against_dp_sgd = (
+        "ASD weighs the examples of a batch against each other by label frequencies, and DP-SGD takes each alone. "
+        "Take FedLSD or FedNTD, which weigh all alike."
+    )
 
     def rule(self) -> WeightRule:
         return PerTeacher(torch.zeros(1), torch.tensor([self.w_full]))

@@ -37,6 +37,7 @@ class FedCAD(Algorithm):
     title = "FedCAD"
     paper = "He et al., 2022: Class-wise adaptive self distillation for heterogeneous federated learning"
     needs = ("auxiliary",)
+    reason_against_label_loss = WEIGHED
 
     low: float = option(
         0.0, "weight of distillation for a class that the server's model thinks impossible (beta)", low=0.0, high=1.0
@@ -52,10 +53,6 @@ class FedCAD(Algorithm):
     def check(self) -> None:
         if self.low > self.high:
             raise ConfigError(f"FedCAD.low is {self.low}, more than high, which is {self.high}.")
-
-    @property
-    def reason_against_label_loss(self) -> str:
-        return WEIGHED
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Weigh the classes (eq. 6), let all clients train, and average their models."""

@@ -77,14 +77,11 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
     """
 
     paper = "Shoham et al., 2019: Overcoming forgetting in federated learning on non-IID data"
+    reason_against_merging = "a client takes its own share out of the server's sum, which must be what it sent."
 
     w_penalty: float = option(1.0, "weight of the penalty (lambda in the paper)", low=0.0)
     fisher: Literal["sample", "batch"] = option("sample", "gradients that are squared: of an example, or of a batch")
     aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
-
-    @property
-    def reason_against_merging(self) -> str:
-        return "a client takes its own share out of the server's sum, which must be what it sent."
 
     def round(self, server: Server[CurvatureSum], cohort: Cohort) -> None:
         """Let all clients train near the others' models, average theirs, and update the sums."""

@@ -24,14 +24,11 @@ class FedDF(Algorithm):
     title = "FedDF"
     paper = "Lin et al., 2020: Ensemble distillation for robust model fusion in federated learning"
     needs = ("public",)
+    only_averages = False  # it distils the predictions of each model
 
     epochs: int = option(1, "epochs over the public set", low=0)
     tau: float = option(1.0, "softmax temperature; there is no tau squared", low=1e-3)
     aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
-
-    @property
-    def only_averages(self) -> bool:
-        return False  # it distils the predictions of each model
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Average the clients' models, and distil their mean logits into the average (algorithm 1)."""

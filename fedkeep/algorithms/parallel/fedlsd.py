@@ -11,6 +11,9 @@ from fedkeep.losses import Distillation, FullKLByClass, Loss, Scale, WeightedCro
 from fedkeep.models import Weights
 from fedkeep.options import option
 
+WEIGHED = "its loss weighs the cross-entropy of each class itself"
+"""Why a recipe's loss of labels is not for a method with `class_wise_distillation`."""
+
 
 @dataclass(frozen=True)
 class FedLSD(FedAvg):
@@ -22,23 +25,16 @@ class FedLSD(FedAvg):
 
     title = "FedLSD"
     paper = "Lee et al., 2021: Preservation of the global knowledge by not-true self knowledge distillation (v1)"
+    reason_against_label_loss = WEIGHED
 
     w_full: float = option(0.3, "weight of the distillation (alpha in FedCAD's paper)", low=0.0, high=1.0)
     tau: float = option(2.0, "softmax temperature", low=1e-3)
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     first_round: int = option(1, "round from which the model teaches; before it this is FedAvg", low=1)
 
-    @property
-    def reason_against_label_loss(self) -> str:
-        return WEIGHED
-
     def local_loss(self, client: Client[Any], model: Weights) -> Loss:
         alpha = self.w_full if client.round >= self.first_round else 0.0
         return class_wise_distillation(model, torch.full((client.num_classes,), alpha), self.tau, self.kd_scale)
-
-
-WEIGHED = "its loss weighs the cross-entropy of each class itself"
-"""Why a recipe's loss of labels is not for a method with `class_wise_distillation`."""
 
 
 def class_wise_distillation(model: Weights, alpha: torch.Tensor, tau: float, scale: Scale) -> Loss:

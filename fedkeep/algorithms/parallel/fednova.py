@@ -18,14 +18,8 @@ class FedNova(Algorithm):
     title = "FedNova"
     paper = "Wang et al., 2020: Tackling the objective inconsistency problem in heterogeneous federated optimization"
     needs = ("sgd",)
-
-    @property
-    def only_averages(self) -> bool:
-        return False  # it weighs each update by its number of steps
-
-    @property
-    def uses_num_steps(self) -> bool:
-        return True
+    only_averages = False  # it weighs each update by its number of steps
+    uses_num_steps = True
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Let all clients train the global model, and take the normalised mean of their models."""

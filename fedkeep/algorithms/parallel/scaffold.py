@@ -53,12 +53,9 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
 
     paper = "Karimireddy et al., 2020: SCAFFOLD, stochastic controlled averaging for federated learning"
     needs = ("sgd",)
+    uses_num_steps = True  # what a client says of its control variate is compared with its model by them
 
     aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
-
-    @property
-    def uses_num_steps(self) -> bool:
-        return True  # what a client says of its control variate is compared with its model by them
 
     def round(self, server: Server[ControlVariate], cohort: Cohort) -> None:
         """Let all clients train with corrected gradients, average their models, and update c."""
