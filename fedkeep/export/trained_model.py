@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -25,8 +24,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedkeep._utils.digests import DamagedFile, check_file, read_manifest
-from fedkeep._utils.escaping import markdown
 from fedkeep._utils.files import atomic_write
+from fedkeep._utils.templates import template
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.catalog import is_known
 from fedkeep.data.columns import columns_from_json
@@ -294,16 +293,10 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
 
     ``onnx``: Whether the model was written for ONNX too.
     """
-    from jinja2 import Environment, StrictUndefined
-
     trial, recipe, read = model.trial, model.recipe, model.trial.data_read()
     values = trial.class_history[-1]
     shown = ("no test examples" if math.isnan(value) else f"{100 * value:.1f} %" for value in values)
-    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(undefined=StrictUndefined, **blocks)
-    environment.filters["escaped"] = markdown
-    template = files("fedkeep.export").joinpath("card.md.jinja").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
+    return template("export", "card.md.jinja").render(
         model=model,
         trial=trial,
         recipe=recipe,

@@ -18,12 +18,13 @@ from hashlib import sha256
 from importlib.resources import files
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
+from fedkeep._utils.templates import template
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
@@ -42,9 +43,6 @@ from fedkeep.reporting.summary import (
     trials_of,
 )
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 CLIENTS_LISTED = 40  # with test examples of their own, the worst served first
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
@@ -60,7 +58,8 @@ def write_report(runs: Run | Sequence[Run], path: str | Path) -> Path:
 
 def render(runs: Run | Sequence[Run]) -> str:
     """Return the report of a run, or of several that are compared, as HTML text."""
-    return _template().render(context(runs))
+    page = template("reporting", "report.html.jinja", keep_trailing_newline=False)
+    return page.render(context(runs))
 
 
 def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
@@ -327,16 +326,6 @@ def script() -> dict[str, str]:
     text = files("fedkeep.reporting").joinpath("report.js").read_text(encoding="utf-8")
     digest = b64encode(sha256(text.encode()).digest()).decode()
     return {"text": text, "hash": f"sha256-{digest}"}
-
-
-@cache  # it stays compiled
-def _template() -> Template:
-    """Return the page; what the context lacks and the template names is an error."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("fedkeep", "reporting")
-    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    return Environment(loader=loader, undefined=StrictUndefined, **options).get_template("report.html.jinja")
 
 
 REPORT = "report.html"

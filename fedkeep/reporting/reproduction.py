@@ -13,8 +13,8 @@ from itertools import combinations, pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
-from fedkeep._utils import escaping
 from fedkeep._utils.files import atomic_write
+from fedkeep._utils.templates import template
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, place_in, table_of
@@ -26,21 +26,6 @@ from fedkeep.reporting.trial import without_average
 
 NOTES = "notes.md"
 """The file beside reproductions in which a person says something about them, under their names."""
-CAPTION = (
-    "Accuracy in %. Ours is the mean over the rounds that the head names, mean ± standard deviation over seeds, and "
-    "the last evaluation beside it; ours minus the paper's is of the first. The last model of a sequence swings by "
-    "several points. "
-)
-AVERAGES = (
-    " Rounds to the paper's: the first evaluated round in which a model, or an average of a method's models, reached "
-    "the accuracy that the paper has for the method."
-)
-TASKS = (
-    "Accuracy in %. Ours is measured after each task, as the head of the column says, among all classes seen by then; "
-    "mean ± standard deviation over seeds. The last is the share of all test images in the last evaluation. The "
-    "difference to a method is of the mean over the rounds that the head before it names. "
-)
-
 
 Cell = Callable[["MethodResult"], str]
 
@@ -100,14 +85,6 @@ def cells(column: ColumnResult) -> list[tuple[str, Cell]]:
     return found + [("rounds to the paper's", to_the_papers)] * column.has_averages
 
 
-def caption(reproduction: Reproduction) -> str:
-    """Say what the numbers are."""
-    explained = EXPLANATION if any(column.reference is not None for column in reproduction.columns) else ""
-    if any(column.has_tasks for column in reproduction.columns):
-        return (TASKS + explained).strip()
-    return (CAPTION + explained + AVERAGES * any(column.has_averages for column in reproduction.columns)).strip()
-
-
 def column_table(column: ColumnResult) -> TextTable:
     """Return a column's table; its note says how far it is, how its order compares, and on which networks it rests."""
     heads, shown = zip(*cells(column), strict=True)
@@ -120,39 +97,25 @@ def _label(line: MethodResult) -> str:
 
 
 def markdown(reproduction: Reproduction, level: int = 2) -> str:
-    """Return the reproduction as Markdown without its caption, a section per column."""
-    parts = [f"{'#' * level} {escaping.markdown(reproduction.title)}", ""]
-    if reproduction.notes:
-        parts += [escaping.prose(reproduction.notes), ""]
-    for column in reproduction.columns:
-        table, title = column_table(column), escaping.markdown(column.run.title)
-        parts += [f"{'#' * (level + 1)} {title}", "", escaping.prose(table.note), "", table.markdown(), ""]
-        parts += [column.provenance, ""] if column.provenance else []
-    return "\n".join(parts)
+    """Return the reproduction as Markdown, a section per column; at level 1 with what its tables show."""
+    page = template("reporting", "reproduction.md.jinja")
+    return page.render(reproduction=reproduction, level=level, column_table=column_table, explanation=EXPLANATION)
 
 
 def write(reproduction: Reproduction, folder: Path) -> Path:
     """Write the reproduction into its folder as ``table.md``."""
-    return atomic_write(folder / "table.md", f"{markdown(reproduction, level=1)}\n{caption(reproduction)}\n")
+    return atomic_write(folder / "table.md", markdown(reproduction, level=1))
 
 
 def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) -> str:
     """Return a page of several reproductions, each with what a person wrote about it, as Markdown."""
-    parts = ["# Reproduction", ""]
-    parts += [f"Written by `{command}` from the records in that folder; do not edit. What a person has to say about a"]
-    parts += ["table stands in `notes.md` there.", ""]
-    for reproduction, _ in reproductions:
-        anchor = re.sub(r"[^\w\- ]", "", reproduction.title.lower()).replace(" ", "-")
-        parts += [f"- [{escaping.markdown(reproduction.title)}](#{anchor})"]
-    with_tasks = {any(column.has_tasks for column in reproduction.columns) for reproduction, _ in reproductions}
-    parts += ["", "## How to read the tables", ""]
-    parts += [f"{CAPTION.strip()}{AVERAGES}", ""] if False in with_tasks else []
-    parts += [f"Where classes arrive in tasks: {TASKS.strip()}", ""] if True in with_tasks else []
-    parts += [EXPLANATION, ""]
-    for reproduction, notes in reproductions:
-        parts += [markdown(reproduction)]
-        parts += [notes.strip(), ""] if notes.strip() else []
-    return "\n".join(parts).rstrip() + "\n"
+
+    def anchor(title: str) -> str:
+        return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+    page, given = template("reporting", "reproductions.md.jinja"), {"reproductions": reproductions, "command": command}
+    text = page.render(**given, anchor=anchor, column_table=column_table, explanation=EXPLANATION)
+    return text.rstrip() + "\n"
 
 
 def read_notes(root: Path, names: Iterable[str], page: Path) -> dict[str, str]:
@@ -421,6 +384,11 @@ class Reproduction:
         shares = {column.share for column in self.columns}
         part = f", {shares.pop()}" if len(shares) == 1 and "" not in shares else ""
         return str(self.columns[0].paper.get("table", self.name)) + part
+
+    @property
+    def has_tasks(self) -> bool:
+        """Tell whether classes arrive in tasks in a column."""
+        return any(column.has_tasks for column in self.columns)
 
     @property
     def notes(self) -> str:

@@ -6,13 +6,13 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedkeep._utils import escaping
 from fedkeep._utils.escaping import csv_text
+from fedkeep._utils.templates import template
 from fedkeep.reporting import summary
 from fedkeep.reporting.findings import findings
 from fedkeep.reporting.metric import Metric, columns_for, headline, listed, main_metric, rounds_covered
@@ -318,8 +318,6 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
 
     The result table has accuracy and forgetting only: what training costs is no column of a paper's table of results.
     """
-    from jinja2 import Environment
-
     shown, costs = [], {metric.title for metric in columns_for(trials_of(rows)) if metric.unit != "%"}
     for place, table in enumerate(tables(rows, against, target)):
         columns = [j for j, head in enumerate(table.heads) if place or head not in costs]
@@ -329,11 +327,9 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
             lines.append([f"\\textbf{{{text}}}" if (i, j) in table.bold else text for j, text in texts])
         heads = [_latex_text(table.heads[j]) for j in columns]
         shown.append({"name": table.name, "note": _latex_text(table.note), "heads": heads, "lines": lines})
-    template = files("fedkeep.reporting").joinpath("tables.tex.jinja").read_text(encoding="utf-8")
-    environment = Environment(  # LaTeX has escapes of its own
-        variable_start_string="<<", variable_end_string=">>", trim_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(template).render(tables=shown)
+    # LaTeX has escapes of its own.
+    document = template("reporting", "tables.tex.jinja", variable_start_string="<<", variable_end_string=">>")
+    return document.render(tables=shown)
 
 
 _LATEX = {
