@@ -131,51 +131,20 @@ def caption(rows: Sequence[Row]) -> str:
     """Say in a few sentences what the numbers are, and on which frozen networks they rest."""
     finished, trials = [row for row in rows if row.finished], summary.deduplicate(rows)
     counts, main = sorted({len(row.seeds) for row in finished}), main_metric(trials_of(rows))
-    begins = "No method is finished yet: the rows are single seeds, as far as they got."
-    if counts:
-        number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (
-            " seed" if counts == [1] else " seeds"
-        )
-        spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
-        begins = f"{spread} {number}, {'all but costs' if main else 'accuracy and forgetting'} in %."
     lost, refused = (sum(len(getattr(trial, name)) for trial in trials) for name in ("lost", "refused"))
     asked = sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds)
-    named = f", {refused:,} of them since their reply was refused" * bool(refused)
     mixed, tasks = sum(len(trial.versions) > 1 for trial in trials), any(trial.task_sizes for trial in trials)
     evaluations = {len(trial.window_accuracies) for trial in trials_of(finished)}
     count = evaluations.pop() if len(evaluations) == 1 and not tasks else 0
     gaps = not tasks and any((np.diff(trial.evaluated) > 1).any() for trial in trials)
-    blocks = " (of one seed, from blocks of its evaluations)" * (counts == [1])
     told = any(trial.client_history for trial in trials)
-    sentences = {
-        begins: True,
-        f"{lost:,} of {asked:,} clients asked were lost{named}; report.html says why.": lost,
-        f"Trials that another version continued, which report.html names: {mixed} of {len(trials)}.": mixed,
-        TASKS: tasks,
-        f"Over rounds: {f'the mean of {count} evaluations' if count > 1 else 'of one evaluation'}.": count,
-        "Forgetting is taken over the rounds that were evaluated.": gaps,
-        f"{BOLD}{blocks}.": len(finished) > 1,
-        CLIENTS: told,
-        "Other scores are means of those of clients, by test examples.": told and main,
-        UNCOVERED: told and any(not math.isnan(trial.epsilon) for trial in trials),
-        "A method at chance has not learned, and is compared with no other.": not all(r.learned for r in finished),
-        "A method of whose window rounds were rolled back is compared with no other.": any(r.broken for r in finished),
-        "Unfinished seeds stand in rows of their own.": finished and len(finished) < len(rows),
-    }
-    return " ".join(sentence for sentence, said in sentences.items() if said) + frozen(trials_of(rows))
-
-
-TASKS = (
-    "Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then, over the rounds "
-    "named and after the last round of each task. Forgetting from the best: what old tasks have lost by the end since "
-    "their best. A task: what they lose with each new one, on average."
-)
-BOLD = "Bold: better than every other method by the 95 % interval of the difference, paired by seed"
-CLIENTS = (
-    "Accuracy is over the test examples of all clients together; worst, median, best and mean over clients are of each "
-    "client's accuracy on its own."
-)
-UNCOVERED = "Epsilon does not cover what clients tell of their test examples: it has no noise."
+    private = told and any(not math.isnan(trial.epsilon) for trial in trials)
+    numbers = {"counts": counts, "lost": lost, "refused": refused, "asked": asked, "mixed": mixed, "count": count}
+    facts = {"main": main, "tasks": tasks, "gaps": gaps, "told": told, "private": private}
+    sentences = template("reporting", "caption.jinja").render(
+        rows=rows, finished=finished, trials=trials, **numbers, **facts
+    )
+    return " ".join(sentences.splitlines()) + frozen(trials_of(rows))
 
 
 def frozen(trials: Iterable[TrialResult]) -> str:
