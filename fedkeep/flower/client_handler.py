@@ -66,7 +66,8 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
         return Envelope({"error": str(error)})
     except Exception as error:
         log.exception("site %s cannot answer", config.site)
-        return Envelope({"error": f"{type(error).__name__}: {error}"})
+        why = "its own log says why" if config.partition_id < 0 else str(error)  # it may name cells of rows
+        return Envelope({"error": f"{type(error).__name__}: {why}."})
 
 
 def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:

@@ -15,7 +15,7 @@ from trial import Killed, config, embedded, killing, model, records
 
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, load
-from fedkeep.errors import ConfigError, DataError
+from fedkeep.errors import ConfigError, DataError, FedKeepError
 from fedkeep.export.trained_model import export_model
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import data_of_form, pool, serve
@@ -257,6 +257,29 @@ def test_cell_in_the_wrong_column_is_no_class_that_the_server_is_told(
     )
     assert "'Erika Mustermann'" in caplog.text
     assert "3 classes, and 1 of them are not among the run's 2" in " ".join(told)
+    assert "Erika" not in " ".join(told)
+
+
+def test_text_of_an_unforeseen_error_stays_at_the_site(
+    recipe: str,
+    hospitals: dict[int, NodeConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[str] = []
+
+    def fail(*arguments: Any) -> Any:
+        raise ValueError("could not convert string to float: 'Erika Mustermann'")
+
+    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
+        told.append(str(reply.head))
+        return reply
+
+    monkeypatch.setattr("fedkeep.flower.client_handler.load_data", fail)
+    with pytest.raises(FedKeepError, match="ValueError: its own log says why"):
+        serve(LocalTransport(hospitals, tamper), at_sites(recipe, tmp_path / "run"))
+    assert "Erika" in caplog.text
     assert "Erika" not in " ".join(told)
 
 
