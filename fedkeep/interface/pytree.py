@@ -250,6 +250,21 @@ def tree_tensors(tree: Any) -> list[tuple[Tensor, bool]]:
     return [(value, per_example) for _, value, _, per_example in tree_iter(tree) if isinstance(value, Tensor)]
 
 
+def tensor_versions(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor, int]]:
+    """Return the tensors of some trees by name and path, each with PyTorch's count of its changes."""
+    return [
+        (f"{name}.{keystr(path)}".replace(".[", "[").rstrip("."), leaf, leaf._version)
+        for name, tree in named
+        for path, leaf in tree_leaves_with_path(tree)
+        if isinstance(leaf, Tensor) and not leaf.is_inference()
+    ]
+
+
+def changed_in_place(before: Iterable[tuple[str, Tensor, int]]) -> str | None:
+    """Return the name of the first of these tensors that was changed since; None if none was."""
+    return next((name for name, tensor, version in before if tensor._version != version), None)
+
+
 def replace_tensors(tree: T, tensors: Iterable[Tensor]) -> T:
     """Replace all tensors of a tree."""
     remaining = iter(tensors)

@@ -13,7 +13,7 @@ from fedkeep.data import Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
-from fedkeep.interface.pytree import copy_containers, keystr, tree_leaves_with_path
+from fedkeep.interface.pytree import changed_in_place, copy_containers, tensor_versions
 from fedkeep.models import Weights
 from fedkeep.rounds.messages import UPDATE, Fault, StepRequest, StepResult, UpdateSum, check_arguments, check_reply
 from fedkeep.training.client_test import client_test
@@ -201,19 +201,12 @@ class SerialExecutor(Executor):
 
 def _versions(shared: tuple[Any, ...]) -> list[tuple[str, Tensor, int]]:
     """Return the tensors of a step's arguments and state, each with PyTorch's count of its changes."""
-    names = ("argument", "argument", "client.state")
-    return [
-        (f"{name}.{keystr(path)}".replace(".[", "[").rstrip("."), leaf, leaf._version)
-        for name, part in zip(names, shared, strict=True)
-        for path, leaf in tree_leaves_with_path(part)
-        if isinstance(leaf, Tensor) and not leaf.is_inference()
-    ]
+    return tensor_versions(zip(("argument", "argument", "client.state"), shared, strict=True))
 
 
 def _check_versions(request: StepRequest, before: Sequence[tuple[str, Tensor, int]]) -> None:
     """Raise `ConfigError` if a step changed what it was given; other clients, or the server, have the same tensors."""
-    changed = next((name for name, tensor, version in before if tensor._version != version), None)
-    if changed is not None:
+    if (changed := changed_in_place(before)) is not None:
         raise ConfigError(
             f"step {request.step.__name__!r} changed {changed} in place. The server and other clients may have the "
             "same tensor: make a new one, such as h - g in the place of h -= g, and assign it."

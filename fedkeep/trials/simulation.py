@@ -9,7 +9,7 @@ from fedkeep.data import Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, NoState
 from fedkeep.interface.algorithm import state_types
-from fedkeep.interface.pytree import copy_containers
+from fedkeep.interface.pytree import changed_in_place, copy_containers, tensor_versions
 from fedkeep.rounds.cohort import RoundCohort
 from fedkeep.rounds.messages import check_server
 from fedkeep.rounds.reply_step import ReplyStep, named, set_aside
@@ -79,7 +79,16 @@ class Simulation(SimulationState):
                 dict(round.client_states),
             )
             try:
+                shared = tensor_versions(
+                    (f"server.{name}", getattr(self.server, name)) for name in ("model", "eval_model", "state")
+                )
                 self.algorithm.round(self.server, RoundCohort(round, round.cohort))
+                if (changed := changed_in_place(shared)) is not None:
+                    raise ConfigError(
+                        f"{self.algorithm.name()}.round changed {changed} in place. The initial model, the averages "
+                        "and clients may have the same tensor: make a new one, such as w - d in the place of w -= d, "
+                        "and assign it."
+                    )
                 check_server(self.algorithm, self.server, type(before[2]))
                 round.finish()
             except TooFewClients:

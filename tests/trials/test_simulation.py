@@ -354,3 +354,37 @@ def test_fedavg_is_the_weighted_mean_of_the_graduates() -> None:
     for name, tensor in simulation.server.model.items():
         mean = sum(reply.model[name].double() * reply.num_examples for reply in fits) / total
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("what", ["model", "state"])
+def test_a_round_that_changes_a_shared_tensor_in_place_is_refused(what: str) -> None:
+    def script(method: Subtracting, server: Server[Direction], cohort: Cohort) -> None:
+        tensor = server.state.step if what == "state" else next(iter(server.model.values()))
+        tensor.sub_(1.0)
+
+    simulation = tiny.simulation(Subtracting(script))
+    before = {name: tensor.clone() for name, tensor in simulation.server.model.items()}
+    with pytest.raises(ConfigError, match=rf"round changed server\.{what}\..* in place"):
+        simulation.run_round()
+    if what == "state":
+        assert all(torch.equal(tensor, before[name]) for name, tensor in simulation.server.model.items())
+
+
+@dataclass
+class Direction:
+    step: Tensor = field(default_factory=lambda: torch.ones(2))
+
+
+@dataclass(frozen=True)
+class Subtracting(Algorithm[Direction]):
+    """Does what ``script`` says."""
+
+    script: Callable[[Subtracting, Server[Direction], Cohort], None] | None = None
+
+    def round(self, server: Server[Direction], cohort: Cohort) -> None:
+        assert self.script
+        self.script(self, server, cohort)
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Fit:
+        return client.fit(model, CrossEntropy())
