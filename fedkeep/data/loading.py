@@ -139,6 +139,7 @@ def assemble(
     notes.append(_classes_without_training(parts, label_names))
     train, test = parts
     values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
+    notes.append(_clients_without_training(parts, values.get("client", ())) if held_out is not None else "")
     noted_all = " ".join(filter(None, notes))
     held = held_out is not None
     return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns), held)
@@ -165,6 +166,18 @@ def _classes_without_training(parts: Sequence[Mapping[str, Tensor]], label_names
     named = ", ".join(repr(label_names[label]) for label in only_tested[:5]) + ", ..." * (len(only_tested) > 5)
     count = int(tested[only_tested].sum())
     return f"Nobody can learn {named}: the test split has {count} such examples, training none."
+
+
+def _clients_without_training(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> str:
+    """Return a note about clients whose examples were all held out, and who take no part; empty if there are none."""
+    if not names:
+        return ""
+    trained, tested = (part["client"].bincount(minlength=len(names)) for part in parts)
+    gone = ((trained == 0) & (tested > 0)).nonzero().flatten().tolist()
+    if not gone:
+        return ""
+    named = ", ".join(repr(names[client]) for client in gone[:5]) + ", ..." * (len(gone) > 5)
+    return f"Clients whose examples were all held out for the test, so that they train nothing: {len(gone)} ({named})."
 
 
 def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -> tuple[list[dict[str, Tensor]], str]:

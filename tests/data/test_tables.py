@@ -98,6 +98,16 @@ def test_names_of_classes_and_clients_stay_as_they_are_written(tmp_path: Path, c
     assert set(dataset.label_names if column == "label" else dataset.values["client"]) == set(values)
 
 
+def test_clients_whose_rows_are_all_held_out_are_told(tmp_path: Path) -> None:
+    rows = [f"{row / 3},{'xy'[row % 2]},{'big' if row else 'one'}" for row in range(40)]
+    assert "train nothing" not in load(written(tmp_path, "a,label,client", [*rows, *(rows[:1] * 9)])).note
+    dataset = load(written(tmp_path, "a,label,client", [f"{r / 3},{'xy'[r % 2]},site {r}" for r in range(40)]))
+    gone = sorted(set(range(40)) - set(dataset.train["client"].tolist()))
+    assert len(gone) == 8
+    names = ", ".join(repr(dataset.values["client"][client]) for client in gone[:5])
+    assert f"held out for the test, so that they train nothing: 8 ({names}, ...)." in dataset.note
+
+
 def test_classes_that_are_whole_numbers_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     dataset = load(written(tmp_path, "a,label", [f"{row / 3},{row % 12}" for row in range(120)]))
     assert dataset.label_names == tuple(map(str, range(12)))
