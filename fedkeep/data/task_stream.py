@@ -186,7 +186,10 @@ class Tasks(Options):
     def _partition(self, dataset: DataSet, scheme: Scheme, task: Task, num_arriving: int, seed: int) -> Partition:
         """Return the partition of one task, in row numbers of the whole training set and over all clients."""
         if isinstance(scheme, ByColumn):
-            raise PartitionError("tasks cannot be partitioned by column: a value's client would change with the task.")
+            raise PartitionError(
+                "tasks cannot be partitioned by column, nor by rows that are given: a value's client would change with "
+                "the task. Take a scheme that draws each task's clients, such as Dirichlet(0.5, num_clients=10)."
+            )
         if self.absent_clients >= scheme.num_clients:
             raise PartitionError(f"{self.absent_clients} of {scheme.num_clients} clients are absent: nobody is left.")
         rows = task.new_class_rows(dataset.train["label"])
