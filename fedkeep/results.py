@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedkeep.export.trained_model import trained_model
 from fedkeep.models import Architecture
 from fedkeep.reporting import run_folder
 from fedkeep.reporting.figures import CurveMetric, curves, theme
-from fedkeep.reporting.metric import columns_for, headline
+from fedkeep.reporting.metric import columns_for, headline, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Difference, Row, difference, summary, trials_of
 from fedkeep.reporting.table import show_value
@@ -209,7 +209,13 @@ class RunResult(Run):
         rows = summary(self)
         accuracy, forgetting = headline(trials_of(rows))
         chosen = {"accuracy": accuracy, "forgetting": forgetting}.get(metric, metric)
-        return difference(self._row(rows, method), self._row(rows, reference), chosen)
+        row, other = self._row(rows, method), self._row(rows, reference)
+        found = difference(row, other, chosen)
+        if found.seeds or found.reason or not {trial.seed for trial in row.trials} & {t.seed for t in other.trials}:
+            return found
+        scored = metric_of(chosen).shown == "scored"
+        hint = f'; evaluations measure it with metric="{metric}" (run.metric)' if scored else ""
+        return replace(found, reason=f"{metric} was not measured of both{hint}")
 
     def _row(self, rows: list[Row], method: str) -> Row:
         finished = [row for row in rows if row.finished]

@@ -141,6 +141,9 @@ def test_a_table_and_a_comparison(run: RunResult) -> None:
     assert run.compare("MOON", "FedAvg", "forgetting").values == pytest.approx(expected)
     with pytest.raises(RunError, match="no finished method 'sfedkd'"):
         run.compare("sfedkd", "FedAvg")
+    unmeasured = run.compare("MOON", "FedAvg", "f1")
+    assert not unmeasured.values
+    assert unmeasured.reason == 'f1 was not measured of both; evaluations measure it with metric="f1" (run.metric)'
     with pytest.raises(RunError, match="There are no curves of 'los'"):
         run.plot("los")  # type: ignore[arg-type]
 
