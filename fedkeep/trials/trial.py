@@ -9,8 +9,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from filelock import FileLock, Timeout
 from safetensors.torch import save
+from torch import Tensor
 
 from fedkeep._utils.digests import Digest, Identity, check_file, digest_of, is_sealed, read_json, write_manifest
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
@@ -113,6 +115,11 @@ def _named(callback: Callback) -> Iterator[None]:
         raise CallbackFailed(what) from error
 
 
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy, or one in a tensor, as Python has it; anything else as it is."""
+    return value.item() if isinstance(value, np.generic | Tensor) and value.ndim == 0 else value
+
+
 def _add_metrics(result: RoundResult, outcome: Outcome) -> bool:
     """Add what a callback measured to a round's record, and tell whether it ends the trial."""
     if outcome is None:
@@ -120,6 +127,7 @@ def _add_metrics(result: RoundResult, outcome: Outcome) -> bool:
     if not isinstance(outcome, tuple) or len(outcome) != 2 or not isinstance(outcome[1], Mapping):
         raise TypeError(f"on_round_end returns (stop, metrics), such as (False, {{}}), or None, not {outcome!r:.80}")
     stop, metrics = outcome
+    metrics = {name: _plain(value) for name, value in metrics.items()}
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"the metric {name!r} is {value!r:.80}, not a number")

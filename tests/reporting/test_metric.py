@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+import torch
 from synthetic_run import read_run, write_run, write_trial
 
 import fedkeep
@@ -124,3 +125,16 @@ def test_early_stopping_looks_a_metric_up(own: Metric, tmp_path: Path) -> None:
     assert trial.rounds_done == 3, "a model that does not move does not become better"
     assert "ended after 3 of 6 rounds" in (run.path / "table.md").read_text()
     assert stopping.best == metric_of("best_class").of(trial)
+
+
+class Measures(fedkeep.Callback):
+    """Measures what NumPy and PyTorch compute."""
+
+    def on_round_end(self, state: Any, result: Any) -> tuple[bool, dict[str, Any]]:
+        return False, {"single": np.float32(0.5), "whole": np.int64(3), "tensor": torch.tensor(2.0)}
+
+
+def test_a_callback_may_measure_numbers_of_numpy_and_pytorch(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=1)
+    (trial,) = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Measures()]).trials
+    assert trial.rounds[0]["measured"] == {"single": 0.5, "whole": 3.0, "tensor": 2.0}
