@@ -282,7 +282,7 @@ def metric_of(metric: str | Metric) -> Metric:
     if metric.startswith(LOGGED):
         return LoggedMetric(metric, metric.removeprefix(LOGGED))
     if metric not in METRICS:
-        raise RunError(f"There is no metric {metric!r}.{did_you_mean(metric, METRICS)}")
+        raise RunError(f"There is no metric {metric!r}.{_of_accuracy(metric) or did_you_mean(metric, METRICS)}")
     return METRICS[metric]
 
 
@@ -327,7 +327,14 @@ def check_main(name: str) -> None:
     """Raise `ConfigError` if methods cannot be compared by what a recipe names (``run.metric``)."""
     if name and not (name in METRICS and METRICS[name].better):
         ranking = [metric.name for metric in METRICS.values() if metric.better]
-        raise ConfigError(f"run.metric is no metric that ranks methods: {name!r}.{did_you_mean(name, ranking)}")
+        hint = _of_accuracy(name) or did_you_mean(name, ranking)
+        raise ConfigError(f"run.metric is no metric that ranks methods: {name!r}.{hint}")
+
+
+def _of_accuracy(name: str) -> str:
+    """Return what accuracy is called here, by which methods are compared anyway; empty for another name."""
+    known = "window_mean (over the last rounds), last (after the last), with tasks window_incremental"
+    return f" Methods are compared by accuracy if no metric is named; its names: {known}." if name == "accuracy" else ""
 
 
 def listed(trials: Iterable[TrialResult]) -> list[Metric]:

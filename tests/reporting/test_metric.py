@@ -17,7 +17,7 @@ from fedkeep.cli import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.html import render
-from fedkeep.reporting.metric import METRICS, Metric, columns_for, metric_of
+from fedkeep.reporting.metric import METRICS, Metric, check_main, columns_for, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import difference, summary
 from fedkeep.reporting.table import markdown, trials_csv
@@ -138,3 +138,10 @@ def test_a_callback_may_measure_numbers_of_numpy_and_pytorch(tmp_path: Path) -> 
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=1)
     (trial,) = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Measures()]).trials
     assert trial.rounds[0]["measured"] == {"single": 0.5, "whole": 3.0, "tensor": 2.0}
+
+
+def test_accuracy_is_no_name_of_a_metric_and_the_error_says_what_is() -> None:
+    with pytest.raises(RunError, match=r"'accuracy'.*its names: window_mean"):
+        fedkeep.EarlyStopping(metric="accuracy")
+    with pytest.raises(ConfigError, match=r"'accuracy'.*by accuracy if no metric is named"):
+        check_main("accuracy")
