@@ -24,6 +24,10 @@ class ASD(FedAvg):
     """
 
     paper = "Yashwanth et al., 2023: Federated learning on heterogeneous data via adaptive self-distillation"
+    reason_against_dp_sgd = (
+        "ASD weighs the examples of a batch against each other by label frequencies, and DP-SGD takes each alone. "
+        "Take FedLSD or FedNTD, which weigh all alike."
+    )
 
     w_full: float = option(2.0, "weight of the distillation (lambda in the paper)", low=0.0)
     tau: float = option(2.0, "softmax temperature", low=1e-3)
@@ -45,10 +49,6 @@ class FedNTDASD(ASD):
     """FedNTD with ASD's weights: of the divergence only the part over the classes that are not the label."""
 
     title = "FedNTD+ASD"
-    reason_against_dp_sgd = (
-        "ASD weighs the examples of a batch against each other by label frequencies, and DP-SGD takes each alone. "
-        "Take FedLSD or FedNTD, which weigh all alike."
-    )
 
     def rule(self) -> WeightRule:
         return PerTeacher(torch.zeros(1), torch.tensor([self.w_full]))
