@@ -163,6 +163,7 @@ def half_frozen() -> nn.Module:
         (Pair, NUMBERS, 3, "gives a list of 2 instead of a tensor of logits.*output.logits"),
         (Auxiliary, NUMBERS, 3, "auxiliary head"),
         (lambda: nn.Linear(5, 1), NUMBERS, 2, r"two classes give two: torch.nn.Linear\(width, 2\)"),
+        (lambda: nn.Linear(5, 4), NUMBERS, 3, r"\[2, 3\].*torch.nn.Linear\(width, 3\): with tasks"),
         (Counter, NUMBERS, 3, "changes its own 'calls'"),
         (RunningMaximum, NUMBERS, 3, "changes its own 'largest'.*finite"),
         (Detached, NUMBERS, 3, "no gradient"),
