@@ -35,7 +35,7 @@ from fedkeep.options import as_table
 from fedkeep.rounds.run_settings import distinct_models
 from fedkeep.rounds.state import SimulationState
 from fedkeep.tracking import check_packages
-from fedkeep.training.model_runner import check_batch_size
+from fedkeep.training.model_runner import check_batch_size, has_batch_norm
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trials.trial import MANIFEST
 
@@ -113,6 +113,13 @@ class Experiment:
         for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
             network = build.check_network(model, federation, data_dir)
             check_batch_size(network, recipe.training.batch_size)
+            if has_batch_norm(network) and (alone := int((federation.partition.sizes == 1).sum())):
+                log.warning(
+                    "%d of %d clients have a single example%s. Batch norm cannot learn from one, so they never train.",
+                    alone,
+                    len(federation.clients),
+                    " of the first task" * bool(tasks),
+                )
             if recipe.pretraining.passes:
                 check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
         if recipe.weights:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+from torch import nn
 
 import fedkeep
 from fedkeep.cli.main import main
@@ -15,6 +17,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import untrained_classes
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
+from fedkeep.models.custom import custom
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
 
@@ -138,6 +141,17 @@ def test_classes_that_no_client_has_are_named(tmp_path: Path, caplog: pytest.Log
     experiment.check()
     (missing,) = untrained_classes(experiment.federation(0))
     assert f"No client has an example of '{missing}'" in caplog.text
+
+
+def test_clients_with_one_example_are_told_of_batch_norm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arrays(x_test=np.zeros((3, 5)), y_test=np.arange(3), client=np.minimum(np.arange(60), 2), y=np.arange(60) % 3)
+    network = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    settings = ["data.name=own.npz", "partition.scheme=column"]
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings)
+    Experiment(recipe).check()
+    assert "Batch norm" not in caplog.text
+    Experiment(replace(recipe, model=custom(network))).check()
+    assert "2 of 3 clients have a single example. Batch norm cannot learn from one" in caplog.text
 
 
 def test_tasks_of_a_single_class_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
