@@ -31,6 +31,7 @@ from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optiona
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SEPARATORS = ",;\t|"
+_SEPARATOR_LINE = re.compile(r'"?sep=."?\r?\n')  # a first line that some spreadsheets write, no row of the table
 _SAMPLE = 1 << 16
 _BESIDE = "files or folders beside the tables"
 
@@ -102,21 +103,28 @@ def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with the line on which it begins; empty lines are none."""
     reader, begin = csv.reader(io.StringIO(text, newline=""), delimiter=separator), 1
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    named = _SEPARATOR_LINE.match(text) is not None
     for row in reader:
-        if row:
+        if row and not (named and begin == 1):
             yield begin, row
         begin = reader.line_num + 1
 
 
 def _separator(text: str, usual: str) -> str:
-    """Return what separates the cells: what makes most columns, as many in all of the first lines."""
-    best, most = usual, 1
+    """Return what separates the cells: what makes most columns, as many in all of the first lines.
+
+    If the lines differ by all of them, it is what makes most columns of the first line, and the error names the others.
+    """
+    columns: dict[str, int] = {}
+    first: dict[str, int] = {}
     for separator in (usual, *_SEPARATORS.replace(usual, "")):
         rows = [row for _, row in islice(_records(text[:_SAMPLE], separator), 20)]
         sizes = {len(row) for row in (len(text) > _SAMPLE and rows[:-1]) or rows}  # the sample may cut the last line
-        if len(sizes) == 1 and max(sizes) > most:
-            best, most = separator, max(sizes)
-    return best
+        if len(sizes) == 1 and max(sizes) > 1:
+            columns[separator] = max(sizes)
+        first[separator] = len(rows[0]) if rows else 0
+    found = columns or first
+    return max(found, key=found.__getitem__)
 
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")

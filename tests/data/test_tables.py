@@ -369,6 +369,16 @@ def test_separator_encoding_and_decimal_comma_are_found_out(
     assert "'größe' has decimal commas" in dataset.note
 
 
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"'])
+def test_a_line_that_names_the_separator_is_no_row(tmp_path: Path, first: str) -> None:
+    rows = ["a;label", *(f"{row / 2};{'xy'[row % 2]}".replace(".", ",") for row in range(60))]
+    dataset = load(written(tmp_path, first, rows))
+    assert dataset.features == ("a",)
+    rows[7] = "1;2;x"
+    with pytest.raises(DataError, match="line 9 has 3"):
+        load(written(tmp_path, first, rows))
+
+
 def test_commas_that_may_be_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
     rows = [f"{1 + row % 9},{100 + row}\t{'xy'[row % 2]}" for row in range(60)]
     with pytest.raises(DataError, match="'income' = '1,100' is no number"):
