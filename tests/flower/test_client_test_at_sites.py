@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,7 @@ def test_sites_train_on_all_rows_of_a_table_without_a_test_split(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_three_supernodes_on_one_host_and_a_superlink_without_data(
     hospitals: dict[int, NodeConfig], tmp_path: Path
 ) -> None:
