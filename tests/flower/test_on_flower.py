@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -323,6 +324,7 @@ def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 @pytest.mark.parametrize("methods", [QUICK + OTHERS, OVER_TASKS, APART, SUMMED], ids=",".join)
 def test_a_superlink_with_supernodes_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
