@@ -82,7 +82,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     Labels and logits are learned by a softmax over all outputs, in which classes without a logit have probability zero:
     at clients, at the server and in feedback (``head=joint``). Read literally, eqs. 6, 7, 9 and 10 use one softmax over
     the old outputs and another over the new ones (``head=sliced``); then nothing teaches a model to tell old classes
-    from new ones. On held-out images that costs 12 to 17 points (docs/findings.md). The first task is the same either
+    from new ones. That costs 16 points after the last task (docs/findings.md). The first task is the same either
     way, and so are the control's labels at the server, which compete with all.
 
     The paper prints no temperature: 2, as in the code of DDDR, on which it builds, and whose w_kd is 10. Distillation
