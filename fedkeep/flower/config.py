@@ -48,7 +48,7 @@ class RunConfig(Options):
     device: str = option("cpu", "device of the server: cpu or cuda")
     allow_code: bool = option(False, "let the recipe import its model as package.module:function")
     use: str = option("", "files or modules with methods of your own, with commas between them")
-    log: str = option("", "where the server logs metrics, such as csv,tensorboard; default: the recipe's log")
+    log: str = option("", "where the server logs metrics, such as tensorboard or wandb; default: the recipe's log")
 
 
 @dataclass(frozen=True)
