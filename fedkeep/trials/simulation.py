@@ -39,6 +39,7 @@ class Simulation(SimulationState):
         federation = poison(federation, settings.attack, settings.seed)
         super().__init__(algorithm, federation, factory, settings, **networks)
         self.callbacks: Sequence[Callback] = [Evaluation()]
+        self.can_be_saved = True
         self.take_steps(())
 
     def take_steps(self, own: Sequence[ReplyStep]) -> None:
@@ -51,7 +52,8 @@ class Simulation(SimulationState):
     def run_round(self) -> RoundResult:
         """Carry out the next round, and the beginning or the end of a task if it is due.
 
-        If an exception is raised, the simulation is as it was after the round before.
+        If an exception is raised, the simulation is as it was after the round before, and can be saved, unless its
+        method has changed a tensor in place.
         """
         began = time.perf_counter()
         number = self.finished + 1
@@ -78,23 +80,27 @@ class Simulation(SimulationState):
                 copy_containers(self.server.state),
                 dict(round.client_states),
             )
+            shared = tensor_versions(
+                (f"server.{name}", getattr(self.server, name)) for name in ("model", "eval_model", "state")
+            )
             try:
-                shared = tensor_versions(
-                    (f"server.{name}", getattr(self.server, name)) for name in ("model", "eval_model", "state")
-                )
-                self.algorithm.round(self.server, RoundCohort(round, round.cohort))
-                if (changed := changed_in_place(shared)) is not None:
-                    raise ConfigError(
-                        f"{self.algorithm.name()}.round changed {changed} in place. The initial model, the averages "
-                        "and clients may have the same tensor: make a new one, such as w - d in the place of w -= d, "
-                        "and assign it."
-                    )
+                try:
+                    self.algorithm.round(self.server, RoundCohort(round, round.cohort))
+                finally:
+                    changed = changed_in_place(shared)
+                    self.can_be_saved = changed is None
                 check_server(self.algorithm, self.server, type(before[2]))
                 round.finish()
             except TooFewClients:
                 rolled_back = True
                 round.abandon()
                 self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
+            if changed is not None:
+                raise ConfigError(
+                    f"{self.algorithm.name()}.round changed {changed} in place. So the round could not be undone, and "
+                    "averages and clients may have the same tensor: make a new one, such as w - d in the place of "
+                    "w -= d, and assign it."
+                )
             if round.round == self.settings.run.rounds:
                 with round.between_rounds():
                     self.algorithm.end_task(self.server, RoundCohort(round, self.federation.clients))

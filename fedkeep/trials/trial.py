@@ -336,6 +336,8 @@ class Checkpoints(Callback):
     def on_trial_end(self, state: SimulationState) -> None:
         # Ctrl-C may have come between the end of a round and its record: then the last checkpoint stays.
         last = self.records.last
+        if not self.simulation.can_be_saved:
+            return
         if state.finished == self.records.written > self.saved and last and not self.may_repeat(state, last):
             self._save(state)
 
