@@ -213,9 +213,11 @@ class RunResult(Run):
         found = difference(row, other, chosen)
         if found.seeds or found.reason or not {trial.seed for trial in row.trials} & {t.seed for t in other.trials}:
             return found
-        scored = metric_of(chosen).shown == "scored"
-        hint = f'; evaluations measure it with metric="{metric}" (run.metric)' if scored else ""
-        return replace(found, reason=f"{metric} was not measured of both{hint}")
+        wanted = metric_of(chosen)
+        scored = wanted.shown == "scored"
+        name = wanted.name if scored else metric
+        hint = f'; evaluations measure it with metric="{name}" (run.metric)' if scored and wanted != accuracy else ""
+        return replace(found, reason=f"{name} was not measured of both{hint}")
 
     def _row(self, rows: list[Row], method: str) -> Row:
         finished = [row for row in rows if row.finished]

@@ -136,10 +136,18 @@ def assemble(
     notes += [f"{what}: {count}." for what, count in sorted(seen.items())]
     unused = sorted({*splits} - {*present}) if is_own else []
     notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
-    notes.append(_classes_without_training(parts, label_names))
+    named, count, tested = _without_training(parts, "label", label_names)
+    if count:
+        notes.append(f"Nobody can learn {named}: the test split has {tested} such examples, training none.")
     train, test = parts
     values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
-    notes.append(_clients_without_training(parts, values.get("client", ())) if held_out is not None else "")
+    if held_out is not None and values.get(CLIENT):
+        named, count, _ = _without_training(parts, CLIENT, values[CLIENT])
+        if count:
+            notes.append(
+                f"Clients whose examples were all held out for the test: {count} ({named}). With "
+                "partition.scheme=column they train nothing."
+            )
     noted_all = " ".join(filter(None, notes))
     held = held_out is not None
     return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns), held)
@@ -157,27 +165,12 @@ def _number_column(
     return [by_split.get(n, torch.full((len(table),), -1)) for n, table in enumerate(tables)], names
 
 
-def _classes_without_training(parts: Sequence[Mapping[str, Tensor]], label_names: Sequence[str]) -> str:
-    """Return a note about classes of the test split that no training example has; empty if there is none."""
-    trained, tested = (part["label"].bincount(minlength=len(label_names)) for part in parts)
-    only_tested = ((trained == 0) & (tested > 0)).nonzero().flatten().tolist()
-    if not only_tested:
-        return ""
-    named = ", ".join(repr(label_names[label]) for label in only_tested[:5]) + ", ..." * (len(only_tested) > 5)
-    count = int(tested[only_tested].sum())
-    return f"Nobody can learn {named}: the test split has {count} such examples, training none."
-
-
-def _clients_without_training(parts: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> str:
-    """Return a note about clients whose examples were all held out, and who take no part; empty if there are none."""
-    if not names:
-        return ""
-    trained, tested = (part["client"].bincount(minlength=len(names)) for part in parts)
-    gone = ((trained == 0) & (tested > 0)).nonzero().flatten().tolist()
-    if not gone:
-        return ""
-    named = ", ".join(repr(names[client]) for client in gone[:5]) + ", ..." * (len(gone) > 5)
-    return f"Clients whose examples were all held out for the test, so that they train nothing: {len(gone)} ({named})."
+def _without_training(parts: Sequence[Mapping[str, Tensor]], column: str, names: Sequence[str]) -> tuple[str, int, int]:
+    """Return names of classes or clients that have test examples alone, how many these are, and their examples."""
+    trained, tested = (part[column].bincount(minlength=len(names)) for part in parts)
+    found = ((trained == 0) & (tested > 0)).nonzero().flatten().tolist()
+    named = ", ".join(repr(names[one]) for one in found[:5]) + ", ..." * (len(found) > 5)
+    return named, len(found), int(tested[found].sum())
 
 
 def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
@@ -242,7 +235,7 @@ def load(
         return _check_classes(entry, _load_known(entry, data_folder(data_dir)))
     if (found := _find_path(name, data_folder(data_dir))) is not None:
         return _load_path(*found, options, tuple(columns))
-    if os.path.isfile(name):
+    if _is_file(name, data_folder(data_dir)):
         raise DataError(
             f"{name} is a file of a kind that is not read ({', '.join((*TABLE_SUFFIXES, '.npz'))}). Save a spreadsheet "
             "as CSV or Parquet, and unpack what is packed."
@@ -351,6 +344,14 @@ def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
     return None
 
 
+def _is_file(name: str, root: Path | None) -> bool:
+    """Tell whether a name is that of a file, here or in the data folder."""
+    try:
+        return Path(name).expanduser().is_file() or (root is not None and (root / name).is_file())
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
 def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[TableColumn] = ()) -> DataSet:
     if path.suffix.lower() == ".npz" and path.is_file():
         if options != DataOptions():
@@ -362,7 +363,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
     def build() -> DataSet:
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
-    how = ["folder", as_table(options), found.note, columns_to_json(columns)]
+    how = ["folder 2", as_table(options), found.note, columns_to_json(columns)]
     dataset = cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
     if found.note and parent_process() is None:  # workers read the same; what cannot be read is tried more than once
         such_as = f" Such as: {found.examples}." if found.examples else ""

@@ -31,7 +31,7 @@ from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optiona
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SEPARATORS = ",;\t|"
-_SEPARATOR_LINE = re.compile(r'"?sep=."?\r?\n')  # a first line that some spreadsheets write, no row of the table
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?\n')  # a first line that some spreadsheets write, no row of the table
 _SAMPLE = 1 << 16
 _BESIDE = "files or folders beside the tables"
 
@@ -113,8 +113,11 @@ def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
 def _separator(text: str, usual: str) -> str:
     """Return what separates the cells: what makes most columns, as many in all of the first lines.
 
-    If the lines differ by all of them, it is what makes most columns of the first line, and the error names the others.
+    If the lines differ by all of them, it is the usual one, or what makes most columns of the first line; the error
+    then names the others.
     """
+    if named := _SEPARATOR_LINE.match(text):
+        return named[1]
     columns: dict[str, int] = {}
     first: dict[str, int] = {}
     for separator in (usual, *_SEPARATORS.replace(usual, "")):
@@ -124,7 +127,7 @@ def _separator(text: str, usual: str) -> str:
             columns[separator] = max(sizes)
         first[separator] = len(rows[0]) if rows else 0
     found = columns or first
-    return max(found, key=found.__getitem__)
+    return usual if found is first and first[usual] > 1 else max(found, key=found.__getitem__)
 
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")

@@ -235,8 +235,9 @@ def number_values(
         written = {to_nfc(value).strip() for value in every}
         written |= {to_nfc(name) for name in _class_names(splits[0].features[column]) or ()}
         check_spelling(written, f"{wheres[0]}: the column {column!r}")
+    flags = all(isinstance(value, bool) for values in raw for value in values)
     columns = [
-        _names(values, split.features[column], column, where, as_text)
+        _names(values, split.features[column], column, where, as_text, flags)
         for split, where, values in zip(splits, wheres, raw, strict=True)
     ]
     if len({isinstance(values[0], str) for values in columns}) > 1:
@@ -323,14 +324,16 @@ def _is_letter(name: str) -> bool:
     return len(name) == 1 and name.isalpha()
 
 
-def _names(values: Sequence[Any], feature: Any, column: str, where: Where | str, as_text: bool) -> list[Any]:
+def _names(
+    values: Sequence[Any], feature: Any, column: str, where: Where | str, as_text: bool, flags: bool
+) -> list[Any]:
     """Return a column's values as integers or as text."""
     if not values:
         raise DataError(f"{where}: there are no rows.")
     if as_text:
         values = [None if str(value).strip().lower() in MISSING_TEXTS else value for value in values]
     check_filled(values, column, where)
-    if all(isinstance(value, bool) for value in values):
+    if flags:
         return [str(value) for value in values]  # as a CSV file has them
     if all(isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()) for value in values):
         return [int(value) for value in values]

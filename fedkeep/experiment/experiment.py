@@ -110,18 +110,23 @@ class Experiment:
                 "labels compete among all classes (ce_classes=all, or head=joint, where a method has one of these).",
                 f"Task {single[0]}" if len(single) == 1 else f"Each of the tasks {', '.join(map(str, single))}",
             )
-        for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
+        own = client_architectures(recipe.client_models, federation.clients)
+        normalised = set()
+        for model in {recipe.model, *own.values()}:
             network = build.check_network(model, federation, data_dir)
             check_batch_size(network, recipe.training.batch_size)
-            if has_batch_norm(network) and (alone := int((federation.partition.sizes == 1).sum())):
-                log.warning(
-                    "%d of %d clients have a single example%s. Batch norm cannot learn from one, so they never train.",
-                    alone,
-                    len(federation.clients),
-                    " of the first task" * bool(tasks),
-                )
+            if has_batch_norm(network):
+                normalised.add(model)
             if recipe.pretraining.passes:
                 check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
+        lone = [federation.clients[one] for one in (federation.partition.sizes == 1).nonzero().flatten().tolist()]
+        if alone := sum(own.get(client, recipe.model) in normalised for client in lone):
+            log.warning(
+                "%d of %d clients have a single example%s. Batch norm cannot learn from one, so they never train.",
+                alone,
+                len(federation.clients),
+                " of the first task" * bool(tasks),
+            )
         if recipe.weights:
             self.initial_model(recipe.seeds[0])
 

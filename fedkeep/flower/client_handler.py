@@ -16,7 +16,6 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.federation import hold_out_client_test
-from fedkeep.data.loading import local_path
 from fedkeep.errors import ConfigError, DataError, FedKeepError
 from fedkeep.experiment.build import (
     build_simulation,
@@ -66,7 +65,7 @@ def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) ->
         return Envelope({"error": str(error)})
     except Exception as error:
         log.exception("site %s cannot answer", config.site)
-        why = "its own log says why" if config.partition_id < 0 else str(error)  # it may name cells of rows
+        why = "its own log says why" if config.partition_id < 0 else str(error).rstrip(".")  # it may name cells of rows
         return Envelope({"error": f"{type(error).__name__}: {why}."})
 
 
@@ -159,7 +158,7 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
     try:
         dataset = load_data(name, data_dir, recipe.validation, recipe.data_options, columns)
     except DataError as error:
-        if config.partition_id >= 0 or local_path(name, data_dir) is None:
+        if config.partition_id >= 0:
             raise
         log.error("site %s cannot read its data: %s", config.site, error)  # the reason may name cells of single rows
         raise DataError(f"site {config.site} cannot read its data as the recipe says. Its own log says why.") from None

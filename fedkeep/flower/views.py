@@ -168,14 +168,19 @@ def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[s
 
 
 def with_true_deviations(dataset: DataSet) -> DataSet:
-    """Return a site's data set whose constant columns have a deviation of almost 0, as it is pooled, instead of 1.
+    """Return a site's data set whose columns have the means and deviations of all its training rows, as are pooled.
+
+    They were scaled by those that were not held out, and a constant one, whose deviation is almost 0 here, by 1.
 
     ``dataset``: A data set with scaled columns.
     """
-    inputs, place, columns = dataset.train["input"], 0, []
+    inputs, place, columns = dataset.train["input"].double(), 0, []
     for column in dataset.columns:
-        is_constant = column.kind != "category" and bool((inputs[:, place] == inputs[:1, place]).all())
-        columns.append(replace(column, scale=ALMOST_ZERO) if is_constant else column)
+        if column.kind != "category":
+            shift, factor = float(inputs[:, place].mean()), float(inputs[:, place].std(correction=0))
+            scale = column.scale * factor if factor > 1e-6 else ALMOST_ZERO
+            column = replace(column, mean=column.mean + column.scale * shift, scale=scale)
+        columns.append(column)
         place += len(column.features)
     return replace(dataset, columns=tuple(columns))
 

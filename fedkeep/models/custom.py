@@ -487,7 +487,7 @@ def _checked_logits(output: Any, inputs: Tensor, classes: int, who: str, mode: s
         hint = " For two classes give two: torch.nn.Linear(width, 2), whose softmax says what the sigmoid of one does."
     elif logits.shape in ((classes,), ()) and len(inputs) == 1:
         hint = " squeeze() without a dimension takes the batch of one away too: write squeeze(1), or flatten(1)."
-    elif logits.ndim == 2 and logits.shape[1] > classes:
+    elif logits.ndim == 2 and len(logits) == len(inputs) and logits.shape[1] > classes:
         hint = (
             " Give as many as the function is asked for, def net(shape, classes), or torch.nn.Linear(width, "
             f"{classes}): with tasks, those of the first task, and rows are added as classes arrive."

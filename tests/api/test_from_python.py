@@ -144,6 +144,8 @@ def test_a_table_and_a_comparison(run: RunResult) -> None:
     unmeasured = run.compare("MOON", "FedAvg", "f1")
     assert not unmeasured.values
     assert unmeasured.reason == 'f1 was not measured of both; evaluations measure it with metric="f1" (run.metric)'
+    scored = replace(run, trials=[replace(trial, info=trial.info | {"metric": "f1"}) for trial in run.trials])
+    assert scored.compare("MOON", "FedAvg").reason == "f1 was not measured of both"
     with pytest.raises(RunError, match="There are no curves of 'los'"):
         run.plot("los")  # type: ignore[arg-type]
 

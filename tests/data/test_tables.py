@@ -60,6 +60,15 @@ def test_classes_of_false_and_true_have_the_names_that_they_have_in_a_csv(tmp_pa
     assert sorted(dataset.train["label"].tolist() + dataset.test["label"].tolist()) == [0] * 20 + [1] * 20
 
 
+def test_flags_in_one_split_may_be_numbers_in_the_other(tmp_path: Path) -> None:
+    for split, labels in (("train", [True, False]), ("test", [1, 0])):
+        table = pyarrow.table({"age": list(range(40)), "label": labels * 20})
+        pyarrow.parquet.write_table(table, tmp_path / f"{split}.parquet")
+    dataset = load(str(tmp_path))
+    assert dataset.label_names == ("0", "1")
+    assert dataset.train["label"][0] == dataset.test["label"][0] == 1
+
+
 def test_separator_is_found_out_where_lines_are_long(tmp_path: Path) -> None:
     """The sample that is looked at ends within a line, whose cells after the cut are not there."""
     lines = [f"{row},5;{'a word, and another ' * 300};{'xy'[row % 2]}" for row in range(40)]
@@ -77,6 +86,9 @@ def test_file_of_another_kind_is_not_asked_for_at_the_hub(
     (tmp_path / "data" / name).write_bytes(b"PK")
     with pytest.raises(DataError, match=rf"data/{name} is a file of a kind that is not read \(.parquet, .csv"):
         load(f"data/{name}")
+    monkeypatch.chdir("/")
+    with pytest.raises(DataError, match="is a file of a kind that is not read"):
+        load(f"data/{name}", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +117,10 @@ def test_clients_whose_rows_are_all_held_out_are_told(tmp_path: Path) -> None:
     gone = sorted(set(range(40)) - set(dataset.train["client"].tolist()))
     assert len(gone) == 8
     names = ", ".join(repr(dataset.values["client"][client]) for client in gone[:5])
-    assert f"held out for the test, so that they train nothing: 8 ({names}, ...)." in dataset.note
+    assert (
+        f"Clients whose examples were all held out for the test: 8 ({names}, ...). With partition.scheme"
+        in dataset.note
+    )
 
 
 def test_classes_that_are_whole_numbers_are_in_the_order_of_numbers(tmp_path: Path) -> None:
@@ -377,6 +392,15 @@ def test_a_line_that_names_the_separator_is_no_row(tmp_path: Path, first: str) -
     rows[7] = "1;2;x"
     with pytest.raises(DataError, match="line 9 has 3"):
         load(written(tmp_path, first, rows))
+    rows = ["weight, in kg;label", *(f"{row};{'xy'[row % 2]}" for row in range(60))]
+    assert load(written(tmp_path, first, rows)).features == ("weight, in kg",)
+
+
+def test_a_ragged_line_is_named_by_the_separator_of_the_others(tmp_path: Path) -> None:
+    rows = [f"{row}\t{'xy'[row % 2]}" for row in range(60)]
+    rows[7] = "7\t8\tx"
+    with pytest.raises(DataError, match="names 2 columns, and line 9 has 3"):
+        load(written(tmp_path, "pressure, systolic, mmHg\tlabel", rows, name="t.tsv"))
 
 
 def test_commas_that_may_be_thousands_are_no_decimal_commas(tmp_path: Path) -> None:

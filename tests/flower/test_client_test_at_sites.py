@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
+import torch
 from local_transport import LocalTransport, node_configs
 from trial import Killed, config, embedded, killing, model, records
 
@@ -20,7 +22,7 @@ from fedkeep.errors import ConfigError, DataError, FedKeepError
 from fedkeep.export.trained_model import export_model
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import data_of_form, pool, serve
-from fedkeep.flower.views import describe_dataset
+from fedkeep.flower.views import describe_dataset, with_true_deviations
 from fedkeep.reporting.run_folder import read_run
 
 SHARE = ("run.cohort_size=4", "run.client_test=0.25")
@@ -215,6 +217,18 @@ def test_column_that_is_constant_at_a_site_adds_no_deviation(
     assert (dose["mean"], dose["scale"]) == pytest.approx((0.001, 0.001 / 3**0.5))
 
 
+def test_columns_are_told_as_all_training_rows_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is held out when a site's table is read, and trains after all if the server tests."""
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    file = write_table(tmp_path / "own", 1) / "train.csv"
+    dataset = load(str(file), options=DataOptions(label="outcome", exclude=("patient",)))
+    train = {name: torch.cat([rows, dataset.test[name]]) for name, rows in dataset.train.items()}
+    ages = [float(row.split(",")[1]) for row in file.read_text().splitlines()[1:]]
+    told = with_true_deviations(replace(dataset, train=train)).columns[0]
+    assert dataset.columns[0].mean != pytest.approx(np.mean(ages))
+    assert (told.mean, told.scale) == pytest.approx((np.mean(ages), np.std(ages)))
+
+
 def test_classes_of_all_sites_are_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     about = describe(write_table(tmp_path / "1", 1))
@@ -222,23 +236,38 @@ def test_classes_of_all_sites_are_the_runs(tmp_path: Path, monkeypatch: pytest.M
     assert pool(parts, {"a": 4, "b": 4}).label_names == ("2", "9", "10")
 
 
+class Overheard(LocalTransport):
+    """Keeps what sites tell the server."""
+
+    def __init__(self, sites: dict[int, NodeConfig]) -> None:
+        super().__init__(sites, self.keep)
+        self.told = ""
+
+    def keep(self, node: Any, kind: str, asked: Any, reply: Any) -> Any:
+        self.told += str(reply.head)
+        return reply
+
+
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("data", ["none", "server"])
 def test_what_stands_in_a_cell_is_told_to_the_sites_own_log_alone(
-    data: str, recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    data: str,
+    several: bool,
+    recipe: str,
+    hospitals: dict[int, NodeConfig],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     file = Path(hospitals[1].data) / "train.csv"
     file.write_text(re.sub(r"(?m)^p3,[^,]*", "p3,Erika Mustermann", file.read_text()))
+    if several:
+        hospitals[1] = replace(hospitals[1], data=f"{hospitals[1].data}+{write_table(tmp_path / 'more', 5)}")
     server = data if data == "none" else str(write_table(tmp_path / "own", 7))
-    told: list[str] = []
-
-    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
-        told.append(str(reply.head))
-        return reply
-
-    serve(LocalTransport(hospitals, tamper), at_sites(recipe, tmp_path / "run", data=server))
+    transport = Overheard(hospitals)
+    serve(transport, at_sites(recipe, tmp_path / "run", data=server))
     assert "Erika" in caplog.text
-    assert "site b cannot read its data as the recipe says. Its own log says why" in " ".join(told)
-    assert "Erika" not in " ".join(told)
+    assert "site b cannot read its data as the recipe says. Its own log says why" in transport.told
+    assert "Erika" not in transport.told
 
 
 def test_cell_in_the_wrong_column_is_no_class_that_the_server_is_told(
@@ -246,19 +275,14 @@ def test_cell_in_the_wrong_column_is_no_class_that_the_server_is_told(
 ) -> None:
     file = Path(hospitals[1].data) / "train.csv"
     file.write_text(re.sub(r"(?m)^(p\d,.*),[a-z]+$", r"\1,Erika Mustermann", file.read_text()))
-    told: list[str] = []
-
-    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
-        told.append(str(reply.head))
-        return reply
-
+    transport = Overheard(hospitals)
     serve(
-        LocalTransport(hospitals, tamper),
+        transport,
         at_sites(recipe, tmp_path / "run", data=str(write_table(tmp_path / "own", 7))),
     )
     assert "'Erika Mustermann'" in caplog.text
-    assert "3 classes, and 1 of them are not among the run's 2" in " ".join(told)
-    assert "Erika" not in " ".join(told)
+    assert "3 classes, and 1 of them are not among the run's 2" in transport.told
+    assert "Erika" not in transport.told
 
 
 def test_text_of_an_unforeseen_error_stays_at_the_site(
@@ -268,20 +292,16 @@ def test_text_of_an_unforeseen_error_stays_at_the_site(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[str] = []
+    transport = Overheard(hospitals)
 
     def fail(*arguments: Any) -> Any:
         raise ValueError("could not convert string to float: 'Erika Mustermann'")
 
-    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
-        told.append(str(reply.head))
-        return reply
-
     monkeypatch.setattr("fedkeep.flower.client_handler.load_data", fail)
     with pytest.raises(FedKeepError, match="ValueError: its own log says why"):
-        serve(LocalTransport(hospitals, tamper), at_sites(recipe, tmp_path / "run"))
+        serve(transport, at_sites(recipe, tmp_path / "run"))
     assert "Erika" in caplog.text
-    assert "Erika" not in " ".join(told)
+    assert "Erika" not in transport.told
 
 
 @pytest.mark.parametrize(("client_test", "examples"), [(0.0, 40), (0.25, 30)])
