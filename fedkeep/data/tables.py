@@ -4,6 +4,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Sequence
+from datetime import time, timedelta
 from decimal import Decimal
 from itertools import islice
 from typing import Any
@@ -127,11 +128,13 @@ def _guess(
 ) -> TableColumn:
     """Return what a column holds; raise `DataError` if that is unclear, or if it says whose a row is."""
     values = [value for split in splits for value in split]
-    odd = next((value for value in values if isinstance(value, list | dict | bytes)), None)
+    times = timedelta | time
+    odd = next((value for value in values if isinstance(value, list | dict | bytes | times)), None)
     if odd is not None:
+        lists = f"Lists are an input alone: data.columns=[{name!r}], or columns=[{name!r}] in Python."
+        hint = "Write durations and times of day as numbers, such as hours." if isinstance(odd, times) else lists
         raise DataError(
-            f"{wheres[0]}: the column {name!r} must hold numbers, dates or text, not {str(odd)[:80]!r}. "
-            f"Lists are an input alone: data.columns=[{name!r}], or columns=[{name!r}] in Python."
+            f"{wheres[0]}: the column {name!r} must hold numbers, dates or text, not {str(odd)[:80]!r}. {hint}"
         )
     texts = [text for value in values if (text := _text(value, separator)) is not None]
     if not texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import unicodedata
 from pathlib import Path
@@ -588,3 +589,11 @@ def test_data_sets_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
         dataset_of(Stored(), DataOptions(label="y"))
     with pytest.raises(DataError, match=r"pair \(input, class\)"):
         dataset_of(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
+
+
+@pytest.mark.parametrize("value", [datetime.timedelta(hours=5), datetime.time(13, 30)])
+def test_durations_and_times_of_day_are_refused_with_advice(tmp_path: Path, value: Any) -> None:
+    table = pyarrow.table({"stay": [value] * 40, "age": list(range(40)), "label": ["x", "y"] * 20})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"'stay' must hold numbers, dates or text, not .* as numbers, such as hours"):
+        load(str(tmp_path / "t.parquet"))
