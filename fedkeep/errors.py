@@ -24,6 +24,10 @@ class DataError(FedKeepError, ValueError):
     """A data set is missing, unreadable or not what the recipe says."""
 
 
+class DataNotFound(DataError):
+    """A data set is neither here nor to be had from the Hub; the message quotes none of it."""
+
+
 class PartitionError(FedKeepError, ValueError):
     """A partition scheme cannot produce a partition with its settings."""
 

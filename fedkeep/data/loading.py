@@ -37,7 +37,7 @@ from fedkeep.data.readers import (
 )
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
-from fedkeep.errors import DataError, did_you_mean
+from fedkeep.errors import DataError, DataNotFound, did_you_mean
 from fedkeep.options import as_table
 
 
@@ -411,7 +411,7 @@ def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataO
         if is_offline()
         else "HF_HUB_OFFLINE=1 takes what the Hub's library has downloaded before."
     )
-    raise DataError(
+    raise DataNotFound(
         f"The data set {name!r} was not found locally, and the Hugging Face Hub cannot be reached ({reason}). "
         f"{_local_copy_advice(path, schema)} Or connect this machine to the Hub. {hint}"
     )

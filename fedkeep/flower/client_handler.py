@@ -16,7 +16,7 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.federation import hold_out_client_test
-from fedkeep.errors import ConfigError, DataError, FedKeepError
+from fedkeep.errors import ConfigError, DataError, DataNotFound, FedKeepError
 from fedkeep.experiment.build import (
     build_simulation,
     check_token_ids,
@@ -158,7 +158,7 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
     try:
         dataset = load_data(name, data_dir, recipe.validation, recipe.data_options, columns)
     except DataError as error:
-        if config.partition_id >= 0:
+        if config.partition_id >= 0 or isinstance(error, DataNotFound):
             raise
         log.error("site %s cannot read its data: %s", config.site, error)  # the reason may name cells of single rows
         raise DataError(f"site {config.site} cannot read its data as the recipe says. Its own log says why.") from None

@@ -22,6 +22,10 @@ from fedkeep.trials.reply_steps import reply_steps
 from fedkeep.trust.attacks import poison
 
 
+class ChangedInPlace(ConfigError):
+    """A round changed a tensor of the server in place, so that it cannot be undone."""
+
+
 class Simulation(SimulationState):
     """One method with one seed on one federation; `run_round` carries out the next round.
 
@@ -39,7 +43,6 @@ class Simulation(SimulationState):
         federation = poison(federation, settings.attack, settings.seed)
         super().__init__(algorithm, federation, factory, settings, **networks)
         self.callbacks: Sequence[Callback] = [Evaluation()]
-        self.can_be_saved = True
         self.take_steps(())
 
     def take_steps(self, own: Sequence[ReplyStep]) -> None:
@@ -52,8 +55,7 @@ class Simulation(SimulationState):
     def run_round(self) -> RoundResult:
         """Carry out the next round, and the beginning or the end of a task if it is due.
 
-        If an exception is raised, the simulation is as it was after the round before, and can be saved, unless its
-        method has changed a tensor in place.
+        If an exception is raised, the simulation is as it was after the round before, but after `ChangedInPlace`.
         """
         began = time.perf_counter()
         number = self.finished + 1
@@ -84,19 +86,15 @@ class Simulation(SimulationState):
                 (f"server.{name}", getattr(self.server, name)) for name in ("model", "eval_model", "state")
             )
             try:
-                try:
-                    self.algorithm.round(self.server, RoundCohort(round, round.cohort))
-                finally:
-                    changed = changed_in_place(shared)
-                    self.can_be_saved = changed is None
+                self.algorithm.round(self.server, RoundCohort(round, round.cohort))
                 check_server(self.algorithm, self.server, type(before[2]))
                 round.finish()
             except TooFewClients:
                 rolled_back = True
                 round.abandon()
                 self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
-            if changed is not None:
-                raise ConfigError(
+            if (changed := changed_in_place(shared)) is not None:
+                raise ChangedInPlace(
                     f"{self.algorithm.name()}.round changed {changed} in place. So the round could not be undone, and "
                     "averages and clients may have the same tensor: make a new one, such as w - d in the place of "
                     "w -= d, and assign it."

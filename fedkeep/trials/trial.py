@@ -20,7 +20,7 @@ from fedkeep.errors import RunError
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback, Outcome
 from fedkeep.trials.checkpoint import Checkpoint
-from fedkeep.trials.simulation import Simulation
+from fedkeep.trials.simulation import ChangedInPlace, Simulation
 
 MANIFEST = "manifest.json"
 """The file that makes a trial a finished one: it is written last, and lists all other files with their digests."""
@@ -94,7 +94,11 @@ def run_trial(
                     callback.on_trial_begin(simulation)
             stops = False
             while simulation.finished < simulation.rounds and not stops:
-                records.last = result = simulation.run_round()
+                try:
+                    records.last = result = simulation.run_round()
+                except ChangedInPlace:
+                    records.last = None  # the last checkpoint stays
+                    raise
                 for callback in own:  # before the round is recorded
                     with _named(callback):
                         stops |= _add_metrics(result, callback.on_round_end(simulation, result))
@@ -336,8 +340,6 @@ class Checkpoints(Callback):
     def on_trial_end(self, state: SimulationState) -> None:
         # Ctrl-C may have come between the end of a round and its record: then the last checkpoint stays.
         last = self.records.last
-        if not self.simulation.can_be_saved:
-            return
         if state.finished == self.records.written > self.saved and last and not self.may_repeat(state, last):
             self._save(state)
 

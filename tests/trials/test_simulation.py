@@ -372,7 +372,6 @@ def test_a_round_that_changes_a_shared_tensor_in_place_is_refused(what: str, los
     simulation = tiny.simulation(Subtracting(script))
     with pytest.raises(ConfigError, match=rf"round changed server\.{what}\..* in place"):
         simulation.run_round()
-    assert not simulation.can_be_saved
 
 
 def test_after_a_round_in_place_the_last_checkpoint_stays(tmp_path: Path) -> None:
