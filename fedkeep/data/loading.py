@@ -136,18 +136,12 @@ def assemble(
     notes += [f"{what}: {count}." for what, count in sorted(seen.items())]
     unused = sorted({*splits} - {*present}) if is_own else []
     notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
-    named, count, tested = _without_training(parts, "label", label_names)
-    if count:
-        notes.append(f"Nobody can learn {named}: the test split has {tested} such examples, training none.")
+    unlearned = "Nobody can learn {named}: the test split has {tested} such examples, training none."
+    notes.append(_without_training(parts, "label", label_names, unlearned))
     train, test = parts
     values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
-    if held_out is not None and values.get(CLIENT):
-        named, count, _ = _without_training(parts, CLIENT, values[CLIENT])
-        if count:
-            notes.append(
-                f"Clients whose examples were all held out for the test: {count} ({named}). With "
-                "partition.scheme=column they train nothing."
-            )
+    if held_out is not None:
+        notes.append(_without_training(parts, CLIENT, values.get(CLIENT, ()), _ALL_HELD_OUT))
     noted_all = " ".join(filter(None, notes))
     held = held_out is not None
     return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns), held)
@@ -165,12 +159,20 @@ def _number_column(
     return [by_split.get(n, torch.full((len(table),), -1)) for n, table in enumerate(tables)], names
 
 
-def _without_training(parts: Sequence[Mapping[str, Tensor]], column: str, names: Sequence[str]) -> tuple[str, int, int]:
-    """Return names of classes or clients that have test examples alone, how many these are, and their examples."""
+_ALL_HELD_OUT = (
+    "Clients whose examples were all held out for the test: {count} ({named}). With partition.scheme=column they train "
+    "nothing."
+)
+
+
+def _without_training(parts: Sequence[Mapping[str, Tensor]], column: str, names: Sequence[str], note: str) -> str:
+    """Return a note on the classes or clients that have test examples alone; empty if there are none."""
+    if not names:
+        return ""
     trained, tested = (part[column].bincount(minlength=len(names)) for part in parts)
     found = ((trained == 0) & (tested > 0)).nonzero().flatten().tolist()
     named = ", ".join(repr(names[one]) for one in found[:5]) + ", ..." * (len(found) > 5)
-    return named, len(found), int(tested[found].sum())
+    return note.format(named=named, count=len(found), tested=int(tested[found].sum())) if found else ""
 
 
 def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
@@ -246,7 +248,7 @@ def load(
     if _HUB_ID.fullmatch(name):
         return _load_hub(name, name, None, options)
     hint = did_you_mean(name.lower().replace("_", "-"), CATALOG)
-    raise DataError(
+    raise DataNotFound(
         f"There is no data set {name!r}: it is neither a known name, nor a folder, nor a Hub id such as "
         f"'owner/name'.{hint}"
     )

@@ -97,6 +97,12 @@ def test_a_site_that_cannot_reach_the_hub_is_told_of_at_both_ends(
     assert "someone/clinic/train.parquet" in output, "what to do instead"
 
 
+def test_a_site_without_its_data_is_told_of_at_both_ends(recipe: str, tmp_path: Path) -> None:
+    transport = line_to(tmp_path, {"a": "nowhere.csv", "b": "digits", "c": "digits"})
+    serve(transport, config(recipe, tmp_path / "run", SETTINGS, methods="fedavg", sites=3, rounds=1))
+    assert "is rejected: There is no data set 'nowhere.csv'" in (tmp_path / "run" / "server.log").read_text()
+
+
 @pytest.mark.usefixtures("_no_hub")
 def test_a_server_that_cannot_reach_the_hub_asks_nobody(recipe: str, tmp_path: Path) -> None:
     transport = line_to(tmp_path, {"a": "digits"})
