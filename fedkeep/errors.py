@@ -4,7 +4,8 @@ import difflib
 import importlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
@@ -17,7 +18,19 @@ class FedKeepError(Exception):
 
 
 class ConfigError(FedKeepError, ValueError):
-    """A recipe, an option or a command is not valid."""
+    """A recipe, an option or a command is not valid.
+
+    ``problems``: What is wrong. Several are told together, a line each.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        one, listed = len(self.problems) == 1, "".join(f"\n- {problem}" for problem in self.problems)
+        super().__init__(self.problems[0] if one else f"{len(self.problems)} problems.{listed}")
+
+    def within(self, where: str) -> "ConfigError":
+        """Return the error with the part that each problem is in; empty: as it is."""
+        return ConfigError(*(f"{where}: {problem}" for problem in self.problems)) if where else self
 
 
 class DataError(FedKeepError, ValueError):
@@ -78,6 +91,21 @@ def install_command(extra: str) -> str:
         if f"extra=='{extra}'" in re.sub(r"\s", "", when).replace('"', "'")
     ]
     return f"pip install {' '.join(packages) or repr(f'.[{extra}]') + ' (in the folder of the source)'}"
+
+
+@contextmanager
+def collect(problems: list[str]) -> Iterator[None]:
+    """Add what a `ConfigError` says to problems that are told together."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise `ConfigError` with all problems, if there is one."""
+    if found := list(problems):
+        raise ConfigError(*found)
 
 
 def in_one_line(text: object, most: int = 1000) -> str:

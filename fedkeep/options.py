@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.errors import ConfigError, collect, did_you_mean, refuse
 
 T = TypeVar("T", bound="Options")
 
@@ -71,9 +71,8 @@ class Options:
     """Base class of everything that is configured by fields; checks their types and ranges on construction."""
 
     def __post_init__(self) -> None:
-        hints = annotations_of(type(self))
-        for name, field in options_of(type(self)).items():
-            object.__setattr__(self, name, _checked(getattr(self, name), hints[name], field, type(self)))
+        for name, value in _all_checked({name: getattr(self, name) for name in options_of(type(self))}, type(self)):
+            object.__setattr__(self, name, value)
         self.check()
 
     def check(self) -> None:
@@ -128,15 +127,45 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def build(cls: type[T], table: Mapping[str, Any], where: str = "", also: Iterable[str] = (), **more: Any) -> T:
+def build(
+    cls: type[T],
+    table: Mapping[str, Any],
+    where: str = "",
+    also: Iterable[str] = (),
+    problems: Iterable[str] = (),
+    **more: Any,
+) -> T:
     """Construct an object from a table of a recipe.
 
     ``table``: The values by name of option.
     ``where``: What error messages begin with.
     ``also``: What else its section may name, for the error message.
+    ``problems``: What is known to be wrong already; it is told with the rest.
     ``**more``: Fields that are no options.
     """
-    known, before = options_of(cls), f"{where}: " if where else ""
+    values, found = _read(cls, table, also)
+    try:
+        if problems := [*problems, *found]:
+            with collect(problems):
+                _all_checked(values, cls)
+            raise ConfigError(*problems)
+        return cls(**values, **more)
+    except ConfigError as error:
+        raise error.within(where) from None
+
+
+def check_values(cls: type[Options], table: Mapping[str, Any], where: str) -> None:
+    """Check each value of a table that other values will complete, but not whether they contradict each other."""
+    values, problems = _read(cls, table, ())
+    with collect(problems):
+        _all_checked(values, cls)
+    if problems:
+        raise ConfigError(*problems).within(where)
+
+
+def _read(cls: type[Options], table: Mapping[str, Any], also: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return by option what a table gives; and what it lacks or has too many."""
+    known, problems = options_of(cls), list[str]()
     rest = {name: dict(part) if isinstance(part, Mapping) else part for name, part in table.items()}
     values: dict[str, Any] = {}
     places = {name: place_of(field) for name, field in known.items()}
@@ -150,15 +179,11 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "", also: Iterabl
             values[name], rest = rest, {}
         elif default_of(field) is MISSING:
             place = f"[{section}] needs {last}" if section else f"{name} is missing"
-            raise ConfigError(f"{before}{place}: {field.metadata['doc']}.")
+            problems.append(f"{place}: {field.metadata['doc']}.")
     if rest:
         names = [*also, *(place.partition(".")[0] for place in places.values())]
-        hints = (f"there is no option {name!r}.{did_you_mean(name, dict.fromkeys(names))}" for name in rest)
-        raise ConfigError(f"{before}{' '.join(hints)}")
-    try:
-        return cls(**values, **more)
-    except ConfigError as error:
-        raise ConfigError(f"{before}{error}") from None
+        problems += (f"there is no option {name!r}.{did_you_mean(name, dict.fromkeys(names))}" for name in rest)
+    return values, problems
 
 
 def build_kind(
@@ -202,6 +227,16 @@ def _written(value: Any) -> Any:
     return as_table(value) if isinstance(value, Options) else dict(value) if isinstance(value, Mapping) else value
 
 
+def _all_checked(values: Mapping[str, Any], owner: type[Options]) -> list[tuple[str, Any]]:
+    """Return checked values by name; raise `ConfigError` with all that is wrong."""
+    hints, known, problems, checked = annotations_of(owner), options_of(owner), list[str](), []
+    for name, value in values.items():
+        with collect(problems):
+            checked.append((name, _checked(value, hints[name], known[name], owner)))
+    refuse(problems)
+    return checked
+
+
 def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[Options]) -> Any:
     if _is_options((*get_args(hint), hint)[0] if get_origin(hint) is tuple else hint):
         return _options(value, hint, field, owner)
@@ -239,7 +274,12 @@ def _options(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[O
         return build_kind(field, cls, value, where, also) if field.metadata["kind"] else build(cls, value, where, also)
 
     if cls is tuple:
-        return tuple(convert_one(each, get_args(hint)[0], f"[[{place}]] {n}") for n, each in enumerate(value, start=1))
+        found, problems = [], list[str]()
+        for number, each in enumerate(value, start=1):
+            with collect(problems):
+                found.append(convert_one(each, get_args(hint)[0], f"[[{place}]] {number}"))
+        refuse(problems)
+        return tuple(found)
     return convert_one(value, cls, f"[{place}]" if place else "")
 
 

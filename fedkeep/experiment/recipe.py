@@ -17,7 +17,7 @@ from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
 from fedkeep.data.partition import IID, Scheme, get_scheme
 from fedkeep.data.server_data import Auxiliary, Public
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, refuse
 from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.interface.algorithm import returns_model
@@ -26,7 +26,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture, get_architecture
 from fedkeep.models.custom import from_path
 from fedkeep.models.pretrained import Pretrained
-from fedkeep.options import Options, as_table, build, build_kind, option, options_of
+from fedkeep.options import Options, as_table, build, build_kind, check_values, option, options_of
 from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
@@ -155,6 +155,7 @@ class Method(Options):
     def check(self) -> None:
         if not self.label:
             object.__setattr__(self, "label", default_label(type(self.algorithm)))
+        check_values(Training, self.training, f"training of {self.label}")
 
     @property
     def slug(self) -> str:
@@ -300,12 +301,6 @@ def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
         )
     check_method(type(wanted))
     return [Method(default_label(type(wanted)), wanted)]
-
-
-def refuse(problems: Iterable[str]) -> None:
-    """Raise `ConfigError` with all problems, if there is one."""
-    if found := list(dict.fromkeys(problems)):
-        raise ConfigError(found[0] if len(found) == 1 else "\n".join(["", *(f"- {each}" for each in found)]))
 
 
 def _problems_of_parts(recipe: Recipe) -> Iterator[str]:

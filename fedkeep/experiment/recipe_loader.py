@@ -14,7 +14,7 @@ from typing import Any
 
 from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
-from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
+from fedkeep.errors import ConfigError, collect, did_you_mean, in_one_line, nearest, refuse
 from fedkeep.experiment.recipe import INITIAL_MODEL, SECTIONS, Method, Recipe, default_label, rows_named, with_own_model
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.models import Architecture, architectures
@@ -134,13 +134,14 @@ def load_recipe(
     table |= {name: list(given) for name, given in {"seeds": seeds, "log": log}.items() if given is not None}
     if methods is not None:
         table["methods"] = _select_methods(table.get("methods", []), methods)
-    apply_overrides(table, settings)
-    expanded = grid if isinstance(grid, bool) else add_grids(table, grid or ()) or "paper" not in table
+    problems, expanded = apply_overrides(table, settings), bool(grid)
+    with collect(problems):
+        expanded = grid if isinstance(grid, bool) else add_grids(table, grid or ()) or "paper" not in table
     if settings:
         # The title of a recipe that comes with FedKeep describes what it is, not what a user made of it.
         title = table.get("title", name) if name.endswith(".toml") else name
         table["title"] = f"{title} (changed: {', '.join(settings)})"
-    return _build(name, table, where, allow_code, model, expanded)
+    return _build(name, table, where, allow_code, model, expanded, problems)
 
 
 def parse_recipe(
@@ -153,8 +154,7 @@ def parse_recipe(
     ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
     """
     table = _parse(text, where)
-    apply_overrides(table, settings)
-    return _build(where, table, where, allow_code, model)
+    return _build(where, table, where, allow_code, model, problems=apply_overrides(table, settings))
 
 
 def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_code: bool = False) -> Recipe:
@@ -254,20 +254,28 @@ def _build(
     allow_code: bool,
     model: Architecture | None = None,
     expanded: bool = True,
+    problems: Iterable[str] = (),
 ) -> Recipe:
-    """Build a recipe from its table; a method with a grid stands in it once for each point, or once in all."""
+    """Build a recipe from its table; a method with a grid stands in it once for each point, or once in all.
+
+    ``problems``: What is known to be wrong already; it is told with the rest.
+    """
     for (section, option), as_kept in GONE.items():
         if as_kept in (None, table.get(section, {}).get(option)):
             table.get(section, {}).pop(option, None)
+    problems, methods = list(problems), list[Method]()
+    for number, entry in enumerate(table.get("methods", ()), start=1):
+        with collect(problems):
+            methods += _methods(entry, number, expanded)
     try:
         given = {
             **table,
             "title": titled(str(table.get("title", name)), table.get("data", {}).get("validation")),
             "model": with_own_model(table.get("model", {}), allow_code, model),
-            "methods": [m for n, one in enumerate(table.get("methods", ())) for m in _methods(one, n + 1, expanded)],
+            "methods": methods,
             "client_models": [with_own_model(own, allow_code) for own in table.get("client_models", ())],
         }
-        return build(Recipe, given, also=["extends"], name=name)
+        return build(Recipe, given, also=["extends"], problems=problems, name=name)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -332,31 +340,45 @@ def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, An
 def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]) -> dict[str, Any]:
     """Return the options of each section of a command that runs no recipe, with the changes of ``--set``."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in sections}
-    for section, name, value in map(read_setting, settings):
-        if section not in sections:
-            raise ConfigError(
-                f"--set {section}.{name}: this command has no section {section!r}.{did_you_mean(section, sections)}"
-            )
-        tables[section][name] = value
-    return {name: build(cls, tables[name], name) for name, cls in sections.items()}
+    problems, built = list[str](), {}
+    for setting in settings:
+        with collect(problems):
+            section, name, value = read_setting(setting)
+            if section in sections:
+                tables[section][name] = value
+            else:
+                hint = did_you_mean(section, sections)
+                problems.append(f"--set {section}.{name}: this command has no section {section!r}.{hint}")
+    for name, cls in sections.items():
+        with collect(problems):
+            built[name] = build(cls, tables[name], name)
+    refuse(problems)
+    return built
 
 
-def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
-    """Apply settings, each written ``section.option=value``, to a recipe's table, in place."""
+def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> list[str]:
+    """Apply settings, each written ``section.option=value``, to a recipe's table, in place; return what is wrong."""
+    problems: list[str] = []
     # The kinds of data, partition and model are set first, since they decide which options there are.
     kinds = ("data.name", "partition.scheme", "model.name")
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
-        section, name, value = read_setting(setting, (str(e.get("label", "")) for e in table.get("methods", [])))
-        if section == "model.pretraining":
-            section, name, value = "model", "pretraining", {name: value}
-        if section in SECTIONS:
-            table[section] = _merge_section(section, table.get(section, {}), {name: value})
-            continue
-        for entry in _entries_with(table, section, name):
-            if section.endswith(".training"):
-                entry["training"] = {**entry.get("training", {}), name: value}
-            else:
-                entry[name] = value
+        with collect(problems):
+            _apply(table, setting)
+    return problems
+
+
+def _apply(table: dict[str, Any], setting: str) -> None:
+    section, name, value = read_setting(setting, (str(e.get("label", "")) for e in table.get("methods", [])))
+    if section == "model.pretraining":
+        section, name, value = "model", "pretraining", {name: value}
+    if section in SECTIONS:
+        table[section] = _merge_section(section, table.get(section, {}), {name: value})
+        return
+    for entry in _entries_with(table, section, name):
+        if section.endswith(".training"):
+            entry["training"] = {**entry.get("training", {}), name: value}
+        else:
+            entry[name] = value
 
 
 def _entries_with(table: Mapping[str, Any], section: str, name: str) -> list[dict[str, Any]]:

@@ -436,6 +436,24 @@ def test_all_contradictions_are_told_at_once(load: Any) -> None:
         assert words in text
 
 
+def test_wrong_options_of_all_sections_are_told_at_once(load: Any) -> None:
+    settings = {
+        "run.rounds=0": "[run]: RunSettings.rounds must be at least 1",
+        "training.lr=-1": "[training]: Training.lr must be at least 0",
+        "training.momentum=2": "[training]: Training.momentum must be 0.0 to 1.0",
+        "partition.nme=1": "there is no option 'nme'",
+        "fedseq.nope=1": "there is no option 'nope'",
+        "fedavg.training.lr=-2": "[[methods]] 1: training of FedAvg: Training.lr must be at least 0.0, not -2",
+        "nosuch.lr=1": "--set nosuch.lr: unknown section",
+        "rounds": "cannot read --set 'rounds'",
+    }
+    with pytest.raises(ConfigError) as error:
+        load(settings=list(settings), grid=["fedseq.nope=1,2"])
+    told = error.value.args[0].split("\n- ")[1:]
+    assert [sum(words in text for text in told) for words in settings.values()] == [1] * len(settings), told
+    assert f": {len(told)} problems.\n" in str(error.value)
+
+
 def test_a_network_of_ones_own_takes_no_options(load: Any) -> None:
     with pytest.raises(ConfigError, match=r"'pytest:Module' is your own, and takes no width"):
         load(HEAD.replace('"mlp"', '"pytest:Module"\nwidth = 3') + METHOD, allow_code=True)
