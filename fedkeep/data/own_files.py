@@ -27,6 +27,7 @@ from fedkeep.data.readers import (
     unused_entries,
 )
 from fedkeep.data.schema import CLIENT
+from fedkeep.data.tables import DECIMAL_COMMA
 from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -250,8 +251,7 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
             )
         separator, lines = "", {}
         if texts:
-            separators = {text.separator for text in texts.values()}
-            separator = separators.pop() if len(separators) == 1 else ","
+            separator = _common_separator(texts)
             lines = {split: _line_finder({path: texts[path].lines for path, _ in of}) for split, of in splits.items()}
         notes = dict.fromkeys(text.note for text in texts.values() if text.note)
         if without := sum(not len(table) for table in opened.values()):
@@ -260,6 +260,22 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
         return OwnSplits(joined, separator, lines, " ".join(notes))
 
     return DataFiles(every, read)
+
+
+def _common_separator(files: Mapping[Path, DelimitedText]) -> str:
+    """Return how the cells of all files are read; refuse decimal commas if only some files can have them."""
+    by_separator = {text.separator: path for path, text in files.items()}
+    if len(by_separator) == 1:
+        return next(iter(by_separator))
+    for path, text in files.items():
+        cells = chain.from_iterable(column.to_pylist() for column in text.table.columns if text.separator != ",")
+        if comma := next((cell for cell in cells if DECIMAL_COMMA.fullmatch(cell.strip())), None):
+            other = next(file for separator, file in by_separator.items() if separator != text.separator)
+            raise DataError(
+                f"{path} separates cells by {text.separator!r} and {other} by {files[other].separator!r}, so that it "
+                f"is unclear whether {comma!r} has a decimal comma. Save all tables of a data set in the same way."
+            )
+    return ","
 
 
 def _line_finder(files: Mapping[Path, Sequence[int]]) -> Callable[[int], str]:

@@ -420,6 +420,16 @@ def test_files_of_clients_need_the_same_columns(tmp_path: Path) -> None:
         load(str(tmp_path / "d"))
 
 
+def test_files_of_several_separators_have_no_decimal_commas(tmp_path: Path) -> None:
+    rows = [f"{row},{'fm'[row % 2]},{'xy'[row % 2]}" for row in range(20)]
+    table(tmp_path, site(*rows), "d/clients/a.csv")
+    table(tmp_path, site(*rows).replace(",", ";"), "d/clients/b.csv")
+    assert load(str(tmp_path / "d")).features == ("age", "sex=f", "sex=m")
+    table(tmp_path, site(*rows).replace(",", ";").replace("7;", "7,5;"), "d/clients/b.csv")
+    with pytest.raises(DataError, match=r"b\.csv separates cells by ';' and .*a\.csv by ',', .* '7,5' has"):
+        load(str(tmp_path / "d"))
+
+
 def test_nobody_twice(tmp_path: Path) -> None:
     table(tmp_path, site("30,f,x"), "d/clients/a.csv")
     table(tmp_path, site("30,f,x"), "d/clients/a/train.csv")
