@@ -37,8 +37,9 @@ GONE: dict[tuple[str, str], Any] = {
     ("generator", "by_task"): [],
     ("training", "eps"): 1e-8,
     ("training", "lr_step_size"): 1,
+    ("cwc", "importance"): "fisher",
 }
-"""Options that are no more, with the value that kept recipes give them; None for any value."""
+"""Options of sections and methods that are no more, with the value that kept recipes give them; None for any value."""
 
 
 @dataclass(frozen=True)
@@ -260,9 +261,8 @@ def _build(
 
     ``problems``: What is known to be wrong already; it is told with the rest.
     """
-    for (section, option), as_kept in GONE.items():
-        if as_kept in (None, table.get(section, {}).get(option)):
-            table.get(section, {}).pop(option, None)
+    for section in table.keys() & SECTIONS:
+        _leave_out_gone(section, table[section])
     problems, methods = list(problems), list[Method]()
     for number, entry in enumerate(table.get("methods", ()), start=1):
         with collect(problems):
@@ -280,6 +280,12 @@ def _build(
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _leave_out_gone(name: str, table: dict[str, Any]) -> None:
+    for (section, option), as_kept in GONE.items():
+        if section == name and as_kept in (None, table.get(option)):
+            table.pop(option, None)
+
+
 def titled(title: str, validation: Any) -> str:
     """Return a recipe's title, with a note if models are not evaluated on the test images."""
     note = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
@@ -289,6 +295,7 @@ def titled(title: str, validation: Any) -> str:
 def _methods(entry: Mapping[str, Any], number: int, expanded: bool) -> list[Method]:
     """Return the method that an entry of ``[[methods]]`` describes, or the points of its grid."""
     options = {"label": "", **entry}
+    _leave_out_gone(str(entry.get("algorithm")), options)
     grid = options.pop("grid", {})
     if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
         raise ConfigError("the grid of a method is a table of lists, such as { mu = [0.1, 1.0] }.")

@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 from fedkeep.data import ImageFormat
 from fedkeep.errors import ConfigError
 from fedkeep.interface.pytree import tree_nodes
-from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback, Training
+from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, Training
 from fedkeep.losses import Data, Loss
 from fedkeep.models import Weights
 
@@ -209,7 +209,6 @@ class Party(ABC, Generic[S]):
         batch_sizes: Sequence[int] = (),
         epoch_ends_with: EpochEndsWith = "first",
         parametrization: Parametrization | None = None,
-        step_callback: StepCallback | None = None,
     ) -> Fit:
         """Train a copy of a model with the recipe's optimizer and return the trained weights.
 
@@ -238,9 +237,6 @@ class Party(ABC, Generic[S]):
             A differentiable function that computes the network's weights from ``model`` in every step. ``model`` may
             then have tensors that the network does not have. All its tensors are trained, except for the network's
             buffers. The loss sees these tensors as the weights, and `Fit.model` contains them.
-        step_callback : StepCallback, optional
-            Called in every step, after the gradients are computed and before the weights are updated. It must not
-            change anything.
 
         Returns
         -------

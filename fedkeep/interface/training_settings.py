@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from torch import Tensor
-
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 from fedkeep.options import Options, build, option, options_of
@@ -24,9 +22,6 @@ _USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Of which option's values an option is; with others it would do nothing."""
 Parametrization: TypeAlias = Callable[[Weights], Weights]
 """A differentiable function that computes a network's weights from the tensors that are trained."""
-
-StepCallback: TypeAlias = Callable[[Mapping[str, Tensor]], None]
-"""Called in every step before the update, with the trained weights by name and their gradients in ``grad``."""
 
 
 @dataclass(frozen=True)

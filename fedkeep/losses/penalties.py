@@ -1,10 +1,10 @@
-"""Penalties on the weights, and how much each parameter mattered (elastic weight consolidation, path integrals).
+"""Penalties on the weights, and how much each parameter mattered (elastic weight consolidation).
 
 One quadratic and one linear term serve proximal, curvature and control-variate methods; an L1 penalty makes weights
 sparse.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,26 +40,6 @@ class QuadraticPenalty(Loss):
         if not squares:  # as in the first round of a method whose anchor is an average
             return torch.zeros((), device=next(iter(model.weights.values())).device)
         return self.factor * torch.stack([square.sum() for square in squares.values()]).sum()
-
-    def gradient(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the gradient 2 factor c (w - a).
-
-        Parameters
-        ----------
-        weights : Weights
-            w, by parameter.
-
-        Returns
-        -------
-        dict[str, Tensor]
-            Of the parameters that have an anchor.
-        """
-        gradient = {
-            name: 2 * self.factor * (weight - self.anchor[name])
-            for name, weight in weights.items()
-            if name in self.anchor
-        }
-        return {name: self.curvature[name] * g for name, g in gradient.items()} if self.curvature else gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,47 +95,6 @@ def merge_fisher(old: Weights, new: Weights, share: float, limit: float = 1e-4) 
     padded = pad_rows(old, limited)
     merged = {name: share * padded[name] + (1 - share) * limited[name] for name in padded}
     return {name: _with_rows(merged[name], tensor, old[name]) if old else tensor for name, tensor in limited.items()}
-
-
-class PathIntegral:
-    """Sums up how much each parameter's path through a training lowered the loss: synaptic intelligence.
-
-    -sum_t g_t (w_{t+1} - w_t) over the steps t (Zenke et al., 2017, "Continual learning through synaptic intelligence",
-    eq. 3), with g the gradient of the loss without its ``penalty``. It is a step callback of `fit`.
-
-    ``penalty``: What is minimised beside the loss.
-    """
-
-    def __init__(self, start: Weights, penalty: QuadraticPenalty | None = None) -> None:
-        self.penalty = penalty
-        self.start = self.position = dict(start)
-        self.gradient = {name: torch.zeros_like(weight) for name, weight in start.items()}
-        self.gain = dict(self.gradient)
-
-    @torch.no_grad()
-    def __call__(self, weights: Mapping[str, Tensor]) -> None:
-        """Add the step that led here, and note the gradient of the next one."""
-        # The second name of a weight is not trained: it has no importance of its own.
-        self._move_to({**self.position, **{name: weight.detach().clone() for name, weight in weights.items()}})
-        from_penalty = self.penalty.gradient(weights) if self.penalty else {}
-        for name, weight in weights.items():
-            total = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            self.gradient[name] = total - from_penalty[name] if name in from_penalty else total.clone()
-
-    def importance(self, end: Weights, damping: float) -> dict[str, Tensor]:
-        """Return gain / ((end - start)^2 + damping) of each parameter, not below zero (eq. 5).
-
-        ``end``: The model after the last step.
-        ``damping``: Added to the squared distances.
-        """
-        self._move_to({name: end[name] for name in self.start})
-        squares = {name: (self.position[name] - self.start[name]).square() + damping for name in self.start}
-        return {name: (gain / squares[name]).clamp(min=0) for name, gain in self.gain.items()}
-
-    def _move_to(self, now: dict[str, Tensor]) -> None:
-        moves = {name: now[name] - self.position[name] for name in self.gain}
-        self.gain = {name: gain - self.gradient[name] * moves[name] for name, gain in self.gain.items()}
-        self.position = now
 
 
 def _pad(tensor: Tensor, rows: int) -> Tensor:

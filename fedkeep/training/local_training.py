@@ -18,7 +18,7 @@ from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
 from fedkeep.interface.pytree import tree_signature, tree_tensors
-from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, Precision, StepCallback
+from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, Precision
 from fedkeep.losses import Batch, Loss
 from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
@@ -157,7 +157,6 @@ class TrainJob:
     ``seed``: Seed of the network's random numbers, such as dropout.
     ``epoch_ends_with``: When an epoch over several data sets ends (see `Party.fit`).
     ``parametrization``: Computes the network's weights from the trained tensors; None if they are the same.
-    ``step_callback``: Called in every step before the update.
     """
 
     model: Weights
@@ -168,7 +167,6 @@ class TrainJob:
     seed: int
     epoch_ends_with: EpochEndsWith = "first"
     parametrization: Parametrization | None = None
-    step_callback: StepCallback | None = None
 
     @property
     def num_examples(self) -> int:
@@ -242,11 +240,10 @@ class SGDStepper:
         for tensor in (*self.momenta, self.loss_sum):
             tensor.zero_()
 
-    def step(self, loss: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
+    def step(self, loss: Loss, batches: list[Batch]) -> None:
         """Take one step.
 
         ``batches``: One batch of each data set.
-        ``step_callback``: Called with the weights and their gradients before the update.
         """
         training = self.training
         versions = [column._version for batch in batches for column in batch.data.values()]
@@ -264,10 +261,6 @@ class SGDStepper:
             )
         parameters = [self.parameters[number] for number in used]
         gradients = [_strided_like(self.parameters[number], found[number]) for number in used]
-        if step_callback is not None:
-            for parameter, gradient in zip(self.parameters, found, strict=True):
-                parameter.grad = gradient
-            step_callback(self.weights)
         self.runner.classifier_input = None  # it keeps this step's autograd graph alive
         with torch.no_grad():
             if training.max_grad_norm is not None:
@@ -325,7 +318,7 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
     captured = _captured_steps(runner, stepper, job)
     if captured is not None:
         stepper = captured.stepper
-    take = captured or partial(stepper.step, job.loss, step_callback=job.step_callback)
+    take = captured or partial(stepper.step, job.loss)
     steps, most = 0, job.most_steps(training.batch_size)
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
@@ -338,7 +331,7 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
 def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> CapturedSteps | None:
     """Return what captures steps on a GPU and replays them; None where steps cannot be captured."""
     capture = capture_on(runner.device)
-    plain = job.step_callback is None and job.parametrization is None and stepper.optimizer is None
+    plain = job.parametrization is None and stepper.optimizer is None
     if capture is None or not plain or not can_capture(runner.train_network, job.loss):
         return None
     # Of a tensor on the CPU the numbers may be captured, not where they are.

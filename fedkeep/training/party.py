@@ -20,7 +20,7 @@ from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, steps_name
 from fedkeep.interface.pytree import iter_instances, replace_tensors, tree_tensors
-from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback, Training
+from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, Training
 from fedkeep.losses import Loss
 from fedkeep.losses.base import check_loss
 from fedkeep.losses.classification import OWN_LOSSES, CrossEntropy, LabelLoss
@@ -163,7 +163,6 @@ class LocalParty(Party[Any]):
         batch_sizes: Sequence[int] = (),
         epoch_ends_with: EpochEndsWith = "first",
         parametrization: Parametrization | None = None,
-        step_callback: StepCallback | None = None,
     ) -> TrainJob:
         """Prepare a local training without carrying it out.
 
@@ -181,9 +180,7 @@ class LocalParty(Party[Any]):
         streams = [self._stream(columns, size) for columns, size in zip(data, sizes, strict=True)]
         epochs = self.training.epochs if epochs is None else epochs
         noise = self._training_seed("network noise")
-        return TrainJob(
-            model, loss, streams, epochs, self.round, noise, epoch_ends_with, parametrization, step_callback
-        )
+        return TrainJob(model, loss, streams, epochs, self.round, noise, epoch_ends_with, parametrization)
 
     def _with_own_labels(self, loss: Loss, data: Sequence[Data]) -> Loss:
         """Return a client's loss with the recipe's loss of labels, or class weights, in its cross-entropies."""

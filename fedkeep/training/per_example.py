@@ -203,7 +203,7 @@ def _check(runner: ModelRunner, job: TrainJob) -> None:
         reason = "batch norm mixes the examples of a batch. Choose a network with group norm or without norm"
     elif len(job.streams) > 1:
         reason = f"this method trains on {len(job.streams)} data sets at once, and epsilon would cover one"
-    elif job.parametrization is not None or job.step_callback is not None:
-        reason = "this method looks into the steps of its training, which would tell more than the noised steps"
+    elif job.parametrization is not None:
+        reason = "this method computes the network's weights from other tensors, whose steps are not noised"
     if reason:
         raise ConfigError(f"privacy.noise_multiplier: {reason}.")

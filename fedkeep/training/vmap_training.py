@@ -91,7 +91,7 @@ class VmapTrainer:
             return False
         if any(find_mismatch(job.model, self.runner.initial) for job in group):
             return False  # the loop raises an error that says what is wrong
-        if any(job.parametrization or job.step_callback for job in group):
+        if any(job.parametrization for job in group):
             return False  # a stack contains the network's weights only, and those of all clients in one tensor
         if (
             len(self._possible) > MAX_SIGNATURES

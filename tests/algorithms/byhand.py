@@ -29,8 +29,6 @@ from fedkeep.trials.simulation import Simulation
 Model = dict[str, Tensor]
 BatchLoss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
 """(weights, images, labels) of one batch to a scalar."""
-Step = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], None]
-"""(weights before, weights after, images, labels) of one step."""
 Lesson = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(teacher's logits, student's logits, labels) to the loss of a batch."""
 
@@ -95,10 +93,8 @@ class Hand:
     def steps(self, client: str) -> int:
         return len(list(self.batches(client, 1)))
 
-    def train(
-        self, client: str, round: int, start: Mapping[str, Tensor], loss: BatchLoss, step: Step | None = None
-    ) -> Model:
-        """Return the model after one local training: SGD with momentum and weight decay. ``step`` sees each."""
+    def train(self, client: str, round: int, start: Mapping[str, Tensor], loss: BatchLoss) -> Model:
+        """Return the model after one local training: SGD with momentum and weight decay."""
         images, labels = self.data(client)
         weights = {name: tensor.detach().clone() for name, tensor in start.items()}
         velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -112,8 +108,6 @@ class Hand:
                     self.training.momentum * velocity[name] + gradient + self.training.weight_decay * weight
                 )
                 weights[name] = weight - rate * velocity[name]
-            if step is not None:
-                step(live, weights, images[rows], labels[rows])
         return {name: tensor.detach() for name, tensor in weights.items()}
 
     def squared_gradients(self, model: Mapping[str, Tensor], client: str, size: int, limit: int | None = None) -> Model:

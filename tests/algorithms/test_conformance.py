@@ -19,7 +19,6 @@ VARIANTS: dict[str, Algorithm[Any, Any]] = {name: tiny.configured(cls) for name,
 VARIANTS["sfedkd-random"] = METHODS["sfedkd"](teachers=2, selection="random")  # type: ignore[call-arg]
 VARIANTS["fedadkd-true-single_term-zero_logit"] = METHODS["fedadkd"](tckd="single_term", nckd_mask="zero_logit")  # type: ignore[call-arg]
 VARIANTS["fedcurv-batch"] = METHODS["fedcurv"](fisher="batch")  # type: ignore[call-arg]
-VARIANTS["cwc-si"] = METHODS["cwc"](importance="si")  # type: ignore[call-arg]
 
 VARIANTS["target-repo"] = METHODS["target"](**tiny.INVERSION, compat="repo")
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_classes="all", ce_classes="all", exemplars_per_class=2)  # type: ignore[call-arg]

@@ -164,15 +164,7 @@ def test_curvature_is_of_about_500_examples(method: Any, rows: int, size: int, m
 # CWC (section 3, reconstructed)
 
 
-def cwc(
-    hand: Hand,
-    rounds: int,
-    weight: float,
-    sigma: float,
-    capped: bool = True,
-    measure: str = "fisher",
-    damping: float = 0.1,
-) -> tuple[list[Model], Model]:
+def cwc(hand: Hand, rounds: int, weight: float, sigma: float, capped: bool = True) -> tuple[list[Model], Model]:
     """Return the model after each round, and the importance at the end."""
     importance, model, left = zeros(hand.initial), hand.initial, []
     for number, cohort in hand.cohorts(rounds):
@@ -187,33 +179,10 @@ def cwc(
                 penalty = torch.stack([(o[n] * (w[n] - a[n]) ** 2).sum() for n in w]).sum()
                 return hand.cross_entropy(w, x, y) + weight / 2 * penalty
 
-            path = Path(hand, model)
-            model = hand.train(client, number, model, loss, path if measure == "si" else None)
-            if measure == "si":
-                output = path.importance(model, damping)
-            else:
-                output = hand.squared_gradients(model, client, 1, 500)
-            importance = combined((1.0, importance), (1.0, output))
+            model = hand.train(client, number, model, loss)
+            importance = combined((1.0, importance), (1.0, hand.squared_gradients(model, client, 1, 500)))
         left.append(model)
     return left, importance
-
-
-class Path:
-    """Synaptic intelligence (Zenke et al., 2017): -sum_t g_t (w_{t+1} - w_t), g_t the gradient of the cross-entropy
-    alone, over the squared way from beginning to end, damped."""
-
-    def __init__(self, hand: Hand, start: Model) -> None:
-        self.hand, self.start, self.gain = hand, start, zeros(start)
-
-    def __call__(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], x: Tensor, y: Tensor) -> None:
-        live = {name: weight.detach().clone().requires_grad_() for name, weight in before.items()}
-        gradients = torch.autograd.grad(self.hand.cross_entropy(live, x, y), list(live.values()))
-        for name, slope in zip(live, gradients, strict=True):
-            self.gain[name] = self.gain[name] - slope * (after[name] - live[name].detach())
-
-    def importance(self, end: Model, damping: float) -> Model:
-        way = {name: (end[name] - self.start[name]) ** 2 for name in end}
-        return {name: (gain / (way[name] + damping)).clamp(min=0) for name, gain in self.gain.items()}
 
 
 @pytest.mark.parametrize(
@@ -228,37 +197,6 @@ def test_cwc(weight: float, sigma: float) -> None:
         tiny.run_rounds(simulation, 1)
         byhand.assert_same(simulation.server.model, expected)
     byhand.assert_same(simulation.server.state.importance, importance, rtol=1e-3)
-
-
-MEASURES: list[dict[str, Any]] = [
-    {"measure": "fisher"},
-    {"measure": "si"},
-]
-
-
-@pytest.mark.parametrize("options", MEASURES[1:], ids=str)
-@pytest.mark.parametrize(
-    ("weight", "training"),
-    [(0.5, tiny.TRAINING), (100.0, replace(tiny.TRAINING, momentum=0.9, weight_decay=0.05))],
-    ids=["within the cap", "beyond it"],
-)
-def test_cwcs_other_measures_of_importance(options: dict[str, Any], weight: float, training: Any) -> None:
-    """The penalty's own gradient is no part of what a step has gained."""
-    hand = hand_of(training=training)
-    left, importance = cwc(hand, ROUNDS, weight, 0.7, **options)
-    named = {"importance" if name == "measure" else name: value for name, value in options.items()}
-    simulation = tiny.simulation(CWC(w_penalty=weight, attenuation=0.7, **named), rounds=ROUNDS, training=training)
-    for expected in left:
-        tiny.run_rounds(simulation, 1)
-        byhand.assert_same(simulation.server.model, expected, rtol=1e-3, atol=1e-5)
-    byhand.assert_same(simulation.server.state.importance, importance, rtol=5e-3, atol=1e-4)
-    assert all(float(tensor.min()) >= 0 for tensor in importance.values())
-
-
-def test_cwcs_measures_can_be_told_apart_here() -> None:
-    hand = hand_of()
-    ends = [cwc(hand, ROUNDS, 3.0, 0.7, **options)[0][-1] for options in MEASURES]
-    assert all(byhand.distance(one, other) > 1e-3 for one, other in itertools.combinations(ends, 2))
 
 
 def test_cwcs_cap_follows_the_learning_rate() -> None:
@@ -295,7 +233,7 @@ def test_cwc_is_capped_before_it_overshoots() -> None:
     assert byhand.distance(simulation.server.model, simulation.context.runner.initial) < 10
 
 
-@pytest.mark.parametrize("options", [{}, {"attenuation": 1.0}, {"importance": "si"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"attenuation": 1.0}], ids=str)
 def test_cwc_without_penalty_is_fedseq(options: dict[str, Any]) -> None:
     plain = byhand.run_rounds(FedSeq(), ROUNDS).server.model
     assert tiny.equal(byhand.run_rounds(CWC(w_penalty=0.0, **options), ROUNDS).server.model, plain)

@@ -14,6 +14,7 @@ import tiny
 import torch
 
 from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.sequential.cwc import CWC
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.cli.main import names
@@ -452,6 +453,13 @@ def test_wrong_options_of_all_sections_are_told_at_once(load: Any) -> None:
     told = error.value.args[0].split("\n- ")[1:]
     assert [sum(words in text for text in told) for words in settings.values()] == [1] * len(settings), told
     assert f": {len(told)} problems.\n" in str(error.value)
+
+
+def test_options_that_are_no_more_are_read_with_the_value_that_kept_recipes_give(load: Any) -> None:
+    kept = HEAD + '[training]\neps = 1e-8\n[[methods]]\nalgorithm = "cwc"\nimportance = '
+    assert load(kept + '"fisher"').methods[0].algorithm == CWC()
+    with pytest.raises(ConfigError, match="there is no option 'importance'"):
+        load(kept + '"si"')
 
 
 def test_a_network_of_ones_own_takes_no_options(load: Any) -> None:

@@ -404,8 +404,8 @@ def test_what_epsilon_would_not_cover_is_not_trained() -> None:
     party = client(PRIVATE)
     with pytest.raises(ConfigError, match="2 data sets at once"):
         party.fit(party.initial_model, CrossEntropy(), party.data, party.data)
-    with pytest.raises(ConfigError, match="looks into the steps"):
-        party.fit(party.initial_model, CrossEntropy(), step_callback=lambda weights: None)
+    with pytest.raises(ConfigError, match="from other tensors"):
+        party.fit(party.initial_model, CrossEntropy(), parametrization=dict)
     with pytest.raises(ConfigError, match="Fisher information"):
         party.fisher(party.initial_model)
     with pytest.raises(ConfigError, match="the features of examples"):

@@ -476,33 +476,6 @@ def test_fisher_without_examples_is_zero() -> None:
     assert not any(value.any() for value in party.fisher(party.model).values())
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
-    networks, training, data = ModelRunner(tiny.network, 0, CPU), SETTINGS[name], columns(11)
-    seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
-
-    def step_callback(weights: Any) -> None:
-        seen.append(
-            ({n: w.detach().clone() for n, w in weights.items()}, {n: w.grad.clone() for n, w in weights.items()})
-        )
-
-    created = TrainJob(
-        networks.initial, CrossEntropy(), [source(data)], training.epochs, 1, 0, step_callback=step_callback
-    )
-    watched = fit(networks, created, training)
-    plain = trained(networks, training, data)
-    assert tiny.equal(watched.model, plain.model)
-    assert len(seen) == plain.num_steps
-    assert tiny.equal(seen[0][0], networks.initial)
-    # The gradients of the objective itself: without weight decay, momentum or clipping.
-    network = networks.build()
-    network.load_state_dict(dict(networks.initial))
-    rows = torch.randperm(11, generator=torch.Generator().manual_seed(1))[: training.batch_size]
-    cross_entropy(network(data["input"][rows]), data["label"][rows]).backward()
-    for key, weight in network.named_parameters():
-        torch.testing.assert_close(seen[0][1][key], weight.grad, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
 def test_predicting_in_parts_is_predicting_the_whole(factory: Callable[[], nn.Module]) -> None:
     party = server(factory)

@@ -229,15 +229,6 @@ def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.
         assert tiny.equal(one.model, other.model), "not a step may be taken, nor a number drawn, before the refusal"
 
 
-def test_what_is_watched_is_trained_in_the_loop() -> None:
-    of, seen = networks(), []
-    result = [replace(one, step_callback=lambda weights: seen.append(len(weights))) for one in group(of)]
-    for one, other in zip(VmapTrainer(of, PLAIN).fit(result), [fit(of, a, PLAIN) for a in group(of)], strict=True):
-        assert isinstance(one, Fit)
-        assert tiny.equal(one.model, other.model)
-    assert seen == [len(of.parameters)] * (9 + 3 + 9 + 9 + 3)
-
-
 def test_only_trainings_of_one_kind_are_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     of, sizes = networks(), []
     monkeypatch.setattr(stack, "ModelStack", lambda n, t, group: sizes.append(len(group)) or ModelStack(n, t, group))

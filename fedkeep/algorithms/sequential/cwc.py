@@ -2,17 +2,14 @@
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Range, Server, on_client
-from fedkeep.losses import ZERO_LOSS, CrossEntropy, QuadraticPenalty
-from fedkeep.losses.penalties import PathIntegral
+from fedkeep.losses import ZERO_LOSS, CrossEntropy, Loss, QuadraticPenalty
 from fedkeep.models import Weights
 from fedkeep.models.weights import add, find_mismatch, scale
 from fedkeep.options import option
 
-SI_DAMPING = 0.1
-"""What is added to squared distances with ``importance=si``."""
 MAX_IMPORTANCE = 1e30
 """Larger importances are refused: those of the next clients are added, and the sums must stay finite in float32."""
 
@@ -47,9 +44,7 @@ class CWC(Algorithm[AccumulatedImportance]):
     start of every round. O is capped where lr * w_penalty * O would exceed 1, beyond which a step overshoots. Two
     models are sent per client. With ``w_penalty=0`` this is FedSeq.
 
-    What mattered is the diagonal Fisher information (``importance=fisher``) at the new model, of at most 500 examples;
-    or what each parameter's path through the training gained (``si``, synaptic intelligence), of all that were trained
-    on.
+    What mattered is the diagonal Fisher information at the new model, of at most 500 examples.
     """
 
     title = "CWC (reconstructed)"
@@ -59,7 +54,6 @@ class CWC(Algorithm[AccumulatedImportance]):
 
     w_penalty: float = option(100.0, "weight of the penalty (lambda; grid 1, 10, 100, 1000)", low=0.0)
     attenuation: float = option(0.5, "share that importances keep each round (sigma)", low=0.0, high=1.0)
-    importance: Literal["fisher", "si"] = option("fisher", "how a parameter's importance is measured")
 
     @classmethod
     def name(cls) -> str:
@@ -84,22 +78,18 @@ class CWC(Algorithm[AccumulatedImportance]):
     @on_client
     def train(self, client: Client, model: Weights, importance: Weights) -> FitWithImportance:
         """Train the model of the previous client near it, and add what matters to this client."""
-        penalty = self.penalty(client, model, importance)
-        start = {name: model[name] for name in client.parameter_names}
-        path = PathIntegral(start, penalty) if self.importance == "si" else None
-        fit = client.fit(model, CrossEntropy() + (penalty or ZERO_LOSS), step_callback=path)
-        added: Weights = path.importance(fit.model, SI_DAMPING) if path else client.fisher(fit.model, 500)
+        fit = client.fit(model, CrossEntropy() + self.penalty(client, model, importance))
+        added = client.fisher(fit.model, 500)
         return FitWithImportance(**vars(fit), importance=add(importance, added) if importance else added)
 
-    def penalty(self, client: Client, model: Weights, importance: Weights) -> QuadraticPenalty | None:
+    def penalty(self, client: Client, model: Weights, importance: Weights) -> Loss:
         """Return the penalty of a client.
 
         ``client``: Whose learning rate caps the importances.
         ``importance``: O, by parameter; empty means zero.
-        Returns: None if nothing is protected.
         """
         if not importance or not self.w_penalty:
-            return None
+            return ZERO_LOSS
         rate = client.training.lr_in_round(client.round)
         cap = 1 / (rate * self.w_penalty) if rate else inf
         capped = {name: value.clamp(max=cap) for name, value in importance.items()}
