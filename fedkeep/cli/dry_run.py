@@ -13,7 +13,7 @@ from fedkeep.data import Federation, Tasks
 from fedkeep.data.partition import Partition
 from fedkeep.display import duration
 from fedkeep.errors import FedKeepError
-from fedkeep.experiment.build import build_federation, build_simulation
+from fedkeep.experiment.build import build_federation, build_simulation, check_federation
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.generator_config import GeneratorConfig
@@ -59,6 +59,7 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
             "when a task begins."
         )
     federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
+    check_federation(recipe, federation, machine.data_dir)
     tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
     per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     per_round = recipe.run.cohort_size * per_client  # examples of a cohort

@@ -1,7 +1,7 @@
 """How a table's columns become features: imputed, scaled, one feature for each value; plain numbers and names."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -96,6 +96,17 @@ def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], sca
 def transform(columns: Sequence[TableColumn], values: Mapping[str, Array]) -> Tensor:
     """Return the features of parsed values, float32 ``[n, features]``."""
     return torch.from_numpy(np.concatenate([column.transform(values[column.name]) for column in columns], 1)).float()
+
+
+def unknown_values(columns: Sequence[TableColumn], splits: Iterable[Mapping[str, Array]]) -> list[str]:
+    """Return a note for each category with values that are 0 in all features, since no row of training had them."""
+    notes, splits = [], list(splits)
+    for column in columns:
+        known = {*column.values, *([None] if MISSING in column.values else [])}
+        every = column.kind != "category" or column.other
+        if not every and (count := sum(value not in known for values in splits for value in values[column.name])):
+            notes.append(f"{count} cells of {column.name!r} have a value that no row of training has.")
+    return notes
 
 
 def scale_again(

@@ -3,10 +3,10 @@
 import csv
 import io
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ class DelimitedText:
 def read_text_table(path: Path) -> DelimitedText:
     """Read a text file as a pyarrow table of strings.
 
-    Raises `DataError` for two columns of one name, or lines with more or fewer cells than the first; it names them.
+    Raises `DataError` for two columns of one name, lines with more or fewer cells than the first, or a quotation mark
+    whose cell swallows other rows; it names them. Text that is separated by tabs may have such marks: they are kept.
     """
     arrow = require_optional("pyarrow", "Reading CSV files", "data")
     text, note = _decoded(path)
@@ -58,6 +59,14 @@ def read_text_table(path: Path) -> DelimitedText:
     records = [*_records(text, separator)]
     if not records:
         raise DataError(f"{path} is empty. Its first line must name the columns.")
+    if (swallowed := _swallowed_rows(text, separator, records)) is not None:
+        literal = [*_records(text, separator, quoting=csv.QUOTE_NONE)]
+        if separator != "\t" or len({len(row) for _, row in literal}) > 1:
+            raise DataError(
+                f"{path}: a quotation mark in the row of line {swallowed} opens a cell that runs on over the rows "
+                "after it. Close or remove it. A mark of the text itself is written twice, in a cell within marks."
+            )
+        records, note = literal, f"{note} Quotation marks in {path.name} were kept as they are.".lstrip()
     names = [to_nfc(name.strip()) for name in records[0][1]]
     if twice := [repr(name) for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{path} has two columns that are called {twice[0]}. Rename one; the first line names columns.")
@@ -100,9 +109,29 @@ def _decoded(path: Path) -> tuple[str, str]:
     return text, note
 
 
-def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _swallowed_rows(text: str, separator: str, records: Sequence[tuple[int, list[str]]]) -> int | None:
+    """Return the line of a record that goes on to the end of the file, or over lines that are whole rows themselves."""
+    try:
+        deque(_records(text, separator, strict=True), maxlen=0)
+    except csv.Error as error:
+        if "end of data" in str(error):
+            return records[-1][0]
+    lines, columns = [*io.StringIO(text, newline="")], len(records[0][1])
+
+    def is_row(line: str) -> bool:
+        ways = [next(csv.reader([line], delimiter=separator, quoting=how), []) for how in (0, csv.QUOTE_NONE)]
+        return columns in map(len, ways)
+
+    for (begin, _), (end, _) in pairwise([*records, (len(lines) + 1, [])]):
+        parts = [line for line in lines[begin - 1 : end - 1] if line.strip()]
+        if len(parts) > 1 and columns > 1 and len(parts) + columns > 4 and all(map(is_row, parts)):
+            return begin
+    return None
+
+
+def _records(text: str, separator: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with the line on which it begins; empty lines are none."""
-    reader, begin = csv.reader(io.StringIO(text, newline=""), delimiter=separator), 1
+    reader, begin = csv.reader(io.StringIO(text, newline=""), delimiter=separator, **dialect), 1
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     named = _SEPARATOR_LINE.match(text) is not None
     for row in reader:
@@ -310,15 +339,24 @@ def to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
 
 
 def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[tuple[Path, Any]]]:
-    """Return tables in which a column is text in all if it is in one, as are categories such as 1, 2 and x."""
+    """Return tables in which a column is text in all if it is in one, as are categories such as 1, 2 and x.
+
+    True and False are 1 and 0 beside numbers.
+    """
     types = require_optional("pyarrow", "Reading tables", "data").types
+    compute = require_optional("pyarrow.compute", "Reading tables", "data")
     fields = [field for tables in splits.values() for _, table in tables for field in table.schema]
     text = {f.name for f in fields if types.is_string(f.type) or types.is_large_string(f.type)}
+    numbers = {f.name for f in fields if types.is_integer(f.type) or types.is_floating(f.type)}
 
     def as_text(table: Any) -> Any:
         for place, column in enumerate(table.schema):
-            if column.name in text and (types.is_primitive(column.type) or types.is_dictionary(column.type)):
-                table = table.set_column(place, column.name, table.column(place).cast("string"))
+            values = table.column(place)
+            if types.is_boolean(column.type) and column.name in {*text, *numbers}:
+                values = compute.if_else(values, "True", "False") if column.name in text else values.cast("int8")
+                table = table.set_column(place, column.name, values)
+            elif column.name in text and (types.is_primitive(column.type) or types.is_dictionary(column.type)):
+                table = table.set_column(place, column.name, values.cast("string"))
         return table
 
     return {split: [(path, as_text(table)) for path, table in tables] for split, tables in splits.items()}

@@ -64,8 +64,8 @@ def has_columns(data: Any) -> bool:
 
 def _is_table(data: Any) -> bool:
     """Tell whether data are a table: of pandas, polars or pyarrow, or of Hugging Face `datasets`, also by split."""
-    if hasattr(data, "__arrow_c_stream__"):
-        return True
+    if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "schema")):
+        return True  # a column alone has none of them
     library = sys.modules.get("datasets")  # nobody has such a table without having imported it
     kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
     return library is not None and isinstance(data, tuple(getattr(library, kind) for kind in kinds))
@@ -74,7 +74,13 @@ def _is_table(data: Any) -> bool:
 def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
     library, arrow = datasets_library("Reading tables"), require_optional("pyarrow", "Reading tables", "data")
     opened: dict[str, Any] = {}
+    wanted = {options.label, options.client, options.group, options.text, *options.columns}
+    notes: dict[str, None] = {}
     for split, table in splits.items():
+        index = getattr(getattr(table, "index", None), "names", ())  # of a data frame of pandas
+        if left_out := [name for name in index if name is not None and name not in wanted]:
+            table = table.reset_index(level=left_out, drop=True)
+            notes[f"Left out: the index {', '.join(map(repr, left_out))}; reset_index() makes it a column."] = None
         if isinstance(table, library.IterableDataset):
             _check_limit(sum(1 for _ in islice(table, STREAM_LIMIT + 1)))
         elif not isinstance(table, library.Dataset):
@@ -86,7 +92,7 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
                     "values of one kind: numbers, dates or texts."
                 ) from error
         opened[split] = table
-    return assemble_own("table", OwnSplits(opened), "the table", options)
+    return assemble_own("table", OwnSplits(opened, note=" ".join(notes)), "the table", options)
 
 
 def _without_categories(table: Any, arrow: Any) -> Any:

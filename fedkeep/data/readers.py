@@ -206,10 +206,11 @@ def image_files(root: Path, left_out: LeftOut, client: str = "") -> tuple[list[I
     ``CLASS/*.png`` alone. What is not read is counted in ``left_out``.
     """
     folders = _subfolders(root, left_out)
+    named = {name.lower().removesuffix("ing"): path for name, path in folders.items()} | folders  # Train, testing
     splits = {"train": root}
-    if "train" in folders:
-        test = [folders[name] for name in TEST_NAMES if name in folders][:1]
-        splits = dict(zip(("train", "test"), [folders["train"], *test], strict=False))
+    if "train" in named:
+        test = [named[name] for name in TEST_NAMES if name in named][:1]
+        splits = dict(zip(("train", "test"), [named["train"], *test], strict=False))
         left_out.add(
             "folders beside train and test", *(path for path in folders.values() if path not in splits.values())
         )

@@ -295,6 +295,10 @@ def check_classes(values: Sequence[Any], where: str) -> None:
         )
 
 
+MOST_LETTERS = 2
+"""The most classes that are one letter in both cases and still look like one class; a handwriting has more."""
+
+
 def check_spelling(names: Iterable[str], where: str) -> None:
     """Raise `DataError` if names of classes or clients differ in nothing that a reader takes for a difference."""
     spellings: dict[Any, list[str]] = {}
@@ -302,8 +306,10 @@ def check_spelling(names: Iterable[str], where: str) -> None:
         if not name.isascii() and any("\ud800" <= sign <= "\udfff" for sign in name):
             raise DataError(f"{where} has the name {name!r}, which is no Unicode text. Write it anew.")
         spellings.setdefault(_look(name), []).append(name)
-    # Single letters are told apart, as those of a handwriting are.
-    several = [found for found in spellings.values() if len(found) > 1 and not all(map(_is_letter, found))]
+    several = [found for found in spellings.values() if len(found) > 1]
+    # Many single letters in both cases are those of a handwriting, two are M and m, for malignant, and B and b.
+    letters = [found for found in several if all(map(_is_letter, found))]
+    several = [found for found in several if found not in letters] if len(letters) > MOST_LETTERS else several
     if several:
         listed = "; ".join(" and ".join(map(repr, found)) for found in several[:5])
         raise DataError(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data.columns import Array, TableColumn, fit_columns, transform
+from fedkeep.data.columns import Array, TableColumn, fit_columns, transform, unknown_values
 from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, to_nfc
 from fedkeep.data.schema import DataOptions, Schema
 from fedkeep.errors import DataError, require_optional
@@ -27,6 +27,7 @@ _UNITS = "%$€£¥"
 _LIKE_A_NUMBER = re.compile(
     rf"[(+−-]?[{_UNITS}]?\s?[+−-]?(\d+[.,]?\d*|[.,]\d+|\d{{1,3}}([.,'’_\s]\d{{3}})+([.,]\d*)?)([eE][-+]?\d+)?\s?[{_UNITS})]?"
 )
+_AS_FLOAT = re.compile(r"^(-?(?:0|[1-9]\d*))\.0+$")
 DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 _POINTS = re.compile(r"[-+]?[1-9]\d{0,2}\.\d{3}")
 _CODE, _WHOLE = re.compile(r"0\d+"), re.compile(r"[-+]?\d+(\.0*)?")
@@ -83,6 +84,7 @@ def read_inputs(
         found = list(fit_columns(found, {n: v[known_rows] for n, v in parsed[0].items()}, options.scaling))
         if rare := [column.name for column in found if column.other]:
             problems.notes.append(f"Values of few rows are one feature together: {', '.join(map(repr, rare))}.")
+    problems.notes += unknown_values(found, parsed)
     return [transform(found, values) for values in parsed], tuple(found)
 
 
@@ -140,7 +142,7 @@ def _guess(
     if not texts:
         raise DataError(f"{wheres[0]}: the column {name!r} is empty. {_leave_out(name)}")
     column = TableColumn(name)
-    if separator or any(isinstance(value, str) for value in splits[0]):
+    if separator or any(isinstance(value, str) for value in values):
         column = _guess_text(name, texts, splits, wheres, separator)
     elif not all(isinstance(value, int | float | Decimal | None) for value in values):
         column = TableColumn(name, "date")
@@ -215,14 +217,18 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
     """Return a column's values as float64, with NaN for empty cells, or as names, with None; see `TableColumn`."""
     texts = [_text(value, separator) for value in values]
     if column.kind == "category":
-        return np.asarray(texts, dtype=object)
+        return np.asarray([text if text in column.values else _whole(text) for text in texts], dtype=object)
     if column.kind == "date":
         numbers = _days(texts, column.date)
     elif all(value is None or isinstance(value, bool | int | float) for value in values):
         numbers = np.asarray([np.nan if value is None else min(max(value, -1e300), 1e300) for value in values], float)
         numbers[[value is not None and value != value for value in values]] = np.nan
     else:
-        parsed = [None if text is None else _to_number(text, separator or ".", column.unit) for text in texts]
+        flags = {"true": 1.0, "false": 0.0}  # of a column that had no texts in training
+        parsed = [
+            None if text is None else flags.get(text.lower(), _to_number(text, separator or ".", column.unit))
+            for text in texts
+        ]
         numbers = np.asarray([np.nan if one is None else one for one in parsed], float)
     unread = np.flatnonzero(np.isnan(numbers) & np.asarray([text is not None for text in texts], bool))
     if len(unread):
@@ -243,6 +249,11 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
             f"ids? {_leave_out(column.name)}"
         )
     return numbers
+
+
+def _whole(text: str | None) -> str | None:
+    """Return a category, with 1.0 as 1: a column of whole numbers is read like this once a cell is empty."""
+    return text and _AS_FLOAT.sub(r"\1", text)
 
 
 def _text(value: Any, separator: str) -> str | None:

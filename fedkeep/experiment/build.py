@@ -24,6 +24,7 @@ from fedkeep.experiment.plugins import find_loss
 from fedkeep.experiment.recipe import Method, Recipe, client_architectures, resolve_pretrained
 from fedkeep.generation.generator import Generator, check_installed
 from fedkeep.interface import Training
+from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import Architecture, Weights, architectures
 from fedkeep.models.custom import Custom, try_training
 from fedkeep.models.pretrained import Pretrained
@@ -220,6 +221,16 @@ def check_label_loss(training: Training, dataset: DataSet, device: torch.device)
             f"{', '.join(dataset.label_names[:12])}. Give one for each, in this order."
         )
     find_loss(training.loss, device)
+    if own := OWN_LOSSES.get(training.loss):
+        labels = dataset.train["label"][:2].to(device)
+        try:
+            with seeds.temporary_seed(0):
+                own(torch.zeros(len(labels), dataset.num_classes, device=device), labels)
+        except Exception as error:  # of the user's code
+            raise ConfigError(
+                f"training.loss = {training.loss!r} raised {type(error).__name__} for {len(labels)} rows of "
+                f"{dataset.num_classes} logits: {in_one_line(error, 300)}."
+            ) from error
 
 
 def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> dict[str, Factory]:

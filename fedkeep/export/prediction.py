@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from fedkeep.data import DataOptions
 from fedkeep.data.arrays import read_inputs_of_npz
-from fedkeep.data.columns import columns_from_json, transform
+from fedkeep.data.columns import columns_from_json, transform, unknown_values
 from fedkeep.data.decode import decode
 from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
 from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column
@@ -27,6 +28,8 @@ from fedkeep.experiment.recipe import read_model
 from fedkeep.export.trained_model import Predictor, Resizing, build_predictor
 from fedkeep.models import Architecture
 from fedkeep.options import build
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (*TABLE_SUFFIXES, ".npz", ".txt")
 """The suffixes of the files that are read."""
@@ -84,6 +87,8 @@ def _read_table(path: Path, about: Mapping[str, Any], options: DataOptions) -> T
                 _check_column(column.name, table.features, where)
                 values[column.name] = parse(read_column(table, column.name, str(where)), column, where, own.separator)
         problems.check(where)
+        for note in unknown_values(columns, [values]):
+            log.warning("%s: %s", where, note)
         return transform(columns, values)
     if options.text:
         _check_column(options.text, table.features, where)

@@ -234,9 +234,15 @@ def all_finite(tensors: list[Tensor]) -> bool:
 
 def check_finite(weights: Weights) -> None:
     """Raise `RunError` if trained weights are not finite, which they may not be although the last loss was."""
-    invalid = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
-    if invalid is not None:
+    if (invalid := not_finite(weights)) is not None:
         raise diverged(f"{invalid} has numbers that are not finite")
+
+
+def not_finite(weights: Weights) -> str | None:
+    """Return the name of a tensor with numbers that are not finite; None if there is none."""
+    if all_finite([tensor for tensor in weights.values() if tensor.is_floating_point()]):
+        return None
+    return next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
 
 
 def diverged(what: str) -> RunError:

@@ -18,7 +18,7 @@ from fedkeep.interface import Algorithm, Server
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, find_wrong_type, from_structure
 from fedkeep.models import Weights
-from fedkeep.models.weights import check_weights
+from fedkeep.models.weights import check_weights, find_mismatch
 
 UPDATE = "update"
 """With secure aggregation, the name of a client's update in the place of its model."""
@@ -199,11 +199,13 @@ def check_reply(request: StepRequest, reply: Any, state: Any, state_type: type[A
     _check_state(state, state_type, "client.state", name)
 
 
-def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type: type[Any]) -> None:
-    """Check what a method's round left on the server."""
+def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type: type[Any], before: Weights) -> None:
+    """Check what a method's round left on the server; ``before``: The server's model before the round."""
     title = type(algorithm).__name__
     name = f"{title}.round"
     check_weights(server.model, f"server.model after {name}")
+    if before and (mismatch := find_mismatch(server.model, before)):
+        raise ConfigError(f"server.model after {name} is not of the form that it had before: {mismatch}.")
     check_weights(server.eval_model, f"server.eval_model after {name}")
     if server.eval_model and not algorithm.sets_eval_model:
         raise ConfigError(

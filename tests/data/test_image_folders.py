@@ -37,6 +37,14 @@ def count(root: Path) -> int:
     return len(dataset.train["label"]) + len(dataset.test["label"])
 
 
+@pytest.mark.parametrize(("train", "test"), [("Train", "TEST"), ("training", "testing"), ("train", "Val")])
+def test_folders_of_splits_in_other_spellings(tmp_path: Path, train: str, test: str) -> None:
+    folder(tmp_path / train, 5)
+    folder(tmp_path / test, 2)
+    dataset = load(str(tmp_path))
+    assert (len(dataset.train["label"]), len(dataset.test["label"]), dataset.label_names) == (10, 4, ("a", "b"))
+
+
 # --- transparency --------------------------------------------------------------------------------------------------
 
 

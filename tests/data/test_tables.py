@@ -470,8 +470,63 @@ def test_blanks_are_cut_off_and_told_and_other_spellings_refused(tmp_path: Path)
         rows = [f"{row / 3},{('No', 'yes', 'Yes')[row % 3]},{'uv'[row % 2]}" for row in range(60)]
         with pytest.raises(DataError, match=f"'{column}' has names that differ .*'Yes' and 'yes'"):
             load(written(tmp_path, f"a,{column},{other}", rows))
-    letters = [f"{row / 3},{'aAbB'[row % 4]}" for row in range(60)]
-    assert load(written(tmp_path, "a,label", letters)).num_classes == 4, "as letters of a handwriting are"
+    letters = [f"{row / 3},{'aAbBeE'[row % 6]}" for row in range(60)]
+    assert load(written(tmp_path, "a,label", letters)).num_classes == 6, "as letters of a handwriting are"
+    benign = [f"{row / 3},{'m' if row == 7 else 'MB'[row % 2]}" for row in range(60)]
+    with pytest.raises(DataError, match="'M' and 'm'"):
+        load(written(tmp_path, "a,label", benign))
+
+
+@pytest.mark.parametrize("marks", [(30,), (30, 40)], ids=["never closed", "closed rows later"])
+def test_a_quotation_mark_swallows_no_rows(tmp_path: Path, marks: tuple[int, ...]) -> None:
+    sides = {mark: ('"x', 'x"')[place] for place, mark in enumerate(marks)}
+    rows = [f"{row / 3},{'yn'[row % 2]},{sides.get(row, 'xyz'[row % 3])}" for row in range(60)]
+    with pytest.raises(DataError, match="a quotation mark in the row of line 32 opens a cell that runs on"):
+        load(written(tmp_path, "a,label,place", rows))
+    texts = ["\t".join(('"' * (row in marks) + f"film {row % 7} was long", "yn"[row % 2])) for row in range(60)]
+    dataset = load(written(tmp_path, "review\tlabel", texts, name="t.tsv"), options=DataOptions(text="review"))
+    assert len(both(dataset)) == 60
+    assert "Quotation marks in t.tsv were kept as they are" in dataset.note
+    several = [f'{row / 3},{"yn"[row % 2]},"{"xyz"[row % 3]}\nmore, and more"' for row in range(60)]
+    assert len(both(load(written(tmp_path, "a,label,place", several)))) == 60, "a cell of two lines"
+
+
+def test_whole_numbers_among_categories_have_one_spelling(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    train = pandas.DataFrame({"stage": list("12x") * 20, "label": list("yn") * 30})
+    test = pandas.DataFrame({"stage": [1.0, 2.0, None, 3.0], "label": list("ynyn")})
+    dataset = dataset_of((train, test))
+    assert dataset.features == ("stage=1", "stage=2", "stage=x")
+    assert dataset.test["input"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert "2 cells of 'stage' have a value that no row of training has." in dataset.note
+    mixed = (
+        pandas.DataFrame({"a": range(20), "label": list("yn") * 10}),
+        test.assign(a=["0", "1", "1", "2"])[["a", "label"]],
+    )
+    with pytest.raises(DataError, match="'a' has 20 different values"):  # text in one split is text in all
+        dataset_of(mixed)
+
+
+@pytest.mark.parametrize("other", [["True", "False", "x"], [0, 1, 1]], ids=["text", "numbers"])
+def test_flags_beside_text_or_numbers(tmp_path: Path, other: list[Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    (tmp_path / "d").mkdir()
+    pandas.DataFrame({"z": other * 20, "label": list("yn") * 30}).to_parquet(tmp_path / "d" / "train.parquet")
+    pandas.DataFrame({"z": [True, False], "label": list("yn")}).to_parquet(tmp_path / "d" / "test.parquet")
+    dataset = load(str(tmp_path / "d"))
+    one, two = dataset.test["input"].tolist()
+    assert dataset.features == (("z=False", "z=True", "z=x") if other[0] == "True" else ("z",))
+    assert (one, two) == ([0, 1, 0], [1, 0, 0]) if other[0] == "True" else one > two
+
+
+def test_the_index_of_a_data_frame_is_a_column_where_it_is_named(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    index = pandas.Index([row // 4 for row in range(60)], name="patient")
+    frame = pandas.DataFrame({"a": [row / 3 for row in range(60)], "label": list("yn") * 30}, index=index)
+    assert dataset_of(frame).features == ("a",)
+    assert "Left out: the index 'patient'" in dataset_of(frame).note
+    assert "in whole groups" in dataset_of(frame, DataOptions(group="patient")).note
+    assert len(both(dataset_of((frame[["a"]], frame.label)))) == 60, "as scikit-learn takes them: x, y"
 
 
 @pytest.mark.parametrize("name", ["patient_id", "sampleID", "No"])

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 import fedkeep
 from fedkeep._utils import progress
 from fedkeep._utils.digests import read_json, write_json
+from fedkeep.cli import dry_run
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import build, plugins, runtime, trial_runner
 from fedkeep.experiment.experiment import Experiment
@@ -301,6 +302,9 @@ def test_a_cohort_larger_than_the_natural_clients_shows_before_a_folder_is_made(
     with pytest.raises(ConfigError, match="a cohort of 2 cannot be drawn from 1"):
         prepare_run(Experiment(recipe), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(dry_run, "build_federation", lambda *args: tiny.federation((5,)))
+    with pytest.raises(ConfigError, match="a cohort of 2 cannot be drawn from 1"):
+        dry_run.estimate(recipe, recipe.methods[0], Machine())
 
 
 def test_a_model_of_ones_own_runs_from_python(tmp_path: Path) -> None:

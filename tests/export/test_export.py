@@ -320,7 +320,7 @@ def exported_from(path: Path, out: Path, **changes: Any) -> tuple[Path, DataSet]
 
 
 def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [(20 + number % 40, "fmx"[number % 3], ("ill", "well")[number % 2]) for number in range(60)]
     table = tmp_path / "people.csv"
@@ -352,9 +352,26 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(
     assert [each.row for each in fedkeep.predict(folder, [new])] == [0, 1, 2], (
         "unknown values and empty cells are taken"
     )
+    capsys.readouterr()
+    assert "2 cells of 'sex' have a value that no row of training has" in caplog.text
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(DataError, match="the model takes no images"):
         list(fedkeep.predict(folder, [tmp_path / "a.png"]))
+
+
+def test_flags_and_whole_numbers_are_predicted_however_they_are_written(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = {"smoker": [True, False, False] * 20, "stage": list("12x") * 20, "label": ["ill", "well"] * 30}
+    table = tmp_path / "people.parquet"
+    pandas.DataFrame(rows).to_parquet(table)
+    folder, _ = exported_from(table, tmp_path)
+    found = []
+    for number, text in enumerate(("smoker,stage\nTrue,1\nFalse,2\n", "smoker,stage\n1,1.0\n0,2.0\n")):
+        new = tmp_path / f"{number}.csv"
+        new.write_text(text)
+        found.append([each.probability for each in fedkeep.predict(folder, [new])])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
 
 
 def test_nothing_of_a_single_row_is_in_the_exported_files(tmp_path: Path) -> None:

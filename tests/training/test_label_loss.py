@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import fedkeep
 from fedkeep.errors import ConfigError
+from fedkeep.experiment.build import check_label_loss
 from fedkeep.experiment.plugins import find_loss, import_user_code, keep_loss
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Training
@@ -100,5 +101,9 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
         load_recipe("demo", settings=["training.class_weights=balanced", "privacy.noise_multiplier=1"])
     with pytest.raises(ConfigError, match="of the cross-entropy"):
         Training(loss="x.y", class_weights="balanced")
+    federation = tiny.federation((5, 5))
+    keep_loss(nn.CrossEntropyLoss(weight=torch.ones(2)))
+    with pytest.raises(ConfigError, match=f"raised RuntimeError for 2 rows of {tiny.CLASSES} logits: weight tensor"):
+        check_label_loss(Training(loss="given.CrossEntropyLoss"), federation.dataset, torch.device("cpu"))
     with pytest.raises(ConfigError, match="must return a scalar tensor"):
         trained(training=replace(tiny.TRAINING, loss="given.halved"), loss=lambda logits, labels: logits)
