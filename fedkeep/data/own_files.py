@@ -27,7 +27,7 @@ from fedkeep.data.readers import (
     unused_entries,
 )
 from fedkeep.data.schema import CLIENT
-from fedkeep.data.tables import DECIMAL_COMMA
+from fedkeep.data.tables import NUMBER_WITH_COMMA
 from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -66,6 +66,7 @@ def read_text_table(path: Path) -> DelimitedText:
                 f"{path}: a quotation mark in the row of line {swallowed} opens a cell that runs on over the rows "
                 "after it. Close or remove it. A mark of the text itself is written twice, in a cell within marks."
             )
+        literal = [(line, [_without_marks(cell) for cell in row]) for line, row in literal]
         records, note = literal, f"{note} Quotation marks in {path.name} were kept as they are.".lstrip()
     names = [to_nfc(name.strip()) for name in records[0][1]]
     if twice := [repr(name) for name, count in Counter(names).items() if count > 1]:
@@ -116,17 +117,28 @@ def _swallowed_rows(text: str, separator: str, records: Sequence[tuple[int, list
     except csv.Error as error:
         if "end of data" in str(error):
             return records[-1][0]
-    lines, columns = [*io.StringIO(text, newline="")], len(records[0][1])
+    lines = [*io.StringIO(text, newline="")]
+    spans = [(begin, row, end) for (begin, row), (end, _) in pairwise([*records, (len(lines) + 1, [])])]
+    one_line = [row for begin, row, end in spans[1:] if end == begin + 1]
+    usual = [set(column) for column in zip(*one_line, strict=True)] if len({*map(len, one_line)}) == 1 else []
 
     def is_row(line: str) -> bool:
+        """Tell whether a line has as many cells as others, and one that another row has too, such as its class."""
         ways = [next(csv.reader([line], delimiter=separator, quoting=how), []) for how in (0, csv.QUOTE_NONE)]
-        return columns in map(len, ways)
+        return any(
+            len(row) == len(usual) > 1 and any(cell.strip() in known for cell, known in zip(row, usual, strict=True))
+            for row in ways
+        )
 
-    for (begin, _), (end, _) in pairwise([*records, (len(lines) + 1, [])]):
+    for begin, _, end in spans:
         parts = [line for line in lines[begin - 1 : end - 1] if line.strip()]
-        if len(parts) > 1 and columns > 1 and len(parts) + columns > 4 and all(map(is_row, parts)):
+        if len(parts) > 1 and all(map(is_row, parts)):
             return begin
     return None
+
+
+def _without_marks(cell: str) -> str:
+    return cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
 
 
 def _records(text: str, separator: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
@@ -297,8 +309,10 @@ def _common_separator(files: Mapping[Path, DelimitedText]) -> str:
     if len(by_separator) == 1:
         return next(iter(by_separator))
     for path, text in files.items():
-        cells = chain.from_iterable(column.to_pylist() for column in text.table.columns if text.separator != ",")
-        if comma := next((cell for cell in cells if DECIMAL_COMMA.fullmatch(cell.strip())), None):
+        columns = text.table.columns if text.separator != "," else ()
+        cells = [[cell for one in column.to_pylist() if (cell := one.strip())] for column in columns]
+        numbers = (column for column in cells if all(map(NUMBER_WITH_COMMA.fullmatch, column)))
+        if comma := next((cell for column in numbers for cell in column if "," in cell), None):
             other = next(file for separator, file in by_separator.items() if separator != text.separator)
             raise DataError(
                 f"{path} separates cells by {text.separator!r} and {other} by {files[other].separator!r}, so that it "

@@ -17,7 +17,7 @@ from fedkeep.data.dataset import DataSet
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.readers import datasets_library
-from fedkeep.data.schema import DataOptions
+from fedkeep.data.schema import CLIENT, LABEL_NAMES, DataOptions
 from fedkeep.errors import DataError, in_one_line, require_optional
 
 STREAM_LIMIT = 1_000_000
@@ -74,7 +74,8 @@ def _is_table(data: Any) -> bool:
 def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
     library, arrow = datasets_library("Reading tables"), require_optional("pyarrow", "Reading tables", "data")
     opened: dict[str, Any] = {}
-    wanted = {options.label, options.client, options.group, options.text, *options.columns}
+    wanted = {options.label, options.client, options.group, options.text, options.split, CLIENT, *LABEL_NAMES}
+    wanted |= {*options.columns, *options.exclude}
     notes: dict[str, None] = {}
     for split, table in splits.items():
         index = getattr(getattr(table, "index", None), "names", ())  # of a data frame of pandas

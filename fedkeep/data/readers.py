@@ -206,7 +206,8 @@ def image_files(root: Path, left_out: LeftOut, client: str = "") -> tuple[list[I
     ``CLASS/*.png`` alone. What is not read is counted in ``left_out``.
     """
     folders = _subfolders(root, left_out)
-    named = {name.lower().removesuffix("ing"): path for name, path in folders.items()} | folders  # Train, testing
+    of_classes = [path for path in folders.values() if any(entry.is_dir() for entry in path.iterdir())]
+    named = {path.name.lower().removesuffix("ing"): path for path in of_classes} | folders  # Train, testing
     splits = {"train": root}
     if "train" in named:
         test = [named[name] for name in TEST_NAMES if name in named][:1]

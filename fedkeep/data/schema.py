@@ -39,7 +39,7 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation per channel."""
 _INDEX = re.compile(r"|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # what pandas and R call the numbers of rows
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,9})?")
-_LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
+LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
         image = _only("Image", images, _IMAGE_NAMES, features, where)
         return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2)
     rest = [name for name in features if name not in {label, *taken}]
-    if len(rivals := [name for name in rest if name in _LABEL_NAMES and not chosen]) and not options.label:
+    if len(rivals := [name for name in rest if name in LABEL_NAMES and not chosen]) and not options.label:
         raise DataError(
             f"{where}: {label!r} and {', '.join(map(repr, rivals))} could all be the column of the classes. Name it, "
             f"and leave the others out: data.label={label!r}, data.exclude={rivals}."
@@ -185,8 +185,8 @@ def _class_names(feature: Any) -> list[str] | None:
 def _label_column(features: Mapping[str, Any], where: str) -> str:
     declared = [name for name in features if _class_names(features[name]) is not None]
     if declared:
-        return _only("ClassLabel", declared, _LABEL_NAMES, features, where)
-    for name in _LABEL_NAMES:
+        return _only("ClassLabel", declared, LABEL_NAMES, features, where)
+    for name in LABEL_NAMES:
         if name in features:
             return name
     raise DataError(

@@ -27,7 +27,8 @@ _UNITS = "%$€£¥"
 _LIKE_A_NUMBER = re.compile(
     rf"[(+−-]?[{_UNITS}]?\s?[+−-]?(\d+[.,]?\d*|[.,]\d+|\d{{1,3}}([.,'’_\s]\d{{3}})+([.,]\d*)?)([eE][-+]?\d+)?\s?[{_UNITS})]?"
 )
-_AS_FLOAT = re.compile(r"^(-?(?:0|[1-9]\d*))\.0+$")
+_AS_FLOAT = re.compile(r"^(-?(?:0|[1-9]\d*))\.0$")
+NUMBER_WITH_COMMA = re.compile(r"[-+]?\d*([.,]\d+)?([eE][-+]?\d+)?")
 DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 _POINTS = re.compile(r"[-+]?[1-9]\d{0,2}\.\d{3}")
 _CODE, _WHOLE = re.compile(r"0\d+"), re.compile(r"[-+]?\d+(\.0*)?")
@@ -217,14 +218,21 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
     """Return a column's values as float64, with NaN for empty cells, or as names, with None; see `TableColumn`."""
     texts = [_text(value, separator) for value in values]
     if column.kind == "category":
-        return np.asarray([text if text in column.values else _whole(text) for text in texts], dtype=object)
+        # Whole numbers become floats once a cell of their column is empty: 1.0 is the 1 of training.
+        floats = [bool(column.values) or isinstance(value, float) for value in values]
+        known = {*column.values}
+        return np.asarray(
+            [_AS_FLOAT.sub(r"\1", t) if t and f and t not in known else t for t, f in zip(texts, floats, strict=True)],
+            dtype=object,
+        )
     if column.kind == "date":
         numbers = _days(texts, column.date)
     elif all(value is None or isinstance(value, bool | int | float) for value in values):
         numbers = np.asarray([np.nan if value is None else min(max(value, -1e300), 1e300) for value in values], float)
         numbers[[value is not None and value != value for value in values]] = np.nan
     else:
-        flags = {"true": 1.0, "false": 0.0}  # of a column that had no texts in training
+        flags = {"true": 1.0, "false": 0.0}  # of a column that was Boolean in training
+        flags = flags if all(text is None or text.lower() in flags for text in texts) else {}
         parsed = [
             None if text is None else flags.get(text.lower(), _to_number(text, separator or ".", column.unit))
             for text in texts
@@ -249,11 +257,6 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
             f"ids? {_leave_out(column.name)}"
         )
     return numbers
-
-
-def _whole(text: str | None) -> str | None:
-    """Return a category, with 1.0 as 1: a column of whole numbers is read like this once a cell is empty."""
-    return text and _AS_FLOAT.sub(r"\1", text)
 
 
 def _text(value: Any, separator: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -222,10 +223,11 @@ def check_label_loss(training: Training, dataset: DataSet, device: torch.device)
         )
     find_loss(training.loss, device)
     if own := OWN_LOSSES.get(training.loss):
-        labels = dataset.train["label"][:2].to(device)
+        labels = dataset.train["label"][: training.batch_size].to(device)
+        logits = torch.zeros(len(labels), dataset.num_classes, device=device, requires_grad=True)
         try:
             with seeds.temporary_seed(0):
-                own(torch.zeros(len(labels), dataset.num_classes, device=device), labels)
+                deepcopy(own)(logits, labels)  # it may count its calls
         except Exception as error:  # of the user's code
             raise ConfigError(
                 f"training.loss = {training.loss!r} raised {type(error).__name__} for {len(labels)} rows of "

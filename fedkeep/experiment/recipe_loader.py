@@ -295,7 +295,7 @@ def titled(title: str, validation: Any) -> str:
 def _methods(entry: Mapping[str, Any], number: int, expanded: bool) -> list[Method]:
     """Return the method that an entry of ``[[methods]]`` describes, or the points of its grid."""
     options = {"label": "", **entry}
-    _leave_out_gone(str(entry.get("algorithm")), options)
+    _leave_out_gone(str(entry.get("algorithm")).lower(), options)
     grid = options.pop("grid", {})
     if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
         raise ConfigError("the grid of a method is a table of lists, such as { mu = [0.1, 1.0] }.")

@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.errors import ConfigError, ValueRefused
+from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.interface import Algorithm, Server
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, find_wrong_type, from_structure
 from fedkeep.models import Weights
-from fedkeep.models.weights import check_weights, find_mismatch
+from fedkeep.models.weights import check_weights, find_mismatch, not_finite
 
 UPDATE = "update"
 """With secure aggregation, the name of a client's update in the place of its model."""
@@ -199,13 +199,11 @@ def check_reply(request: StepRequest, reply: Any, state: Any, state_type: type[A
     _check_state(state, state_type, "client.state", name)
 
 
-def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type: type[Any], before: Weights) -> None:
-    """Check what a method's round left on the server; ``before``: The server's model before the round."""
+def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type: type[Any]) -> None:
+    """Check what a method's round left on the server."""
     title = type(algorithm).__name__
     name = f"{title}.round"
     check_weights(server.model, f"server.model after {name}")
-    if before and (mismatch := find_mismatch(server.model, before)):
-        raise ConfigError(f"server.model after {name} is not of the form that it had before: {mismatch}.")
     check_weights(server.eval_model, f"server.eval_model after {name}")
     if server.eval_model and not algorithm.sets_eval_model:
         raise ConfigError(
@@ -214,6 +212,20 @@ def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type
             f"True, or assign server.model alone."
         )
     _check_state(server.state, state_type, "server.state", name)
+
+
+def check_models(server: Server[Any], before: Weights, step: str) -> None:
+    """Check that a step of a method left models that the next round can train.
+
+    ``before``: The server's model before it.
+    ``step``: What error messages call it, such as ``FedAvg.round``.
+    """
+    for name in ("model", "eval_model"):
+        model: Weights = getattr(server, name)
+        if model and before and (mismatch := find_mismatch(model, before)):
+            raise ConfigError(f"server.{name} after {step} is not of the form that the model had before: {mismatch}.")
+        if (invalid := not_finite(model)) is not None:
+            raise RunError(f"{step} left numbers that are not finite in server.{name}: in {invalid!r}.")
 
 
 def check_arguments(request: StepRequest) -> None:

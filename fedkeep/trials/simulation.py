@@ -6,13 +6,12 @@ from typing import Any
 
 from fedkeep.aggregation.mean import ema
 from fedkeep.data import Federation
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, NoState
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.pytree import changed_in_place, copy_containers, tensor_versions
-from fedkeep.models.weights import not_finite
 from fedkeep.rounds.cohort import RoundCohort
-from fedkeep.rounds.messages import check_server
+from fedkeep.rounds.messages import check_models, check_server
 from fedkeep.rounds.reply_step import ReplyStep, named, set_aside
 from fedkeep.rounds.reply_store import load
 from fedkeep.rounds.round import RoundState, TooFewClients
@@ -88,7 +87,7 @@ class Simulation(SimulationState):
             )
             try:
                 self.algorithm.round(self.server, RoundCohort(round, round.cohort))
-                check_server(self.algorithm, self.server, type(before[2]), round_start[0])
+                check_server(self.algorithm, self.server, type(before[2]))
                 round.finish()
             except TooFewClients:
                 rolled_back = True
@@ -105,9 +104,9 @@ class Simulation(SimulationState):
                     self.algorithm.end_task(self.server, RoundCohort(round, self.federation.clients))
                     round.finish()
             self.server.model, self.server.eval_model = load(self.server.model), load(self.server.eval_model)
-            if (invalid := not_finite(self.server.model)) is not None:
-                name = type(self.algorithm).__name__
-                raise RunError(f"{name}.round left numbers that are not finite in server.model: in {invalid!r}.")
+            method = type(self.algorithm)
+            ends = [f" or {method.__name__}.end_task"] * (method.end_task is not Algorithm.end_task)
+            check_models(self.server, round_start[0], f"{method.__name__}.round{''.join(ends)}")
             self.context.synchronize()
             server_work = self.context.timer.total - round.costs.client_seconds
             server_seconds = time.perf_counter() - started - round.costs.waiting_seconds - server_work

@@ -86,17 +86,22 @@ SEQUENTIAL = {  # the same with --sequential
     "a model of another type": (
         "eval_model = server.state.mean",
         "model = {name: weight.double() for name, weight in server.model.items()}",
-        "server.model after Draft.round is not of the form that it had before: 'body.full1.weight' is float64",
+        "server.model after Draft.round is not of the form that the model had before: 'body.full1.weight' is float64",
     ),
     "a model of other names": (
         "eval_model = server.state.mean",
         "model = {'x' + name: weight for name, weight in server.model.items()}",
-        "of the form that it had before: it lacks 'body.full1.weight'",
+        "of the form that the model had before: it lacks 'body.full1.weight'",
     ),
     "no numbers": (
         "eval_model = server.state.mean",
         "model = {name: weight * float('nan') for name, weight in server.model.items()}",
-        "Draft.round left numbers that are not finite in server.model: in 'body.full1.weight'.",
+        "left numbers that are not finite in server.model: in 'body.full1.weight'.",
+    ),
+    "averages of another type": (
+        "eval_model = server.state.mean",
+        "eval_model = {name: weight.double() for name, weight in server.model.items()}",
+        "server.eval_model after Draft.round is not of the form that the model had before: 'body.full1.weight' is",
     ),
     "a reply as the model": (
         "eval_model = server.state.mean",

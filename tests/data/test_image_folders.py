@@ -45,6 +45,15 @@ def test_folders_of_splits_in_other_spellings(tmp_path: Path, train: str, test: 
     assert (len(dataset.train["label"]), len(dataset.test["label"]), dataset.label_names) == (10, 4, ("a", "b"))
 
 
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    folder(tmp_path)
+    folder(tmp_path / "other")
+    (tmp_path / "other" / "a").rename(tmp_path / "Training")
+    (tmp_path / "other" / "b").rename(tmp_path / "Testing")
+    (tmp_path / "other").rmdir()
+    assert load(str(tmp_path)).label_names == ("Testing", "Training", "a", "b")
+
+
 # --- transparency --------------------------------------------------------------------------------------------------
 
 

@@ -425,6 +425,11 @@ def test_files_of_several_separators_have_no_decimal_commas(tmp_path: Path) -> N
     table(tmp_path, site(*rows), "d/clients/a.csv")
     table(tmp_path, site(*rows).replace(",", ";"), "d/clients/b.csv")
     assert load(str(tmp_path / "d")).features == ("age", "sex=f", "sex=m")
+    tags = [("age", "sex", "label"), *((str(row), ("1,2", "a,b")[row % 2], "xy"[row % 2]) for row in range(20))]
+    table(tmp_path, "".join(f'{age},"{tag}",{label}\n' for age, tag, label in tags), "d/clients/a.csv")
+    table(tmp_path, "".join(";".join(row) + "\n" for row in tags), "d/clients/b.csv")
+    assert load(str(tmp_path / "d")).features == ("age", "sex=1,2", "sex=a,b"), "tags"
+    table(tmp_path, site(*rows), "d/clients/a.csv")
     table(tmp_path, site(*rows).replace(",", ";").replace("7;", "7,5;"), "d/clients/b.csv")
     with pytest.raises(DataError, match=r"b\.csv separates cells by ';' and .*a\.csv by ',', .* '7,5' has"):
         load(str(tmp_path / "d"))

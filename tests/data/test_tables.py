@@ -487,8 +487,18 @@ def test_a_quotation_mark_swallows_no_rows(tmp_path: Path, marks: tuple[int, ...
     dataset = load(written(tmp_path, "review\tlabel", texts, name="t.tsv"), options=DataOptions(text="review"))
     assert len(both(dataset)) == 60
     assert "Quotation marks in t.tsv were kept as they are" in dataset.note
-    several = [f'{row / 3},{"yn"[row % 2]},"{"xyz"[row % 3]}\nmore, and more"' for row in range(60)]
-    assert len(both(load(written(tmp_path, "a,label,place", several)))) == 60, "a cell of two lines"
+    quoted = ['"' + text.replace("\t", '"\t"').replace('""', '"') + '"' for text in texts[:30] + texts[41:]]
+    literal = written(tmp_path, '"review"\t"label"', [*quoted, '"film was long\ty'], name="t.tsv")
+    assert load(literal, options=DataOptions(text="review")).label_names == ("n", "y")
+
+
+def test_cells_of_several_lines_are_cells(tmp_path: Path) -> None:
+    for cell in ("x\nmore, and more", "Hello, friend\nI liked it, really", "Dear John,\nthanks, bye\nYours, Ann"):
+        rows = [f'{row / 3},{"yn"[row % 2]},"{row % 3} {cell}"' for row in range(60)]
+        assert len(both(load(written(tmp_path, "a,label,place", rows)))) == 60
+        dataset = load(written(tmp_path, "text,label", [f'"{row} {cell}",{"yn"[row % 2]}' for row in range(60)]),
+                       options=DataOptions(text="text"))  # fmt: skip
+        assert len(both(dataset)) == 60
 
 
 def test_whole_numbers_among_categories_have_one_spelling(tmp_path: Path) -> None:
@@ -499,6 +509,8 @@ def test_whole_numbers_among_categories_have_one_spelling(tmp_path: Path) -> Non
     assert dataset.features == ("stage=1", "stage=2", "stage=x")
     assert dataset.test["input"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert "2 cells of 'stage' have a value that no row of training has." in dataset.note
+    codes = [f"{row / 3},{('250', '250.0', 'V10')[row % 3]},{'yn'[row % 2]}" for row in range(60)]
+    assert load(written(tmp_path, "a,code,label", codes)).features[1:] == ("code=250", "code=250.0", "code=V10")
     mixed = (
         pandas.DataFrame({"a": range(20), "label": list("yn") * 10}),
         test.assign(a=["0", "1", "1", "2"])[["a", "label"]],
@@ -526,6 +538,9 @@ def test_the_index_of_a_data_frame_is_a_column_where_it_is_named(tmp_path: Path)
     assert dataset_of(frame).features == ("a",)
     assert "Left out: the index 'patient'" in dataset_of(frame).note
     assert "in whole groups" in dataset_of(frame, DataOptions(group="patient")).note
+    assert dataset_of(frame, DataOptions(exclude=("patient",))).features == ("a",)
+    assert "client" in dataset_of(frame.rename_axis("client")).train
+    assert dataset_of(frame.set_index("label")).label_names == ("n", "y")
     assert len(both(dataset_of((frame[["a"]], frame.label)))) == 60, "as scikit-learn takes them: x, y"
 
 

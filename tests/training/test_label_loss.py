@@ -94,6 +94,18 @@ def test_a_name_is_found_in_what_the_user_named_and_nowhere_else(tmp_path) -> No
         keep_loss(3)
 
 
+class Hardest(nn.Module):
+    """The mean loss of the three hardest examples, and of its gradient."""
+
+    calls = 0
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        losses = cross_entropy(logits, labels, reduction="none").topk(3)[0]
+        (slope,) = torch.autograd.grad(losses.sum(), logits, create_graph=True)
+        return losses.mean() + slope.square().mean()
+
+
 def test_what_cannot_be_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match=r"FedLSD takes no training.loss or training.class_weights: its loss weighs"):
         load_recipe("demo", methods=["fedlsd"], settings=["training.class_weights=balanced"])
@@ -103,7 +115,10 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
         Training(loss="x.y", class_weights="balanced")
     federation = tiny.federation((5, 5))
     keep_loss(nn.CrossEntropyLoss(weight=torch.ones(2)))
-    with pytest.raises(ConfigError, match=f"raised RuntimeError for 2 rows of {tiny.CLASSES} logits: weight tensor"):
+    with pytest.raises(ConfigError, match=f"raised RuntimeError for 10 rows of {tiny.CLASSES} logits: weight tensor"):
         check_label_loss(Training(loss="given.CrossEntropyLoss"), federation.dataset, torch.device("cpu"))
+    name = keep_loss(Hardest())
+    check_label_loss(Training(loss=name), federation.dataset, torch.device("cpu"))
+    assert OWN_LOSSES[name].calls == 0, "what it counts is not touched"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="must return a scalar tensor"):
         trained(training=replace(tiny.TRAINING, loss="given.halved"), loss=lambda logits, labels: logits)
