@@ -29,7 +29,7 @@ _LIKE_A_NUMBER = re.compile(
 )
 _AS_FLOAT = re.compile(r"^(-?(?:0|[1-9]\d*))\.0$")
 NUMBER_WITH_COMMA = re.compile(r"[-+]?\d*([.,]\d+)?([eE][-+]?\d+)?")
-DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
+_DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 _POINTS = re.compile(r"[-+]?[1-9]\d{0,2}\.\d{3}")
 _CODE, _WHOLE = re.compile(r"0\d+"), re.compile(r"[-+]?\d+(\.0*)?")
 _YEAR, _YEARS = re.compile(r"\d{4}"), range(1678, 2262)  # what pandas' nanoseconds reach
@@ -270,7 +270,7 @@ def _text(value: Any, separator: str) -> str | None:
 def _to_number(text: str, separator: str, unit: str) -> float | None:
     """Return a text as a number; where commas do not separate cells they are decimal points, unless that is unclear."""
     text = text.replace(unit, "", 1).strip() if unit else text
-    if separator in (";", "\t", "|") and DECIMAL_COMMA.fullmatch(text):
+    if separator in (";", "\t", "|") and _DECIMAL_COMMA.fullmatch(text):
         if separator != ";" and _THOUSANDS.fullmatch(text):
             return None
         text = text.replace(",", ".")

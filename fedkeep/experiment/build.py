@@ -223,11 +223,15 @@ def check_label_loss(training: Training, dataset: DataSet, device: torch.device)
         )
     find_loss(training.loss, device)
     if own := OWN_LOSSES.get(training.loss):
+        try:
+            own = deepcopy(own)  # it may count its calls
+        except (TypeError, RuntimeError):  # it holds what cannot be copied, such as a lock, and is not tried
+            return
         labels = dataset.train["label"][: training.batch_size].to(device)
         logits = torch.zeros(len(labels), dataset.num_classes, device=device, requires_grad=True)
         try:
             with seeds.temporary_seed(0):
-                deepcopy(own)(logits, labels)  # it may count its calls
+                own(logits, labels)
         except Exception as error:  # of the user's code
             raise ConfigError(
                 f"training.loss = {training.loss!r} raised {type(error).__name__} for {len(labels)} rows of "

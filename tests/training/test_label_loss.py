@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -120,5 +121,8 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
     name = keep_loss(Hardest())
     check_label_loss(Training(loss=name), federation.dataset, torch.device("cpu"))
     assert OWN_LOSSES[name].calls == 0, "what it counts is not touched"  # type: ignore[attr-defined]
+    locked = Hardest()
+    locked.lock = threading.Lock()
+    check_label_loss(Training(loss=keep_loss(locked)), federation.dataset, torch.device("cpu"))
     with pytest.raises(ConfigError, match="must return a scalar tensor"):
         trained(training=replace(tiny.TRAINING, loss="given.halved"), loss=lambda logits, labels: logits)
