@@ -16,9 +16,9 @@ from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, collect, did_you_mean, in_one_line, nearest, refuse
 from fedkeep.experiment.recipe import INITIAL_MODEL, SECTIONS, Method, Recipe, default_label, rows_named, with_own_model
-from fedkeep.interface import algorithms, get_algorithm
+from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.models import Architecture, architectures
-from fedkeep.options import Options, as_table, build, options_of, plain
+from fedkeep.options import Options, as_table, build, check_values, options_of, plain
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"
 """The folder of the recipes that come with the package."""
@@ -299,7 +299,11 @@ def _methods(entry: Mapping[str, Any], number: int, expanded: bool) -> list[Meth
     grid = options.pop("grid", {})
     if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
         raise ConfigError("the grid of a method is a table of lists, such as { mu = [0.1, 1.0] }.")
-    method = build(Method, options, f"[[methods]] {number}", ["grid"])
+    problems = list[str]()
+    if isinstance(training := options.get("training"), Mapping):
+        with collect(problems):  # told together with the method's own options
+            check_values(Training, training, f"training of {_names(options)[0] or options.get('algorithm')}")
+    method = build(Method, options, f"[[methods]] {number}", ["grid"], problems)
     return expand(method, grid) if grid and expanded else [method]
 
 

@@ -445,6 +445,7 @@ def test_wrong_options_of_all_sections_are_told_at_once(load: Any) -> None:
         "partition.nme=1": "there is no option 'nme'",
         "fedseq.nope=1": "there is no option 'nope'",
         "fedavg.training.lr=-2": "[[methods]] 1: training of FedAvg: Training.lr must be at least 0.0, not -2",
+        "fedavg.wrong=1": "there is no option 'wrong'",
         "nosuch.lr=1": "--set nosuch.lr: unknown section",
         "rounds": "cannot read --set 'rounds'",
     }
