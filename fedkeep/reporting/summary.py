@@ -29,6 +29,12 @@ from fedkeep.training.pooled import PooledTraining
 
 NO_EFFECT = [f"recipe.run.{n}" for n in ("evaluate_local_models", "evaluation_models", "evaluation_window", "metric")]
 
+DEFAULTS = {
+    name: as_table(options())
+    for name, options in {**OPTIONS, "data": DataOptions, "pretraining": PooledTraining}.items()
+}
+"""The options of each section at their defaults."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -255,13 +261,13 @@ def input_digests(run: Run, trial: TrialResult) -> dict[str, str]:
 def _section(name: str, written: Any) -> Any:
     """Return a section of a recipe; what its version did not have yet is at its default, which changes nothing."""
     if name == "data" and isinstance(written, Mapping):  # its name may be a path: the trial has the data set's own
-        return {"validation": 0.0} | as_table(DataOptions()) | {k: v for k, v in written.items() if k != "name"}
+        return {"validation": 0.0} | DEFAULTS["data"] | {k: v for k, v in written.items() if k != "name"}
     if name == "model" and isinstance(written, Mapping):
-        pretraining = as_table(PooledTraining()) | dict(written.get("pretraining", {}))
+        pretraining = DEFAULTS["pretraining"] | dict(written.get("pretraining", {}))
         return {k: v for k, v in written.items() if k != "weights"} | {"pretraining": pretraining}
     if name not in OPTIONS or not isinstance(written, Mapping):
         return written
-    section = as_table(OPTIONS[name]()) | {k: v for k, v in written.items() if GONE.get((name, k)) != v}
+    section = DEFAULTS[name] | {k: v for k, v in written.items() if GONE.get((name, k)) != v}
     # The options of a check that is off do nothing, and their defaults have changed.
     off = ("loss_examples", "loss_slack", "logit_deviations", "rerun_distance")
     return {key: value for key, value in section.items() if section.get("loss_check") != "off" or key not in off}
