@@ -19,7 +19,7 @@ def derive(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: st
 
     ``purpose``: What the random numbers are for, such as ``"partition"``, ``"cohort"`` or ``"batches"``.
     ``task``, ``round``: Where in the run they are used, both counted from 1; 0 where it does not apply.
-    ``client``: The client's name in the recipe; empty for the server.
+    ``client``: The client's id; empty for the server.
     ``use``: Number of earlier uses for the same purpose within the round.
     """
     # With length prefixes, different arguments never give the same text.

@@ -68,7 +68,8 @@ class RemoteClient(ABC):
     Attributes
     ----------
     id : str
-        The client's name in the recipe.
+        In a simulation the client's number as text, from ``"0"`` on, whatever the data call it; at real sites the
+        site's name.
     """
 
     id: str
