@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -71,12 +72,27 @@ class Options:
     """Base class of everything that is configured by fields; checks their types and ranges on construction."""
 
     def __post_init__(self) -> None:
+        refuse(undeclared(type(self)))
         for name, value in _all_checked({name: getattr(self, name) for name in options_of(type(self))}, type(self)):
             object.__setattr__(self, name, value)
         self.check()
 
     def check(self) -> None:
         """Check combinations of options; override it where options can contradict each other."""
+
+
+NO_OPTION: Mapping[str, Any] = MappingProxyType({"option": False})
+"""The metadata of a field of `Options` that tables shall not hold."""
+
+
+def undeclared(cls: type[Options]) -> list[str]:
+    """Return what is wrong with fields that are no options, so that recipes and records would lose them."""
+    return [
+        f"{cls.__qualname__}.{field.name} is no option, so that recipes, records and a resumed run would lose it. "
+        f'Write: {field.name}: float = option(0.1, "what it is"), with its own type and default.'
+        for field in dataclasses.fields(cls)
+        if field.init and not field.metadata
+    ]
 
 
 def named_subclasses(base: type[T], name_of: Callable[[type[T]], str | None], advice: str) -> dict[str, type[T]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Any, Literal
 
 import pytest
@@ -10,7 +10,7 @@ import tiny
 
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import Algorithm, Training, algorithms
-from fedkeep.options import Options, as_table, build, describe_type, option, options_of
+from fedkeep.options import NO_OPTION, Options, as_table, build, describe_type, option, options_of
 from fedkeep.rounds.run_settings import RunSettings
 
 
@@ -23,7 +23,7 @@ class Sample(Options):
     kind: Literal["big", "small"] = option("big", "which")
     sizes: tuple[int, ...] = option((1, 2), "each", low=1)
     limit: float | None = option(None, "at most", low=0.0)
-    hidden: int = 7  # no option: the recipe does not see it
+    hidden: int = field(default=7, metadata=NO_OPTION)  # the recipe does not see it
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,15 @@ class Picky(Sample):
     def check(self) -> None:
         if self.extra > self.count:
             raise ConfigError("Picky.extra exceeds Picky.count.")
+
+
+def test_a_field_that_is_no_option_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Forgetful(Sample):
+        rate: float = 0.3
+
+    with pytest.raises(ConfigError, match=r"Forgetful\.rate is no option.*Write: rate: float = option\("):
+        Forgetful(rate=0.5)
 
 
 @pytest.mark.parametrize(

@@ -145,8 +145,8 @@ def _verdict(new: Row, others: Sequence[Row], metric: Metric) -> str:
     unknown = len(found) - len(known) - reasons.total()
     within = " (within one seed; says nothing of other seeds)" * any(one.blocks for one in known)
     return (
-        f"{new.label} is above {above} and below {below} of {len(others)} methods by an interval that leaves out 0"
-        f"{within}; from {len(known) - above - below} it is not separated"
+        f"{new.label} beside {len(others)} {'method' if len(others) == 1 else 'methods'}: better than {above}, "
+        f"worse than {below}, not separated from {len(known) - above - below}{within}"
         + "".join(f", {count} {'is' if count == 1 else 'are'} {reason}" for reason, count in reasons.items())
         + (f", and for {unknown} there is no interval: run more of their seeds." if unknown else ".")
     )

@@ -118,7 +118,7 @@ def _without_links(file: str) -> Path:
     return Path(file).resolve()
 
 
-def _file_of(module: ModuleType) -> Path | None:
+def _file_of(module: ModuleType | None) -> Path | None:
     file = getattr(module, "__file__", None)
     return _without_links(os.path.abspath(str(file))) if file else None
 
@@ -191,21 +191,36 @@ def _check_methods(module: ModuleType) -> None:
 def _import_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"--use {path}: there is no such file.")
-    name = f"{_PREFIX}{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
+    name, file = f"{_PREFIX}{path.stem}", path.resolve()
+    if _file_of(sys.modules.get(name)) == file:
         return
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--use {path}: this is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # it may import what stands beside it; behind all that is installed
+    alias = path.stem if path.stem.isidentifier() and path.stem != "__main__" and _is_found(path.stem, file) else name
+    module = sys.modules.get(alias)  # another file has imported it
+    if _file_of(module) != file or module is None:
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"--use {path}: this is not a Python file.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = sys.modules[alias] = module
+        try:
+            spec.loader.exec_module(module)
+            _check_methods(module)
+        except BaseException as error:
+            for each in {name, alias}:
+                del sys.modules[each]  # otherwise a second import would seem to succeed
+            if isinstance(error, ModuleNotFoundError):
+                missing = f"--use {path}: it imports {error.name!r}, which is not beside it nor installed."
+                raise ConfigError(missing) from error
+            raise
     sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-        _check_methods(module)
-    except BaseException:
-        del sys.modules[name]  # otherwise a second import would seem to succeed
-        raise
+
+
+def _is_found(name: str, file: Path) -> bool:
+    """Tell whether an import of a name would find a file."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin == str(file)
 
 
 def instances_of(base: type[T], names: Iterable[str]) -> list[T]:

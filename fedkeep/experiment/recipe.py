@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture, get_architecture
 from fedkeep.models.custom import from_path
 from fedkeep.models.pretrained import Pretrained
-from fedkeep.options import Options, as_table, build, build_kind, check_values, option, options_of
+from fedkeep.options import NO_OPTION, Options, as_table, build, build_kind, check_values, option, options_of
 from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
@@ -179,7 +179,7 @@ class Recipe(Options):
     ``name``: The name or path under which it was loaded.
     """
 
-    name: str
+    name: str = field(metadata=NO_OPTION)
     title: str = option("", "one line that describes it", at="title")
     seeds: tuple[int, ...] = option((0,), "each method is run once with each seed", low=0, at="seeds")
     log: tuple[str, ...] = option((), "where metrics are logged too: tensorboard, wandb", at="log", brief=True)

@@ -187,8 +187,9 @@ class Algorithm(Options, ABC, Generic[S, C]):
 
         If True, secure aggregation may replace every client's model by their mean: weighted by `Fit.num_examples`, or
         the plain mean if the method has an option ``aggregation`` with the value ``"uniform"``; `Fit.loss` and
-        `Fit.num_steps` are 0. Secure aggregation refuses a method with False. Sequences, and methods whose clients send
-        more than a `Fit`, are refused anyway.
+        `Fit.num_steps` are 0. Secure aggregation refuses a method with False, and one of your own that says nothing in
+        the class that defines `round`, or in one derived from it. Sequences, and methods whose clients send more than a
+        `Fit`, are refused anyway.
 
         If True, models whose mean is asked for before anybody looks at the replies are added up where they are trained;
         whoever looks at one later lets its client train once more.

@@ -30,6 +30,7 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
 from fedkeep.models.weights import dtype_name, tensor_hash
+from fedkeep.options import NO_OPTION
 
 Factory: TypeAlias = Callable[[Shape, int], nn.Module]
 FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -49,9 +50,9 @@ class Custom(Architecture):
     ``origin``: The function or class that was given; the network, if one was given.
     """
 
-    name: str  # type: ignore[misc]  # of the instance, not of the class
-    factory: Factory = field(repr=False, compare=False)
-    origin: Any = field(repr=False)
+    name: str = field(metadata=NO_OPTION)  # type: ignore[misc]  # of the instance, not of the class
+    factory: Factory = field(repr=False, compare=False, metadata=NO_OPTION)
+    origin: Any = field(repr=False, metadata=NO_OPTION)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Build the network, and try it with a batch of blank images.

@@ -69,6 +69,12 @@ def reason_against_sums(state: SimulationState) -> str:
             f"{refused}{algorithm.name()}'s server needs more of each client than its share of a mean: its model, its "
             "number of steps or its loss. Only methods that average models can be summed."
         )
+    if not _says_what_it_reads(type(algorithm)):
+        return (
+            f"{refused}a sum shows clients' models only in their mean, and {algorithm.name()} does not say whether its "
+            "`round` reads single ones. Write only_averages = True in its class if it does not, or else False; "
+            "fedkeep.testing.check_algorithm then compares."
+        )
     needing = {
         f"defense.loss_check={defense.loss_check} measures": defense.loss_check != "off",
         f"defense.robust_aggregation={defense.robust_aggregation} compares": defense.robust_aggregation != "mean",
@@ -82,6 +88,16 @@ def reason_against_sums(state: SimulationState) -> str:
     if state.own_contexts:
         return f"{refused}clients have networks of their own ([[client_models]]), which cannot be summed."
     return ""
+
+
+def _says_what_it_reads(method: type[Algorithm[Any, Any]]) -> bool:
+    """Tell whether `only_averages` is of the class that defines `round`, or of one derived from it, or of FedKeep."""
+    for cls in method.__mro__:
+        if "only_averages" in vars(cls):
+            return True
+        if "round" in vars(cls):
+            return cls.__module__.startswith("fedkeep.")
+    return False
 
 
 def reason_against_central_noise(algorithm: Algorithm[Any, Any], defense: Defense) -> str:

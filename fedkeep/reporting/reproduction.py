@@ -20,7 +20,15 @@ from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, place_in, table_of
 from fedkeep.reporting.metric import Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, open_run, read_run, runs_in
-from fedkeep.reporting.summary import EXPLANATION, Difference, Row, Spread, difference, show_difference, summary
+from fedkeep.reporting.summary import (
+    EXPLANATION,
+    Difference,
+    Row,
+    Spread,
+    difference_or_reason,
+    show_difference,
+    summary,
+)
 from fedkeep.reporting.table import NOTHING, TextTable, frozen, show
 from fedkeep.reporting.trial import without_average
 
@@ -278,19 +286,21 @@ class ColumnResult:
         base = self.reference
         if base is None or base.row is None or line.row is None or not line.row.finished or line.row is base.row:
             return None
-        return difference(line.row, base.row, self.deciding)
+        return difference_or_reason(line.row, base.row, self.deciding)
 
     @cached_property
     def agreement(self) -> tuple[int, int, int, int]:
         """Return how many pairs of methods come in the paper's order, of how many; and the same of clear pairs.
 
         By accuracy, or by forgetting where the paper prints only that, on the seeds that both have; without methods
-        of whose window a round was rolled back. A pair is clear if the paper prints standard deviations and separates
-        it by more than twice the larger of them.
+        that have not learned, or of whose window a round was rolled back. A pair is clear if the paper prints standard
+        deviations and separates it by more than twice the larger of them.
         """
         name = "accuracy" if "accuracy" in self.paper else "forgetting"
         metric = self.measured[name == "forgetting"]
-        done = [(line.label, line.row) for line in self.lines if line.row and line.row.finished and not line.row.broken]
+        done = [
+            (line.label, line.row) for line in self.lines if line.row and line.row.finished and not line.row.trouble
+        ]
         papers = [(spread_of(self.paper.get(name, {}), label), row) for label, row in done]
         known = [(paper, row) for paper, row in papers if paper is not None]
         same = pairs = clear_same = clear = 0
@@ -312,10 +322,10 @@ class ColumnResult:
             return "No accuracy or forgetting is printed for it."
         same, pairs, clear_same, clear = self.agreement
         done = [line for line in self.lines if line.paper and line.row and line.row.finished]
-        broken = [line.label for line in done if line.row and line.row.broken]
-        without = f", without {' and '.join(broken)}, in whose window rounds were rolled back" if broken else ""
+        left_out = [f"{line.label} ({line.row.trouble})" for line in done if line.row and line.row.trouble]
+        without = f", without {' and '.join(left_out)}" if left_out else ""
         if not pairs:
-            return "There are no two finished methods to compare the order of."
+            return f"There are no two finished methods to compare the order of{without}."
         if same == pairs:
             order = f"methods is the paper's, in all {pairs} pairs" if pairs > 1 else "two methods is the paper's"
             return f"The order of the {order}{without}."
@@ -349,7 +359,13 @@ class ColumnResult:
         command = ["fedkeep", "reproduce", recipe.parent.as_posix(), "--columns", self.name]
         command += ["--rounds", f"{rounds / full:g}"] if self.share else []
         command += ["--seeds", ",".join(map(str, sorted({trial.seed for trial in trials})))]
-        command += [word for pair in pairwise(given) if pair[0] == "--set" for word in pair]
+        if any(word.partition("=")[0] == "--methods" for word in given):
+            listed = self.run.settings.get("methods", [])
+            grids = {method["label"]: method["grid_of"] for method in listed if method.get("grid_of")}
+            command += ["--methods", ",".join(dict.fromkeys(grids.get(t.method, t.method) for t in trials))]
+        for option in ("--grid", "--use", "--set"):
+            pairs = pairwise([part for word in given for part in re.split(f"^({option})=", word) if part])
+            command += [word for pair in pairs if pair[0] == option for word in pair]
         command += ["--device", "cuda"] if str(info.get("device", "")).startswith("cuda") else []
         git = f" ({info['git']})" if info.get("git") else ""
         first = [f"FedKeep {info.get('fedkeep')}{git}"]  # early trials do not tell

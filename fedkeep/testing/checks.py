@@ -3,10 +3,10 @@
 import functools
 import gc
 import tempfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from fedkeep._utils.seeds import temporary_seed
 from fedkeep._utils.type_hints import annotations_of
+from fedkeep.aggregation.mean import aggregate
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.models import Network
 from fedkeep.models.heads import BIAS, WEIGHT
+from fedkeep.privacy.privacy_checks import reason_against_sums
 from fedkeep.rounds.messages import StepRequest
+from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
 from fedkeep.testing import runs
 from fedkeep.testing.runs import AnyAlgorithm
 from fedkeep.training.party import LocalParty
@@ -101,6 +104,34 @@ def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> No
         strangers = {one["client"] for one in each} - set(record["cohort"])
         runs.expect_equal(strangers, set(), "only models of the cohort should be evaluated")
     runs.expect(any(evaluated), "some client's model should come back as a Fit, or be its `own_model`")
+
+
+def check_only_averages(algorithm: AnyAlgorithm) -> None:
+    """Check that a method learns the same where it sees the mean of clients' models alone, as secure sums show it."""
+    summed = runs.simulation(algorithm, training=runs.SHORT)
+    if reason_against_sums(summed):
+        return
+    summed.take_steps([_MeanAlone()])
+    runs.run_rounds(summed)
+    for name, tensor in runs.undisturbed(algorithm, training=runs.SHORT).model.items():
+        runs.expect(
+            torch.allclose(summed.server.model[name], tensor, rtol=1e-3, atol=1e-5),
+            f"{name} should be the same if each reply's model is the mean of all, and losses and steps are 0. Write "
+            "only_averages = False in the class if `round` reads single models, losses or numbers of steps",
+        )
+
+
+class _MeanAlone(ReplyStep):
+    """Does as `SecureSum` does, but for rounding."""
+
+    def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:
+        fits = {client: reply.value for client, reply in replies.items() if isinstance(reply.value, Fit)}
+        if fits:
+            uniform = getattr(round.state.algorithm, "aggregation", "num_examples") == "uniform"
+            mean = aggregate(fits, "uniform" if uniform else "num_examples")
+            for client, fit in fits.items():
+                replies[client].value = replace(fit, model=mean, num_steps=0, loss=0.0)
+        return replies
 
 
 def check_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
@@ -198,28 +229,46 @@ def check_lost_clients(algorithm: AnyAlgorithm) -> None:
 
 
 def check_bad_replies(algorithm: AnyAlgorithm) -> None:
-    """Check that replies of broken tensors are refused, and the round goes on."""
-    steps = client_steps(type(algorithm))
-    dataclasses = {name for name, step in steps.items() if is_dataclass(annotations_of(step)["return"])}
-    carriers = runs.replies_with(algorithm, Fit) or dataclasses or set(steps)
-    faults = {"4": lambda tensor: torch.full_like(tensor, float("nan")), "3": lambda tensor: torch.cat([tensor] * 2)}
-    simulation = runs.simulation(algorithm, cohort_size=6, rounds=3, training=runs.SHORT)
+    """Check that replies of broken tensors are refused, and the round goes on.
+
+    In round 2 models are broken, and in each round from 4 on another part of one reply.
+    """
+    steps = {name: annotations_of(step)["return"] for name, step in client_steps(type(algorithm)).items()}
+    carriers = runs.replies_with(algorithm, Fit) or {name for name in steps if is_dataclass(steps[name])} or set(steps)
+    faults = {"4": lambda tensor: torch.full_like(tensor, float("nan")), "3": _doubled}
+    parts = [(step, part) for step, reply in steps.items() for part in _parts_beside_models(reply)]
+    broken = defaultdict[int, set[str]](set)
+    simulation = runs.simulation(algorithm, cohort_size=6, rounds=3 + len(parts), training=runs.SHORT)
 
     def wrap(request: StepRequest) -> Callable[..., Any]:
         @functools.wraps(request.step)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return _broken(request.step(*args, **kwargs), faults[request.client])
+            reply = request.step(*args, **kwargs)
+            changed = _broken(reply, faults[client]) if number == 2 else _broken_part(reply, parts[number - 4][1])
+            broken[number] |= set() if changed is reply else {client}
+            return changed
 
-        is_broken = simulation.finished == 1 and request.client in faults and request.step.__name__ in carriers
-        return wrapped if is_broken else request.step
+        number, client, name = simulation.finished + 1, request.client, request.step.__name__
+        if number == 2:
+            return wrapped if client in faults and name in carriers else request.step
+        return wrapped if number > 3 and client == str(number % 6) and name == parts[number - 4][0] else request.step
 
     runs.wrap_steps(simulation, wrap)
-    records = runs.run_rounds(simulation)
-    for record, wanted in zip(records, [set(), set(faults), set()], strict=True):
-        why = f"in round {record['round']} exactly the broken replies should be refused; see `validate_reply`"
-        runs.expect_equal(set(record["lost"]), wanted, why)
-    runs.expect(not records[1]["rolled_back"], "a round should go on without those whose reply was refused")
+    for number, record in enumerate(runs.run_rounds(simulation), start=1):
+        what = f"{parts[number - 4][1]!r} of a reply of {parts[number - 4][0]!r}" if number > 3 else "models"
+        why = f"in round {number} exactly the replies with broken {what} should be refused; see `validate_reply`"
+        runs.expect_equal(set(record["lost"]), set(faults) if number == 2 else broken[number], why)
+        runs.expect(not record["rolled_back"], "a round should go on without those whose reply was refused")
     runs.expect_finite(simulation.server.model)
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor] * 2) if tensor.dim() else tensor.repeat(2)
+
+
+def _parts_beside_models(reply: Any) -> list[str]:
+    """Return the fields of a type of replies but the model; none of one that is no dataclass."""
+    return [field.name for field in fields(reply) if field.name != "model"] if is_dataclass(reply) else []
 
 
 def _broken(reply: Any, fault: Callable[[Tensor], Tensor]) -> Any:
@@ -229,6 +278,13 @@ def _broken(reply: Any, fault: Callable[[Tensor], Tensor]) -> Any:
         return replace(reply, model={**reply.model, name: fault(tensor)})
     tensors = [tensor for tensor, _ in tree_tensors(reply)]
     return replace_tensors(reply, [fault(tensors[0]), *tensors[1:]]) if tensors else reply
+
+
+def _broken_part(reply: Any, part: str) -> Any:
+    """Return a reply with another shape of a part's first tensor; the reply itself if the part has no tensor."""
+    value = getattr(reply, part)
+    tensors = [tensor for tensor, _ in tree_tensors(value)]
+    return replace(reply, **{part: replace_tensors(value, [_doubled(tensors[0]), *tensors[1:]])}) if tensors else reply
 
 
 def check_too_few_clients(algorithm: AnyAlgorithm) -> None:

@@ -264,7 +264,7 @@ def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] 
         return {}
     return {
         client: "weights that have nothing of those that it was sent: their cosine similarity is "
-        f"{update.similarity:.2f} in one tensor, and {usual:.2f} is usual"
+        f"{update.similarity:.2f} in one tensor, and {usual:.2f} is usual. A learning rate that is too high does so too"
         for client, update in updates.items()
         if update.similarity < LEAST_SIMILARITY
     }

@@ -105,10 +105,24 @@ def test_without_the_file_the_error_says_how(tmp_path: Path, capsys: pytest.Capt
     assert "Traceback" not in output
 
 
+def test_a_file_may_import_what_stands_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "beside_it.py").write_text(METHOD.replace("OneFile", "Beside"))
+    heir = tmp_path / "heir_of_it.py"
+    heir.write_text("from beside_it import Beside\n\nclass Heir(Beside):\n    title = 'Heir'\n")
+    words = ["run", tiny.write_recipe(tmp_path), "--methods", "heir", "--rounds", "1", "--workers", "1"]
+    for number, used in enumerate(([heir], [tmp_path / "beside_it.py", heir])):
+        out = ["--out", str(tmp_path / str(number))]
+        assert main([*words, *out, *(f"--use={path}" for path in used)]) == 0, capsys.readouterr().err
+    lacking = tmp_path / "lacking.py"
+    lacking.write_text("import not_beside_it\n")
+    assert main([*words, "--use", str(lacking)]) == 1
+    assert "it imports 'not_beside_it', which is not beside it nor installed." in capsys.readouterr().err
+
+
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
     from fedkeep.experiment.plugins import import_user_code
 
-    (tmp_path / "broken_file.py").write_text("import nothing_that_exists\n")
+    (tmp_path / "broken_file.py").write_text("import math\n\nmath.nothing_that_exists\n")
     for _ in range(2):  # a failed import is not remembered as a success
-        with pytest.raises(ModuleNotFoundError, match="nothing_that_exists"):
+        with pytest.raises(AttributeError, match="nothing_that_exists"):
             import_user_code([str(tmp_path / "broken_file.py")])

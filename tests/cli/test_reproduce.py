@@ -154,13 +154,19 @@ def test_a_share_of_the_rounds_has_a_folder_of_its_own(table: str, tmp_path: Pat
 
 
 def test_the_command_under_a_table_repeats_it(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its seeds are those of all calls, not of the last one."""
-    words = ["--columns", "first", "--methods", "fedseq", "--rounds", "0.5", "--set", "run.ema_decay=0.5"]
+    """Its seeds are those of all calls, not of the last one; its methods those of the table, a file's among them."""
+    own = tmp_path / "own_seq.py"
+    own.write_text(
+        "from dataclasses import dataclass\nfrom fedkeep.algorithms.sequential.fedseq import FedSeq\n"
+        "@dataclass(frozen=True)\nclass OwnSeq(FedSeq):\n    title = 'OwnSeq'\n"
+    )
+    words = ["--columns", "first", "--methods", "fedseq,ownseq,prox", f"--use={own}", "--rounds", "0.5"]
+    words += ["--set", "run.ema_decay=0.5"]
     monkeypatch.setattr(sys, "argv", ["fedkeep", "reproduce", table, *words, "--seeds", "1"])
     assert run(table, tmp_path / "one", *words, "--seeds", "1") == run(table, tmp_path / "one", *words) == 0
     written = (tmp_path / "one" / "toy-rounds-0.5" / "table.md").read_text()
     (command,) = re.findall(r"Run with `fedkeep (.*)` by FedKeep ", written)
-    again = [*shlex.split(command), "--methods", "fedseq", "--out", str(tmp_path / "two"), "--quiet", "--workers", "1"]
+    again = [*shlex.split(command), "--out", str(tmp_path / "two"), "--quiet", "--workers", "1"]
     assert main(again) == 0
     assert (tmp_path / "two" / "toy-rounds-0.5" / "table.md").read_text() == written
 

@@ -47,6 +47,11 @@ PARALLEL = {  # what is written wrong in the method of `fedkeep new-method Draft
     "an annotation without content": ("Weights) -> Fit", "Weights) -> dict", "annotation of its result contains dict,"),
     "no step": ("    @on_client\n", "", "asks nothing of clients: mark what clients do with @on_client"),
     "no dataclass": ("@dataclass(frozen=True)\n", "", "Draft has options and is no dataclass: write @dataclass("),
+    "a field that is no option": (
+        'inertia: float = option(0.0, "weight of the former model in the new one", low=0.0, high=0.99)',
+        "inertia: float = 0.0",
+        "Draft.inertia is no option, so that recipes, records and a resumed run would lose it. Write: inertia: float",
+    ),
     "an __init__ of its own": (AS_WRITTEN, WITH_INIT, " has an __init__ of its own. Write its options as fields, such"),
     "a state that is not named": (
         "replies = ",

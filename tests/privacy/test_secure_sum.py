@@ -45,6 +45,8 @@ def test_encoded_messages_and_models_on_disk_change_nothing(monkeypatch: pytest.
 
 
 class Watching(FedAvg):
+    only_averages = True
+
     def round(self, server: Server, cohort: Cohort) -> None:
         replies = cohort.ask(self.train, server.model)
         first, *others = replies.values()
@@ -122,6 +124,8 @@ def test_clients_without_examples_hide_nobody(aggregation: Any) -> None:
 
 
 class AskingOne(FedAvg):
+    only_averages = True
+
     def round(self, server: Server, cohort: Cohort) -> None:
         for client in cohort:
             client.ask(self.train, server.model)

@@ -12,10 +12,11 @@ from torch import Tensor
 from fedkeep.aggregation import weighted_mean
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.options import option
-from fedkeep.testing import CHECKS, check_algorithm, checks_for
+from fedkeep.testing import CHECKS, check_algorithm, checks_for, runs
 
 KEPT: list[Any] = []
 """What a method must not keep: anything outside a state."""
@@ -165,6 +166,60 @@ def test_a_broken_promise_fails_its_check(broken: str, name: str) -> None:
 def test_a_reply_that_nobody_checks_fails() -> None:
     with pytest.raises(AssertionError, match="validate_reply"):
         dict(checks_for(Promises(broken="unchecked_reply")))["bad_replies"]()
+
+
+@dataclass(frozen=True)
+class TakesTheFirst(Algorithm):
+    def round(self, server: Server, cohort: Cohort) -> None:
+        server.model = next(iter(cohort.ask(self.train, server.model).values())).model
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Fit:
+        return client.fit(model, CrossEntropy())
+
+
+class SaysThatItAverages(TakesTheFirst):
+    only_averages = True
+
+
+def test_a_method_that_reads_single_models_is_told_apart_from_one_that_averages() -> None:
+    with pytest.raises(AssertionError, match=r"Write only_averages = False in the class"):
+        dict(checks_for(SaysThatItAverages))["only_averages"]()
+
+
+def test_secure_sums_need_a_method_that_says_what_it_reads() -> None:
+    secure = Privacy(secure_aggregation=True)
+    with pytest.raises(ConfigError, match="Write only_averages = True in its class if it does not, or else False"):
+        runs.simulation(TakesTheFirst(), privacy=secure)
+    assert runs.simulation(SaysThatItAverages(), privacy=secure).run_round().record["lost"] == {}
+
+
+@dataclass(frozen=True, eq=False)
+class FitAndSums(Fit):
+    sums: Tensor
+
+
+@dataclass(frozen=True)
+class AddsUp(Algorithm[Total]):
+    def round(self, server: Server[Total], cohort: Cohort) -> None:
+        replies = cohort.ask(self.train, server.model)
+        server.state.total = sum(reply.sums for reply in replies.values()) + server.state.total
+        server.model = weighted_mean(replies)
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> FitAndSums:
+        return FitAndSums(**vars(client.fit(model, CrossEntropy())), sums=torch.ones(3))
+
+
+class AddsUpWhatFits(AddsUp):
+    def validate_reply(self, server: Server[Total], reply: Any, examples: int) -> str | None:
+        return None if reply.sums.shape == (3,) else "sums of another shape"
+
+
+def test_what_a_reply_holds_beside_its_model_is_to_be_checked_too() -> None:
+    with pytest.raises((AssertionError, RuntimeError)):
+        dict(checks_for(AddsUp))["bad_replies"]()
+    dict(checks_for(AddsUpWhatFits))["bad_replies"]()
 
 
 def test_the_error_says_which_check_it_was_and_checks_can_be_skipped() -> None:

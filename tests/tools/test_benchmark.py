@@ -69,8 +69,10 @@ def test_a_new_method_is_compared_with_the_records(
     printed = " ".join(capsys.readouterr().out.split())
     assert "Another average in the setting of" in printed
     assert "FedAvg +0.00 [+0.00, +0.00], not" in printed, "it is FedAvg, on the same seeds and partition"
-    assert "Another average, moving average is above 0 and below 0 of 2 methods" in printed, "averages with averages"
-    assert "Another average is above 0 and below 0 of 2 methods" in printed
+    assert "Another average, moving average beside 2 methods: better than 0, worse than 0," in printed, (
+        "averages with averages"
+    )
+    assert "Another average beside 2 methods: better than 0, worse than 0," in printed
     run = read_run(out)
     assert run.labels == ("Another average", "Another average, moving average")
     assert {trial.seed for trial in run.trials} == {0, 1}
@@ -84,7 +86,7 @@ def test_a_method_that_the_records_have_is_called_new(
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("benchmark-run-"), "no name that must be quoted"
     assert read_run(folder).labels[0] == "FedSeq (new)"
-    assert "FedSeq (new) is above" in " ".join(capsys.readouterr().out.split())
+    assert "FedSeq (new) beside " in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_has_not_learned_is_compared_with_nothing(
@@ -114,18 +116,17 @@ def test_the_verdict_says_what_it_rests_on(records: Path) -> None:
     by_label = {t.label: t for t in read_run(records).trials if t.seed == 0}
     fedavg, fedseq = by_label["FedAvg"], by_label["FedSeq"]
     text = printed_gains([made_up(fedavg, 20), made_up(fedseq, 25)])
-    assert "FedSeq is above 1 and below 0 of 1 methods by an interval that leaves out 0 (within one seed; says " in text
-    assert "nothing of other seeds); from 0 it is not separated." in text
+    assert "FedSeq beside 1 method: better than 1, worse than 0, not separated from 0 (within one seed; says " in text
     text = printed_gains([made_up(fedavg, 20, rounds=20), made_up(fedseq, 25)])
     assert "FedAvg not comparable: windows differ" in text
-    assert "from 0 it is not separated, 1 is not comparable: windows differ." in text
+    assert "not separated from 0, 1 is not comparable: windows differ." in text
     assert "run more" not in text
 
 
 def test_a_rival_whose_window_was_rolled_back_is_no_rival(records: Path) -> None:
     by_label = {t.label: t for t in read_run(records).trials if t.seed == 0}
     fedavg, fedseq = by_label["FedAvg"], by_label["FedSeq"]
-    assert "below 0 of 0 methods" in printed_gains([made_up(fedavg, 20, rolled_back=True), made_up(fedseq, 25)])
+    assert "beside 0 methods" in printed_gains([made_up(fedavg, 20, rolled_back=True), made_up(fedseq, 25)])
     text = printed_gains([made_up(fedavg, 20), made_up(fedseq, 25, rolled_back=True)])
     assert "FedSeq had rounds of its window rolled back, so that it is compared with no other." in text
     early = made_up(fedavg, 20)
