@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass, field
+import dataclasses
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, Literal
 
 import pytest
@@ -23,7 +24,7 @@ class Sample(Options):
     kind: Literal["big", "small"] = option("big", "which")
     sizes: tuple[int, ...] = option((1, 2), "each", low=1)
     limit: float | None = option(None, "at most", low=0.0)
-    hidden: int = field(default=7, metadata=NO_OPTION)  # the recipe does not see it
+    hidden: int = dataclasses.field(default=7, metadata=NO_OPTION)  # the recipe does not see it
 
 
 @dataclass(frozen=True)

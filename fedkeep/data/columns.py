@@ -98,14 +98,23 @@ def transform(columns: Sequence[TableColumn], values: Mapping[str, Array]) -> Te
     return torch.from_numpy(np.concatenate([column.transform(values[column.name]) for column in columns], 1)).float()
 
 
-def unknown_values(columns: Sequence[TableColumn], splits: Iterable[Mapping[str, Array]]) -> list[str]:
-    """Return a note for each category with values that are 0 in all features, since no row of training had them."""
+def unknown_values(
+    columns: Sequence[TableColumn], splits: Iterable[Mapping[str, Array]], of_run: bool = False
+) -> list[str]:
+    """Return a note for each category with values that are 0 in all features, since no row of training had them.
+
+    ``of_run``: The columns are a run's, and not fitted on these rows: values that count as "other" are noted too.
+    """
     notes, splits = [], list(splits)
     for column in columns:
         known = {*column.values, *([None] if MISSING in column.values else [])}
-        every = column.kind != "category" or column.other
-        if not every and (count := sum(value not in known for values in splits for value in values[column.name])):
-            notes.append(f"{count} cells of {column.name!r} have a value that no row of training has.")
+        if column.kind != "category" or (column.other and not of_run):
+            continue
+        cells = [value for values in splits for value in values[column.name]]
+        if count := sum(value not in known for value in cells):
+            what = "is rare in the run, or unknown to it" if column.other else "no row of training has"
+            of = f" of {len(cells)}" if of_run else ""
+            notes.append(f"{count}{of} cells of {column.name!r} have a value that {what}.")
     return notes
 
 

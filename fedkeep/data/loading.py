@@ -71,7 +71,7 @@ def assemble(
     for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
         # Test examples need not be anybody's.
         schema.check(table, str(what), optional=(CLIENT, GROUP) if number else ())
-    is_own, problems, as_text = options is not None, Problems(), bool(own.separator)
+    is_own, problems, as_text, of_run = options is not None, Problems(), bool(own.separator), bool(columns)
     options = options or DataOptions()
     # Labels come first: what is wrong with them shows before the images have been decoded.
     labels: list[Tensor] = []
@@ -94,6 +94,7 @@ def assemble(
         whole = schema.group == GROUP
         share = schema.test_share
         held_out = hold_out_groups(within, labels[0], share) if whole else hold_out(within, share)
+        held_out[:1] |= of_run and not bool(held_out.any())  # of a small site, which mostly trains on all its rows
     inputs: list[Tensor] = []
     seen: Counter[str] = Counter()
     if schema.image:

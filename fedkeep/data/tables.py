@@ -85,7 +85,7 @@ def read_inputs(
         found = list(fit_columns(found, {n: v[known_rows] for n, v in parsed[0].items()}, options.scaling))
         if rare := [column.name for column in found if column.other]:
             problems.notes.append(f"Values of few rows are one feature together: {', '.join(map(repr, rare))}.")
-    problems.notes += unknown_values(found, parsed)
+    problems.notes += unknown_values(found, parsed, of_run=bool(columns))
     return [transform(found, values) for values in parsed], tuple(found)
 
 

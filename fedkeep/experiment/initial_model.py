@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedkeep._utils.files import atomic_write, make_folder
 from fedkeep.data import Augmentation, Federation
 from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
 from fedkeep.models.custom import SplitNetwork, describe_network
 from fedkeep.models.heads import BIAS, WEIGHT
@@ -191,7 +191,12 @@ def initial_model(
         path = locate_weights(recipe.weights, data_dir)
         shown = "a state dict" if recipe.weights.startswith(KEPT) else path.name
         given, own = read_weights(path), state_dict_copy(runner.train_network, with_frozen=True)
-        fitted, note = fit_weights(given, runner.train_network, own, f"model.weights={recipe.weights!r}")
+        source = f"model.weights={recipe.weights!r}"
+        fitted, note = fit_weights(given, runner.train_network, own, source)
+        exported = {} if class_of_folder(path) else _read_export(path, source)
+        _check_features(exported, federation.dataset.features, source)
+        if not note and federation.num_tasks == exported.get("rows_per_class", 0) == 1:
+            fitted, note = _with_classes_of(exported, federation.dataset.label_names, fitted, own, source)
         made_by = " ".join(filter(None, (f"the weights of {shown}", note)))
         return InitialModel(fitted, made_by, _digest_of(given))
     passes, what = recipe.pretraining.passes, "images" if federation.dataset.has_images else "examples"
@@ -199,6 +204,50 @@ def initial_model(
     if federation.num_tasks > 1:
         made_by += " of the first task"
     return InitialModel(_trained_on_pool(recipe, seed, federation, runner), f"{made_by}: no federated method")
+
+
+def _read_export(path: Path, source: str) -> Mapping[str, Any]:
+    """Return the ``config.json`` beside exported weights, for which they were checked; empty if there is none."""
+    if not (path / "config.json").is_file():
+        return {}
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{source}: cannot read its config.json: {in_one_line(error, 300)}. Export it again."
+        ) from None
+    if not isinstance(config, dict):
+        return {}
+    if config.get("weights_sha256", found := hashlib.sha256((path / FILE).read_bytes()).hexdigest()) != found:
+        raise ConfigError(f"{source}: {FILE} is not the one that config.json was written for. Export the model again.")
+    return config
+
+
+def _check_features(exported: Mapping[str, Any], features: Sequence[str], source: str) -> None:
+    """Refuse a table whose features are others, or in another order, than those from which a model has learned."""
+    known = exported["input"].get("features") if isinstance(exported.get("input"), Mapping) else None
+    if known and list(features) != known:
+        order = "in this order" if sorted(known) == sorted(features) else "no others"
+        raise ConfigError(
+            f"{source} was trained on the features {', '.join(map(str, known))}, and the data have "
+            f"{', '.join(features) or 'no table'}. Give it a table with these columns and {order} (data.columns "
+            "chooses them); or give its weights alone, the safetensors file, if you know that they fit."
+        )
+
+
+def _with_classes_of(
+    exported: Mapping[str, Any], names: Sequence[str], weights: Weights, initial: Weights, source: str
+) -> tuple[Weights, str]:
+    """Return an exported model with its classifier in the order of the data's classes; with a new one for others."""
+    known = exported.get("label_names")
+    if known == list(names) or not isinstance(known, list):
+        return weights, ""
+    head = [name for name in (WEIGHT, BIAS) if name in weights]
+    if sorted(map(str, known)) == sorted(names):
+        rows = [known.index(name) for name in names]
+        return {**weights, **{name: weights[name][rows] for name in head}}, "with its classes in the data's order"
+    log.warning("%s knows the classes %s, and the data have others: its classifier begins anew.", source, known[:10])
+    return {**weights, **{name: initial[name] for name in head}}, "with a new classifier"
 
 
 def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: ModelRunner) -> Weights:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -162,7 +163,11 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
             raise
         log.error("site %s cannot read its data: %s", config.site, error)  # the reason may name cells of single rows
         raise DataError(f"site {config.site} cannot read its data as the recipe says. Its own log says why.") from None
-    if config.partition_id >= 0 or share == "own":
+    if config.partition_id >= 0:
+        return dataset
+    for note in re.findall(r"\d+ (?:of \d+ |empty )?cells .*?\.(?= |$)", dataset.note) if columns else ():
+        log.warning("site %s: %s", config.site, note)
+    if share == "own":
         return dataset
     if dataset.test_held_out and not recipe.validation:  # the server tests on its own examples
         train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}

@@ -25,7 +25,7 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.dataset import describe_input
-from fedkeep.data.schema import number_names
+from fedkeep.data.schema import check_spelling, number_names
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment import build
 from fedkeep.experiment.build import check_device
@@ -89,6 +89,7 @@ def pool(described: Mapping[str, Any], examples: Mapping[str, int]) -> DataSet:
     weights = np.asarray([examples[site] for site in sites], dtype=np.float64)
     weights = weights / weights.sum() if weights.sum() else np.full(len(sites), 1 / len(sites))
     every = [dataset.label_names for dataset in sites.values()]
+    check_spelling({name for of_site in every for name in of_site}, "the sites' data together")
     _, names = number_names([name for of_site in every for name in of_site], as_text=True)
     means, deviations = (zip(*(getattr(one, name) for one in sites.values()), strict=True) for name in ("mean", "std"))
     channels = [_pooled(*of, weights) for of in zip(means, deviations, strict=True)]
@@ -120,23 +121,37 @@ def _columns(sites: Sequence[DataSet], weights: Any) -> tuple[TableColumn, ...]:
     names = [column.name for column in sites[0].columns]  # sites look for columns by name, so the order is the first's
     place = {name: number for number, name in enumerate(names)}
     told = [sorted(d.columns, key=lambda column: place.get(column.name, len(place))) for d in sites]
-    plain = [[replace(c, fill=0.0, mean=0.0, scale=1.0, values=(), other=False) for c in each] for each in told]
-    for site, of_site in zip(sites, plain, strict=True):
-        if of_site != plain[0]:
-            pairs = zip(of_site, plain[0], strict=False)
-            odd = next((f"{a.name!r} ({a.kind})" for a, b in pairs if a != b), f"{len(of_site)} columns")
-            raise DataError(
-                f"{site.name} reads {odd} otherwise than {sites[0].name}, which has "
-                f"{', '.join(f'{c.name!r} ({c.kind})' for c in plain[0])}. Give all sites the same columns of one kind."
-            )
+    if odd := [f"{site.name} {how}" for site in sites[1:] if (how := _otherwise(site, sites[0]))]:
+        raise DataError(f"{'; '.join(odd)}. Give all sites the same columns of one kind.")
     found = []
     for of_sites in zip(*told, strict=True):
         mean, scale = _pooled([c.mean for c in of_sites], [c.scale for c in of_sites], weights)
         fill = float(weights @ np.asarray([c.fill for c in of_sites]))
         values = tuple(sorted({value for c in of_sites for value in c.values}))
+        try:
+            check_spelling(values, f"the sites' column {of_sites[0].name!r}")
+        except DataError as error:
+            log.warning("%s", error)
         other = any(c.other for c in of_sites)
         found.append(replace(of_sites[0], fill=fill, mean=mean, scale=scale, values=values, other=other))
     return tuple(found)
+
+
+def _form(dataset: DataSet) -> dict[str, TableColumn]:
+    """Return a table's columns by name, without what follows from its rows."""
+    plain = (replace(c, fill=0.0, mean=0.0, scale=1.0, values=(), other=False) for c in dataset.columns)
+    return {column.name: column for column in plain}
+
+
+def _otherwise(one: DataSet, other: DataSet) -> str:
+    """Say how a table's columns differ from another's; empty if they do not."""
+    ours, theirs = _form(one), _form(other)
+    lacks, more = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
+    kinds = [name for name in sorted(ours.keys() & theirs.keys()) if ours[name] != theirs[name]]
+    said = [f"lacks the column {', '.join(map(repr, lacks))} of {other.name}"] if lacks else []
+    said += [f"also has {', '.join(map(repr, more))}"] if more else []
+    said += [f"reads {name!r} as {ours[name].kind}, and {other.name} as {theirs[name].kind}" for name in kinds]
+    return " and ".join(said)
 
 
 log = logging.getLogger(__name__)
@@ -257,7 +272,23 @@ def _form_of_sites(transport: Transport, config: RunConfig, recipe: Recipe, head
     sites = SiteRegistry(transport, Envelope({**head, "data": None}), config.wait, max_examples=config.max_examples)
     sizes = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
     log.info("%d sites told what their data are like; each is now asked to take part with all of them", len(sizes))
-    return pool({site: sites.described[site] for site in sizes}, {site: sum(each) for site, each in sizes.items()})
+    described = _of_usual_form({site: sites.described[site] for site in sorted(sizes)}, recipe.run.min_clients)
+    return pool(described, {site: sum(sizes[site]) for site in described})
+
+
+def _of_usual_form(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
+    """Return what sites describe that have the columns of more than half of them, if these are enough; otherwise all.
+
+    A site with other columns is refused later, when it is asked to take part.
+    """
+    tables = {site: data_of_form(told, f"site {site}") for site, told in described.items()}
+    for usual in tables.values():
+        alike = [site for site, table in tables.items() if not _otherwise(table, usual)]
+        if len(described) > len(alike) > len(described) / 2 and len(alike) >= fewest:
+            for site in described.keys() - set(alike):
+                log.warning("site %s %s: the run begins without it", site, _otherwise(tables[site], usual))
+            return {site: described[site] for site in alike}
+    return dict(described)
 
 
 def _read_sites(file: Path) -> dict[str, Any] | None:

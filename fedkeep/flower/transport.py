@@ -76,6 +76,7 @@ class Transport(Protocol):
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05  # seconds between two looks for replies
+ANSWER_SECONDS = 600.0  # in which a site may answer its introduction: one that is slow takes part later
 RETRY_SECONDS = 30.0  # seconds until a rejected node is asked again: its operator may have corrected its configuration
 SILENT_SHARE = 0.25  # of the patience: then a node that has not answered is asked again, as its app may have died
 REMINDER_SECONDS = 15.0  # seconds between two log messages while the run waits
@@ -214,7 +215,9 @@ class SiteRegistry:
             recently_asked = any(asked == node and now - when < silence for asked, when in self.asked.values())
             if node in self.names or recently_asked or recently_rejected:
                 continue
-            message_id = self.transport.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
+            message_id = self.transport.send(
+                node, "introduce", self.introduction, 0, max(self.patience, ANSWER_SECONDS)
+            )
             if isinstance(message_id, Fault):
                 self._register(node, message_id)
             else:

@@ -20,9 +20,10 @@ import fedkeep
 from fedkeep.errors import ConfigError, MissingExtra, RunError
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.initial_model import fit_weights, initial_model, read_weights
+from fedkeep.experiment.initial_model import _with_classes_of, fit_weights, initial_model, read_weights
 from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
 from fedkeep.interface import algorithms, get_algorithm
+from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.models.networks import MLP
 from fedkeep.reporting.figures import history
 from fedkeep.reporting.run_folder import read_run
@@ -203,6 +204,50 @@ def test_an_exported_model_and_a_trial_are_weights(recipe: str, tmp_path: Path) 
         assert tiny.equal(made(load_recipe(recipe, settings=[f"model.weights={tmp_path / folder}"])), trained)
     with pytest.raises(ConfigError, match="the folder of a run, which has a model for each method and seed"):
         made(load_recipe(recipe, settings=[f"model.weights={tmp_path / 'run'}"]))
+
+
+def test_an_exported_model_fits_the_data_that_it_has_learned_from(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [(number % 9 / 3, number % 5, ("no", "yes", "maybe")[number % 3]) for number in range(60)]
+
+    def write(name: str, order: tuple[int, ...] = (0, 1, 2), head: str = "age,dose,outcome", **names: str) -> None:
+        lines = [",".join(str(names.get(str(row[place]), row[place])) for place in order) for row in rows]
+        Path(f"{name}.csv").write_text("\n".join([",".join(head.split(",")[place] for place in order), *lines]))
+
+    def first(name: str) -> fedkeep.Run:
+        given = {"data": f"{name}.csv", "weights": "exported", "methods": ["fedavg"], "rounds": 1, "model": "mlp"}
+        settings = ["data.label=outcome", "model.hidden=[4]", "training.lr=1e-9", "partition.num_clients=2"]
+        given |= {} if name != "own" or Path("exported").exists() else {"weights": None}
+        return fedkeep.run("demo", settings=[*settings, "partition.scheme=iid", "run.cohort_size=2"], out=name, **given)
+
+    write("own")
+    first("own")
+    fedkeep.export_model("own", "exported", method="FedAvg", seed=0)
+    write("turned", order=(1, 0, 2))
+    write("others", head="height,weight,outcome")
+    for name, order in {"turned": "in this order", "others": "no others"}.items():
+        with pytest.raises(ConfigError, match=f"trained on the features age, dose, and the data have .*{order}"):
+            first(name)
+    write("renamed", maybe="zzz")
+    assert first("renamed").trials[0].initial_model == "the weights of exported with a new classifier"
+    write("permuted", maybe="yes", yes="maybe")
+    assert first("permuted").trials[0].initial_model == "the weights of exported"
+    save_file(
+        {name: tensor * 0 for name, tensor in load_file("exported/model.safetensors").items()}, "zero.safetensors"
+    )
+    Path("zero.safetensors").replace("exported/model.safetensors")
+    write("again")
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not the one that config\.json was written for"):
+        first("again")
+
+
+def test_an_exported_classifier_takes_the_order_of_the_datas_classes() -> None:
+    weights = {WEIGHT: torch.tensor([[1.0], [2.0], [3.0]]), BIAS: torch.tensor([1.0, 2.0, 3.0])}
+    fitted, note = _with_classes_of({"label_names": ["a", "b", "c"]}, ["c", "a", "b"], weights, weights, "it")
+    assert fitted[WEIGHT].flatten().tolist() == fitted[BIAS].tolist() == [3.0, 1.0, 2.0]
+    assert note == "with its classes in the data's order"
 
 
 def test_a_resumed_run_finds_its_weights_from_elsewhere_and_notices_others(

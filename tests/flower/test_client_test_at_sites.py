@@ -90,6 +90,49 @@ def test_three_sites_test_and_the_server_has_no_data(
     assert "ward=c" in (tmp_path / "model" / "config.json").read_text()
 
 
+def rewrite(site: NodeConfig, old: str, new: str) -> None:
+    """Change a hospital's files."""
+    for file in Path(site.data).iterdir():
+        file.write_text(file.read_text().replace(old, new))
+
+
+def test_sites_that_spell_a_class_in_two_ways_are_told_of(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    rewrite(hospitals[1], "yes", "Yes")
+    with pytest.raises(DataError, match=r"the sites' data together has names that differ in .* 'Yes' and 'yes'"):
+        serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", rounds=1))
+
+
+def test_a_site_of_other_columns_does_not_stop_the_others(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite(hospitals[1], "age,ward", "years,ward")
+    run = serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", "run.min_clients=1", rounds=1))
+    assert run.trials[0].info["num_clients"] == 2
+    assert "site b lacks the column 'age' of site a and also has 'years': the run begins without it" in caplog.text
+    with pytest.raises(DataError, match=r"site b lacks the column 'age' of site a and also has 'years'\. Give"):
+        pool(*descriptions({1: hospitals[0], 2: hospitals[1]}))
+
+
+def descriptions(sites: dict[int, NodeConfig]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what sites tell of their data, and their examples."""
+    options = DataOptions(label="outcome", exclude=("patient",))
+    loaded = {site.site: load(site.data, options=options) for site in sites.values()}
+    told = {name: describe_dataset(data, left_out=False, generator="") for name, data in loaded.items()}
+    return told, {name: len(data.train["label"]) for name, data in loaded.items()}
+
+
+def test_a_site_is_told_how_many_of_its_cells_the_run_does_not_know(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in Path(hospitals[2].data).iterdir():
+        file.write_text(re.sub(r",[abc],", ",z,", file.read_text()))
+    server = write_table(tmp_path / "server", 5)
+    serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", rounds=1, data=str(server)))
+    assert "site c: 52 of 52 cells of 'ward' have a value that no row of training has." in caplog.text
+
+
 def test_sites_tell_the_form_of_their_data_once_in_a_run(
     recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
 ) -> None:
@@ -180,7 +223,7 @@ def test_statistics_are_those_of_all_sites_rows(tmp_path: Path, monkeypatch: pyt
         ({"shape": [3], "kind": "numbers", "columns": []}, "site a has numbers of 4, and site b numbers of 3"),
         (
             {"columns": [{"name": "age", "kind": "category", "values": list("abcd")}]},
-            r"site b reads 'age' \(category\)",
+            "site b lacks the column 'ward' of site a and reads 'age' as category, and site a as number",
         ),
         ({"shape": [10**12]}, "site b: this is no description of data"),
         ({"label_names": 3}, "site b: this is no description of data"),

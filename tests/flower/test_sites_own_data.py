@@ -76,6 +76,17 @@ def test_a_site_may_have_examples_of_one_class_only_but_a_run_needs_two(recipe: 
         serve(line_to(tmp_path, own), alone)
 
 
+def test_a_site_of_two_rows_trains_on_both(recipe: str, tmp_path: Path) -> None:
+    rows = [f"{number / 7},{'no' if number % 2 else 'yes'}" for number in range(40)]
+    for name, count in {"server": 40, "large": 30, "small": 2}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,outcome", *rows[:count]]))
+    line = line_to(tmp_path, {name: str(tmp_path / f"{name}.csv") for name in ("large", "small")})
+    settings = ["data.label=outcome", "model.hidden=[4]", "run.cohort_size=2"]
+    given: dict[str, Any] = {"methods": "fedavg", "rounds": 1, "sites": 2, "data": str(tmp_path / "server.csv")}
+    run = serve(line, config(recipe, tmp_path / "run", settings, **given))
+    assert run.trials[0].info["examples"] == {"large": 30, "small": 2}
+
+
 @pytest.fixture
 def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:
