@@ -64,12 +64,21 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create a folder and those above it, so that they outlive a power failure."""
+    check_utf8(folder)
     if folder.is_dir():
         return
     missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     for created in reversed(missing):
         sync_folder(created.parent)
+
+
+def check_utf8(path: Path) -> None:
+    """Raise `ConfigError` for a path that cannot stand in a report or an archive, nor be opened by safetensors."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{str(path)!r} is not UTF-8. Choose another name, or rename what has it.") from None
 
 
 def check_path(name: str, option: str) -> None:

@@ -15,6 +15,7 @@ import tomli_w
 from filelock import FileLock
 
 from fedkeep._utils.digests import read_json, read_toml, write_json, write_toml
+from fedkeep._utils.files import make_folder
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_code
@@ -105,7 +106,7 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
 def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> list[Trial]:
     """Create a column's run folder, or add its methods and seeds to an existing one; return what is not finished."""
     folder, recipe = column.folder, column.recipe
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may change it too
         if not (folder / "run.json").exists():
             prepare_run(Experiment(recipe, machine), folder, command)

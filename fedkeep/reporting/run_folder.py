@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from fedkeep._utils import digests
 from fedkeep._utils.digests import ForeignFile, read_all, read_json, read_toml
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.files import atomic_write, check_utf8
 from fedkeep.errors import RunError
 from fedkeep.experiment import provenance
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, RECORD_SUFFIXES, TRIAL_FILE, TRIALS
@@ -386,6 +386,7 @@ def open_run(path: Path) -> Traversable:
     ``path``: A run folder, an archive of one, or a folder in an archive.
     Returns: The folder itself, on disk or in the archive. What does not exist is returned as it is given.
     """
+    check_utf8(path)
     file = None if path.is_dir() else next((place for place in (path, *path.parents) if place.is_file()), None)
     if file is None:
         return path

@@ -152,6 +152,15 @@ def test_a_full_disk_names_the_path_and_how_to_go_on(cli: Any, tmp_path: Path, m
     assert f"Continue with: fedkeep resume {tmp_path / 'run'}" in " ".join(told.err.split())
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_training(cli: Any, tmp_path: Path) -> None:
+    recipe, named = tiny.write_recipe(tmp_path), tmp_path / "l2\udce9"
+    for command in (["run", recipe, "--out"], ["report"], ["compare"], ["verify"], ["export"]):
+        told = cli(*command, named)
+        assert told.code == 1, command
+        assert "l2\\udce9' is not UTF-8. Choose another name, or rename what has it." in told.err, command
+        assert not named.exists(), command
+
+
 def test_methods_lists_and_shows_one(cli: Any) -> None:
     shown = cli("methods")
     assert shown.code == 0
