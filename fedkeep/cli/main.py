@@ -6,6 +6,7 @@ A command's code is imported when it runs, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import math
 import re
@@ -402,7 +403,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # such as a full disk, or a folder without write permission
         what = f" ({error.filename})" if error.filename else ""
-        say_error(f"{error.strerror or error}{what}")
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        say_error(f"{error.strerror or error}{what}{'. Free space there, then repeat the command.' * is_full}")
         return 1
     except KeyboardInterrupt:
         Terminal(stderr=True).print("stopped.")

@@ -152,6 +152,20 @@ def test_a_full_disk_names_the_path_and_how_to_go_on(cli: Any, tmp_path: Path, m
     assert f"Continue with: fedkeep resume {tmp_path / 'run'}" in " ".join(told.err.split())
 
 
+def test_a_full_disk_names_what_could_not_be_written(
+    cli: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)  # an error without a name, as that of a write
+    told = cli("compare", run, "--format", "csv", "--out", tmp_path / "table.csv")
+    assert told.code == 1
+    wanted = f"error: No space left on device ({tmp_path / 'table.csv'}). Free space there, then repeat the command."
+    assert wanted in told.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_whose_name_is_not_utf8_is_refused_before_training(cli: Any, tmp_path: Path) -> None:
     recipe, named = tiny.write_recipe(tmp_path), tmp_path / "l2\udce9"
     for command in (["run", recipe, "--out"], ["report"], ["compare"], ["verify"], ["export"]):
