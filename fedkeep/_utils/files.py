@@ -71,6 +71,8 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
+    if link := next((place for place in missing if place.is_symlink() and not place.exists()), None):
+        raise ConfigError(f"{link} is a link to nothing. Remove it, create what it names, or choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     for created in reversed(missing):
         sync_folder(created.parent)

@@ -180,6 +180,7 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
 def _new_folder(recipe: str) -> Path:
     stem = Path(recipe).stem if recipe.endswith(".toml") else recipe.replace("/", "-")
     base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    make_folder(base.parent)  # with a link to nothing there, each number would seem taken
     for number in count(1):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         with suppress(FileExistsError):  # two processes that start in one second get two folders

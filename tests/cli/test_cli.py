@@ -175,6 +175,18 @@ def test_a_folder_whose_name_is_not_utf8_is_refused_before_training(cli: Any, tm
         assert not named.exists(), command
 
 
+@pytest.mark.parametrize("target", ["gone", "link"])
+def test_a_link_to_nothing_is_told(cli: Any, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny.write_recipe(tmp_path)
+    for name in ("link", "runs"):
+        Path(name).symlink_to(name if target == "link" else target)
+    for link, out in (("link", ["--out", "link"]), ("link", ["--out", "link/below"]), ("runs", [])):
+        told = cli("run", recipe, *out)
+        assert told.code == 1
+        assert f"error: {link} is a link to nothing. Remove it, create what it names, or choose" in told.err
+
+
 def test_methods_lists_and_shows_one(cli: Any) -> None:
     shown = cli("methods")
     assert shown.code == 0
