@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.errors import ConfigError, did_you_mean, in_one_line
+from fedkeep.errors import ConfigError, FedKeepError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
 from fedkeep.models.weights import dtype_name, tensor_hash
 from fedkeep.options import NO_OPTION
@@ -60,7 +60,7 @@ class Custom(Architecture):
         ``shape``: Channels, height and width of an image.
         """
         with plain_torch():
-            network = self.factory(shape, classes)
+            network = self._made(shape, classes)
             if not isinstance(network, nn.Module):
                 raise ConfigError(f"{self.name} returned {_kind(network)} instead of a torch.nn.Module.")
             self._check_new(network)
@@ -80,6 +80,19 @@ class Custom(Architecture):
                 except ConfigError as second:
                     raise (second if reads_ids else error) from None
             return _split_at_last_linear(network, blank)
+
+    def _made(self, shape: Shape, classes: int) -> nn.Module:
+        """Return what the user's function builds; raise `ConfigError` if it fails."""
+        try:
+            return self.factory(shape, classes)
+        except FedKeepError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{self.name} builds no network for inputs of shape {tuple(shape)} and {classes} classes: "
+                f"{type(error).__name__}: {in_one_line(error, 200)}. Give a function (shape, classes) -> "
+                "torch.nn.Module, or the network itself, such as Net(width=64)."
+            ) from error
 
     def _check_new(self, network: nn.Module) -> None:
         """Raise `ConfigError` for a network, or a part that is trained, which a network in use has already.
@@ -353,6 +366,10 @@ def check_parts(network: nn.Module, who: str) -> None:
     for name, tensor in network.state_dict().items():
         if not isinstance(tensor, Tensor) or nn.parameter.is_lazy(tensor):
             continue
+        if tensor.is_meta:
+            raise ConfigError(
+                f"{who} returned a network whose {name!r} has no numbers: build it without device='meta'."
+            )
         if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         if tensor.dtype != torch.float32:
@@ -370,7 +387,8 @@ def keep_constants(network: nn.Module) -> None:
     for path, module in network.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             persistent = name not in module._non_persistent_buffers_set
-            if persistent and not nn.parameter.is_lazy(buffer) and not buffer.isfinite().all():
+            numbers = not nn.parameter.is_lazy(buffer) and not buffer.is_meta
+            if persistent and numbers and not buffer.isfinite().all():
                 module._non_persistent_buffers_set.add(name)
                 names.append(f"{path}.{name}" if path else name)
     network.constant_buffers = tuple(names)  # type: ignore[assignment]
