@@ -163,14 +163,16 @@ def read_all(path: Traversable) -> bytes:
 def _unsealed(path: Traversable, content: bytes, form: re.Pattern[bytes]) -> bytes:
     """Return a content without its digest, which must be right."""
     found = form.search(content, max(0, len(content) - 120))
+    # Of other files their reader knows what to do; this one is read in many places.
+    hint = " Restore it from a copy, or repeat the run from its recipe.toml." * (path.name == "run.json")
     if found is None:
-        raise DamagedFile(f"{path} is damaged or was edited: it does not end with its SHA-256.")
+        raise DamagedFile(f"{path} is damaged or was edited: it does not end with its SHA-256.{hint}")
     body = content[: found.start()]
     expected, actual = found[1].decode(), hashlib.sha256(body).hexdigest()
     if actual != expected:
         raise DamagedFile(
             f"{path} is damaged or was edited: its last line says SHA-256 {expected[:12]}..., and it has "
-            f"{actual[:12]}..."
+            f"{actual[:12]}...{hint}"
         )
     return body
 

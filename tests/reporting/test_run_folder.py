@@ -173,7 +173,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"trial\.json is damaged or was edited"):
         read_run(run)
     (run / "run.json").write_text("{")
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
+    with pytest.raises(RunError, match=r"run\.json is damaged.* Restore it from a copy, or repeat the run from"):
         read_run(run)
 
 
