@@ -245,7 +245,8 @@ def resume(
         found = examples_of(data, partition, machine.data_dir)
         if found != experiment.recipe.data:
             raise RunError(
-                f"{folder} was begun with {experiment.recipe.data}, and these data are {found}. Give the former."
+                f"{folder} was begun with {experiment.recipe.data}, and these data are {found}. Give the former"
+                f"{', with partition= again if the clients were named there' * (partition is None)}."
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)

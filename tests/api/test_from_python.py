@@ -199,8 +199,10 @@ def test_it_is_resumed_with_the_same_network_only(run: RunResult, tmp_path: Path
         fedkeep.resume(folder)
     with pytest.raises(RunError, match="begun with another network"):
         fedkeep.resume(folder, model=Other)
-    with pytest.raises(RunError, match=r"begun with arrays:.*these data are arrays:"):
-        fedkeep.resume(folder, model=Net, data=(X, Y))
+    with pytest.raises(RunError, match=r"begun with arrays:.*these data are arrays:.*, with partition= again if"):
+        fedkeep.resume(folder, model=Net, data=DATA)
+    with pytest.raises(RunError, match=r"begun with arrays:.*these data are arrays:.*Give the former\."):
+        fedkeep.resume(folder, model=Net, data=DATA, partition={**ROWS, "west": range(900, 999)})
     again = fedkeep.resume(folder, model=Net, data=DATA, partition=ROWS)
     assert again["moon", 1].rounds == run["moon", 1].rounds
 
