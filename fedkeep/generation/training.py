@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, mse_loss
 
 from fedkeep._utils import seeds
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.files import atomic_write, make_folder
 from fedkeep.data import Data, DataSet, load
 from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
@@ -196,6 +196,7 @@ def train_generator(
     ``half``: Save 16 bits a weight; the returned generator is what was saved.
     ``on_step``: Called after every step with its number and loss.
     """
+    make_folder(folder)  # before the training: it may have a name that cannot be used
     if (folder / pixel.CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
     if card.regime == "same_classes":

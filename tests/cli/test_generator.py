@@ -90,6 +90,7 @@ def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytes
     [
         (["train", "digits", "--out", "x", "--regime", "fair"], "there is no regime 'fair'. Known: disjoint, ldm"),
         (["train", "rgb", "--out", "x"], "nothing to train"),
+        (["train", "digits", "--out", "l2\udce9"], "l2\\udce9' is not UTF-8"),
         (["train", "digits", "--out", "x", "--set", "unet.width=[8]"], "unet: there is no option 'width'"),
         (["train", "digits", "--out", "x", "--set", "net.widths=[8]"], "this command has no section 'net'"),
         (["train", "digits", "--out", "x", "--set", "widths"], "cannot read --set 'widths'"),
