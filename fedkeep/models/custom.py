@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
-from fedkeep.errors import ConfigError, FedKeepError, did_you_mean, in_one_line
+from fedkeep.errors import ConfigError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
 from fedkeep.models.weights import dtype_name, tensor_hash
 from fedkeep.options import NO_OPTION
@@ -82,16 +82,16 @@ class Custom(Architecture):
             return _split_at_last_linear(network, blank)
 
     def _made(self, shape: Shape, classes: int) -> nn.Module:
-        """Return what the user's function builds; raise `ConfigError` if it fails."""
+        """Return what the user's function builds; an error in it comes through as it is."""
         try:
             return self.factory(shape, classes)
-        except FedKeepError:
-            raise
         except Exception as error:
+            if not str(getattr(self.origin, "__module__", "")).startswith("torch."):
+                raise
             raise ConfigError(
                 f"{self.name} builds no network for inputs of shape {tuple(shape)} and {classes} classes: "
-                f"{type(error).__name__}: {in_one_line(error, 200)}. Give a function (shape, classes) -> "
-                "torch.nn.Module, or the network itself, such as Net(width=64)."
+                f"{in_one_line(error, 200)}. Give a function (shape, classes) -> torch.nn.Module, or the network "
+                "itself, such as Net(width=64)."
             ) from error
 
     def _check_new(self, network: nn.Module) -> None:
