@@ -89,9 +89,10 @@ def undeclared(cls: type[Options]) -> list[str]:
     """Return what is wrong with fields that are no options, so that recipes and records would lose them."""
     return [
         f"{cls.__qualname__}.{field.name} is no option, so that recipes, records and a resumed run would lose it. "
-        f'Write: {field.name}: float = option(0.1, "what it is"), with its own type and default.'
+        f'Write: {field.name}: {getattr(field.type, "__name__", field.type)} = option(..., "what it is"); or leave the '
+        "annotation out, if it is a fact about the class."
         for field in dataclasses.fields(cls)
-        if field.init and not field.metadata
+        if field.init and "doc" not in field.metadata and field.metadata.get("option") is not False
     ]
 
 

@@ -110,9 +110,9 @@ def unknown_values(
         known = {*column.values, *([None] if MISSING in column.values else [])}
         if column.kind != "category" or (column.other and not of_run):
             continue
-        cells = [value for values in splits for value in values[column.name]]
+        cells = [value for values in splits for value in values[column.name] if value is not None or not of_run]
         if count := sum(value not in known for value in cells):
-            what = "is rare in the run, or unknown to it" if column.other else "no row of training has"
+            what = "no row of training has" if not of_run else "is rare in the run, or unknown to it"
             of = f" of {len(cells)}" if of_run else ""
             notes.append(f"{count}{of} cells of {column.name!r} have a value that {what}.")
     return notes

@@ -94,7 +94,8 @@ def assemble(
         whole = schema.group == GROUP
         share = schema.test_share
         held_out = hold_out_groups(within, labels[0], share) if whole else hold_out(within, share)
-        held_out[:1] |= of_run and not bool(held_out.any())  # of a small site, which mostly trains on all its rows
+        if of_run and not whole and len(held_out) > 1 and not bool(held_out.any()):
+            held_out[0] = True  # of a small site, which mostly trains on all its rows
     inputs: list[Tensor] = []
     seen: Counter[str] = Counter()
     if schema.image:

@@ -21,6 +21,7 @@ from fedkeep.data import Augmentation, Federation
 from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import data_folder
 from fedkeep.errors import ConfigError, RunError, in_one_line
+from fedkeep.experiment.build import class_names
 from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
 from fedkeep.models.custom import SplitNetwork, describe_network
 from fedkeep.models.heads import BIAS, WEIGHT
@@ -196,7 +197,7 @@ def initial_model(
         exported = {} if class_of_folder(path) else _read_export(path, source)
         _check_features(exported, federation.dataset.features, source)
         if not note and federation.num_tasks == exported.get("rows_per_class", 0) == 1:
-            fitted, note = _with_classes_of(exported, federation.dataset.label_names, fitted, own, source)
+            fitted, note = _with_classes_of(exported, class_names(federation), fitted, own, source)
         made_by = " ".join(filter(None, (f"the weights of {shown}", note)))
         return InitialModel(fitted, made_by, _digest_of(given))
     passes, what = recipe.pretraining.passes, "images" if federation.dataset.has_images else "examples"
@@ -239,11 +240,13 @@ def _with_classes_of(
     exported: Mapping[str, Any], names: Sequence[str], weights: Weights, initial: Weights, source: str
 ) -> tuple[Weights, str]:
     """Return an exported model with its classifier in the order of the data's classes; with a new one for others."""
-    known = exported.get("label_names")
-    if known == list(names) or not isinstance(known, list):
+    told = exported.get("label_names")
+    known = list(map(str, told)) if isinstance(told, list) else list(names)
+    unnamed = list(map(str, range(len(names))))  # as those of arrays are
+    if known == list(names) or unnamed in (known, list(names)):
         return weights, ""
     head = [name for name in (WEIGHT, BIAS) if name in weights]
-    if sorted(map(str, known)) == sorted(names):
+    if sorted(known) == sorted(names):
         rows = [known.index(name) for name in names]
         return {**weights, **{name: weights[name][rows] for name in head}}, "with its classes in the data's order"
     log.warning("%s knows the classes %s, and the data have others: its classifier begins anew.", source, known[:10])

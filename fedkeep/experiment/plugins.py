@@ -105,7 +105,9 @@ def code_of(names: Iterable[str], *, main: bool = False) -> dict[str, Path]:
             continue
         module = by_file.get(path)
         if not name and module is not None:
-            name = module.__name__.replace(".", "/") + ("/__init__.py" if path.name == "__init__.py" else ".py")
+            name = module.__name__.removeprefix(_PREFIX).replace(".", "/") + (
+                "/__init__.py" if path.name == "__init__.py" else ".py"
+            )
         copies = sum(other.rpartition("/")[2] == name for other in found.values())
         found[path] = f"{copies + 1}/{name}" if copies else name
         if module is not None:
@@ -197,8 +199,8 @@ def _import_file(path: Path) -> None:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # it may import what stands beside it; behind all that is installed
     alias = path.stem if path.stem.isidentifier() and path.stem != "__main__" and _is_found(path.stem, file) else name
-    module = sys.modules.get(alias)  # another file has imported it
-    if _file_of(module) != file or module is None:
+    module = sys.modules.get(alias)
+    if module is None or _file_of(module) != file:  # no other file has imported it
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
             raise ConfigError(f"--use {path}: this is not a Python file.")
@@ -206,21 +208,38 @@ def _import_file(path: Path) -> None:
         sys.modules[name] = sys.modules[alias] = module
         try:
             spec.loader.exec_module(module)
-            _check_methods(module)
+            _check_imports(module, path)
         except BaseException as error:
             for each in {name, alias}:
                 del sys.modules[each]  # otherwise a second import would seem to succeed
-            if isinstance(error, ModuleNotFoundError):
+            if isinstance(error, ModuleNotFoundError) and error.name:
                 missing = f"--use {path}: it imports {error.name!r}, which is not beside it nor installed."
                 raise ConfigError(missing) from error
             raise
     sys.modules[name] = module
+    try:
+        _check_methods(module)
+    except BaseException:
+        del sys.modules[name]
+        sys.modules.pop(alias, None)
+        raise
+
+
+def _check_imports(module: ModuleType, path: Path) -> None:
+    """Raise `ConfigError` if a file imported something else than what stands beside it under the same name."""
+    for used in _imported_by(module, path.resolve()):
+        name, found = used.__name__.removeprefix(_PREFIX), _file_of(used)
+        beside = path.resolve().with_name(f"{name}.py")
+        if found in (None, beside) or not beside.is_file() or not _is_own(found):
+            continue
+        if found.read_bytes() != beside.read_bytes():
+            raise ConfigError(f"--use {path}: it imports {name!r}, and gets {found}, not {beside}. Rename one of them.")
 
 
 def _is_found(name: str, file: Path) -> bool:
     """Tell whether an import of a name would find a file."""
     spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin == str(file)
+    return spec is not None and bool(spec.origin) and Path(str(spec.origin)).resolve() == file
 
 
 def instances_of(base: type[T], names: Iterable[str]) -> list[T]:

@@ -10,6 +10,7 @@ import secrets
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -279,16 +280,18 @@ def _form_of_sites(transport: Transport, config: RunConfig, recipe: Recipe, head
 def _of_usual_form(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
     """Return what sites describe that have the columns of more than half of them, if these are enough; otherwise all.
 
-    A site with other columns is refused later, when it is asked to take part.
+    A site with other columns is asked to take part with those of the others, and refused if it lacks one.
     """
     tables = {site: data_of_form(told, f"site {site}") for site, told in described.items()}
-    for usual in tables.values():
-        alike = [site for site, table in tables.items() if not _otherwise(table, usual)]
-        if len(described) > len(alike) > len(described) / 2 and len(alike) >= fewest:
-            for site in described.keys() - set(alike):
-                log.warning("site %s %s: the run begins without it", site, _otherwise(tables[site], usual))
-            return {site: described[site] for site in alike}
-    return dict(described)
+    forms = {site: frozenset(_form(table).values()) for site, table in tables.items()}
+    usual, count = Counter(forms.values()).most_common(1)[0]
+    if not (len(forms) > count > len(forms) / 2 and count >= fewest):
+        return dict(described)
+    alike = [site for site, form in forms.items() if form == usual]
+    for site in forms.keys() - set(alike):
+        how = _otherwise(tables[site], tables[alike[0]])
+        log.warning("site %s %s: what it tells of its data is left out", site, how)
+    return {site: described[site] for site in alike}
 
 
 def _read_sites(file: Path) -> dict[str, Any] | None:

@@ -362,8 +362,10 @@ class ColumnResult:
         if any(word.partition("=")[0] == "--methods" for word in given):
             listed = self.run.settings.get("methods", [])
             grids = {method["label"]: method["grid_of"] for method in listed if method.get("grid_of")}
-            command += ["--methods", ",".join(dict.fromkeys(grids.get(t.method, t.method) for t in trials))]
-        for option in ("--grid", "--use", "--set"):
+            labels = [t.method.partition(", changed: ")[0] for t in trials]  # --set changes a label afterwards
+            command += ["--methods", ",".join(dict.fromkeys(grids.get(label, label) for label in labels))]
+        command += ["--grid"] * ("--grid" in given)
+        for option in ("--use", "--set"):
             pairs = pairwise([part for word in given for part in re.split(f"^({option})=", word) if part])
             command += [word for pair in pairs if pair[0] == option for word in pair]
         command += ["--device", "cuda"] if str(info.get("device", "")).startswith("cuda") else []

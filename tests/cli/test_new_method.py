@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from fedkeep.cli import main
+from fedkeep.errors import ConfigError
 
 METHOD = '''
 from dataclasses import dataclass
@@ -117,6 +118,18 @@ def test_a_file_may_import_what_stands_beside_it(tmp_path: Path, capsys: pytest.
     lacking.write_text("import not_beside_it\n")
     assert main([*words, "--use", str(lacking)]) == 1
     assert "it imports 'not_beside_it', which is not beside it nor installed." in capsys.readouterr().err
+
+
+def test_two_folders_with_helpers_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    from fedkeep.experiment.plugins import import_user_code
+
+    for number in (1, 2):
+        (tmp_path / f"h{number}").mkdir()
+        (tmp_path / f"h{number}" / "one_named_helper.py").write_text(f"VALUE = {number}\n")
+        (tmp_path / f"h{number}" / f"with_helper_{number}.py").write_text("from one_named_helper import VALUE\n")
+    import_user_code([str(tmp_path / "h1" / "with_helper_1.py")])
+    with pytest.raises(ConfigError, match=r"imports 'one_named_helper', and gets .*h1.*, not .*h2.*Rename"):
+        import_user_code([str(tmp_path / "h2" / "with_helper_2.py")])
 
 
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def test_a_site_of_other_columns_does_not_stop_the_others(
     rewrite(hospitals[1], "age,ward", "years,ward")
     run = serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", "run.min_clients=1", rounds=1))
     assert run.trials[0].info["num_clients"] == 2
-    assert "site b lacks the column 'age' of site a and also has 'years': the run begins without it" in caplog.text
+    assert (
+        "site b lacks the column 'age' of site a and also has 'years': what it tells of its data is left out"
+        in caplog.text
+    )
     with pytest.raises(DataError, match=r"site b lacks the column 'age' of site a and also has 'years'\. Give"):
         pool(*descriptions({1: hospitals[0], 2: hospitals[1]}))
 
@@ -130,7 +133,7 @@ def test_a_site_is_told_how_many_of_its_cells_the_run_does_not_know(
         file.write_text(re.sub(r",[abc],", ",z,", file.read_text()))
     server = write_table(tmp_path / "server", 5)
     serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", rounds=1, data=str(server)))
-    assert "site c: 52 of 52 cells of 'ward' have a value that no row of training has." in caplog.text
+    assert "site c: 52 of 52 cells of 'ward' have a value that is rare in the run, or unknown to it." in caplog.text
 
 
 def test_sites_tell_the_form_of_their_data_once_in_a_run(

@@ -93,6 +93,9 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route to host")
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
+    # Another test may have set HF_HUB_OFFLINE when these were imported first.
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
 
 @pytest.mark.usefixtures("_no_hub")
