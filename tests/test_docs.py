@@ -138,7 +138,11 @@ def test_the_method_of_the_guide_keeps_what_every_method_must(guide: dict[str, A
     guide["test_prox"]()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "tutorials").glob("*.py")), ids=lambda path: path.stem)
+LONG = {"pre-trained": pytest.mark.slow}  # a quarter of a minute
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=LONG.get(p.stem, ())) for p in TUTORIALS])
 def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, path.stem, module := ModuleType(path.stem))  # where its classes are found

@@ -31,7 +31,8 @@ def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True, s
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        error.filename = str(path)  # the write to a full disk names no file
+        if error.errno:
+            error.filename = str(path)  # the write to a full disk names no file
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -86,7 +86,7 @@ class Custom(Architecture):
         try:
             return self.factory(shape, classes)
         except Exception as error:
-            if not str(getattr(self.origin, "__module__", "")).startswith("torch."):
+            if isinstance(error, ConfigError) or not str(getattr(self.origin, "__module__", "")).startswith("torch."):
                 raise
             raise ConfigError(
                 f"{self.name} builds no network for inputs of shape {tuple(shape)} and {classes} classes: "

@@ -267,8 +267,9 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def _parts_beside_models(reply: Any) -> list[str]:
-    """Return the fields of a type of replies but the model; none of one that is no dataclass."""
-    return [field.name for field in fields(reply) if field.name != "model"] if is_dataclass(reply) else []
+    """Return the fields of a type of replies that may hold tensors, but the model; none of one that is no dataclass."""
+    names = [field.name for field in fields(reply)] if is_dataclass(reply) else []
+    return [name for name in names if name != "model" and annotations_of(reply)[name] not in (int, float, bool, str)]
 
 
 def _broken(reply: Any, fault: Callable[[Tensor], Tensor]) -> Any:

@@ -151,7 +151,13 @@ def test_a_chosen_cache_folder_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    "backend", ["QtAgg", "module://nowhere.backend", "module://matplotlib_inline.backend_inline", "nosuch"]
+    "backend",
+    [
+        "QtAgg",
+        "module://nowhere.backend",
+        pytest.param("module://matplotlib_inline.backend_inline", marks=pytest.mark.slow),
+        pytest.param("nosuch", marks=pytest.mark.slow),
+    ],
 )
 def test_figures_are_drawn_with_any_backend(tmp_path: Path, backend: str) -> None:
     program = (

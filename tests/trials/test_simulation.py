@@ -18,6 +18,7 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
 from fedkeep.losses import CrossEntropy
+from fedkeep.options import NO_OPTION
 from fedkeep.rounds.round import TooFewClients
 from fedkeep.trials.trial import run_trial
 
@@ -41,7 +42,7 @@ class Probe(Algorithm[Kept, Diary]):
     """Does what ``script`` says; its steps write a diary."""
 
     title = "engine probe"
-    script: Callable[[Probe, Server[Kept], Cohort], None] | None = None
+    script: Callable[[Probe, Server[Kept], Cohort], None] | None = field(default=None, metadata=NO_OPTION)
 
     def begin_task(self, server: Server[Kept], clients: Cohort) -> None:
         server.state.began += len(clients.ask(self.hello))
@@ -400,7 +401,7 @@ class Direction:
 class Subtracting(Algorithm[Direction]):
     """Does what ``script`` says."""
 
-    script: Callable[[Subtracting, Server[Direction], Cohort], None] | None = None
+    script: Callable[[Subtracting, Server[Direction], Cohort], None] | None = field(default=None, metadata=NO_OPTION)
 
     def round(self, server: Server[Direction], cohort: Cohort) -> None:
         assert self.script
