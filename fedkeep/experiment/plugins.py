@@ -199,29 +199,24 @@ def _import_file(path: Path) -> None:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # it may import what stands beside it; behind all that is installed
     alias = path.stem if path.stem.isidentifier() and path.stem != "__main__" and _is_found(path.stem, file) else name
-    module = sys.modules.get(alias)
+    module, spec = sys.modules.get(alias), None
     if module is None or _file_of(module) != file:  # no other file has imported it
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
             raise ConfigError(f"--use {path}: this is not a Python file.")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = sys.modules[alias] = module
-        try:
+    sys.modules[name] = sys.modules[alias] = module
+    try:
+        if spec is not None and spec.loader is not None:
             spec.loader.exec_module(module)
             _check_imports(module, path)
-        except BaseException as error:
-            for each in {name, alias}:
-                del sys.modules[each]  # otherwise a second import would seem to succeed
-            if isinstance(error, ModuleNotFoundError) and error.name:
-                missing = f"--use {path}: it imports {error.name!r}, which is not beside it nor installed."
-                raise ConfigError(missing) from error
-            raise
-    sys.modules[name] = module
-    try:
         _check_methods(module)
-    except BaseException:
-        del sys.modules[name]
-        sys.modules.pop(alias, None)
+    except BaseException as error:
+        for each in {name, alias}:
+            del sys.modules[each]  # otherwise a second import would seem to succeed
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            missing = f"--use {path}: it imports {error.name!r}, which is not beside it nor installed."
+            raise ConfigError(missing) from error
         raise
 
 
