@@ -11,12 +11,12 @@ export OMP_NUM_THREADS ?= 1
 demo: .venv/core
 	$(BIN)/fedkeep run
 
-# By file, so that what the tests of a file share is made once.
+# By file, so that what the tests of a file share is made once. The process of a test that hangs is replaced once.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 1
 
 test-slow: .venv/dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=7200
 
 # Ten other seeds of the global generators, in random order, three of them on a busy machine: nothing may depend on these.
 SEEDS ?= 10

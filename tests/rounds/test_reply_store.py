@@ -85,7 +85,6 @@ def test_every_rule_gives_the_same_bits(rule: Any, few: bool, monkeypatch: pytes
 
 def test_the_mean_with_noise_and_checks_of_losses_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = Privacy(client_noise_multiplier=0.1, max_update_norm=0.5)
-    pytest.importorskip("dp_accounting")
     assert_equal(*both(FedAvg(), monkeypatch, privacy=noise))
     assert_equal(*both(FedAvg(), monkeypatch, defense=Defense(loss_check="server")))
 
