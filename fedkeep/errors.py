@@ -177,6 +177,9 @@ def require_optional(module: str, what: str, extra: str) -> Any:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DISABLE_TELEMETRY", "1")
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(what, extra) from error
+    if getattr(found, "__path__", None) and not found.__file__:  # a folder of that name, as W&B makes one for its runs
+        raise MissingExtra(what, extra)
+    return found

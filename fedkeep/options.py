@@ -5,6 +5,7 @@ derive from `Options`, so that Python code, recipes and the command line have th
 """
 
 import dataclasses
+import inspect
 import math
 import sys
 import types
@@ -89,11 +90,15 @@ def undeclared(cls: type[Options]) -> list[str]:
     """Return what is wrong with fields that are no options, so that recipes and records would lose them."""
     return [
         f"{cls.__qualname__}.{field.name} is no option, so that recipes, records and a resumed run would lose it. "
-        f'Write: {field.name}: {getattr(field.type, "__name__", field.type)} = option(..., "what it is"); or leave the '
+        f'Write: {field.name}: {_as_written(field.type)} = option(..., "what it is"); or leave the '
         "annotation out, if it is a fact about the class."
         for field in dataclasses.fields(cls)
         if field.init and "doc" not in field.metadata and field.metadata.get("option") is not False
     ]
+
+
+def _as_written(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def named_subclasses(base: type[T], name_of: Callable[[type[T]], str | None], advice: str) -> dict[str, type[T]]:

@@ -41,6 +41,8 @@ class TableColumn:
     date: str = ""
 
     def __post_init__(self) -> None:
+        if not all(isinstance(text, str) for text in (self.name, self.unit, self.date, *self.values)):
+            raise DataError(f"the column {self.name!r} must have texts as its name, unit, date and values.")
         numbers = (self.fill, self.mean, self.scale)
         if not all(map(math.isfinite, numbers)) or self.scale <= 0:
             raise DataError(f"the column {self.name!r} must have finite numbers and a scale above 0, not {numbers}.")

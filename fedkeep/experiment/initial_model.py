@@ -227,12 +227,12 @@ def _read_export(path: Path, source: str) -> Mapping[str, Any]:
 def _check_features(exported: Mapping[str, Any], features: Sequence[str], source: str) -> None:
     """Refuse a table whose features are others, or in another order, than those from which a model has learned."""
     known = exported["input"].get("features") if isinstance(exported.get("input"), Mapping) else None
-    if known and list(features) != known:
+    if known and features and list(features) != known:  # arrays have no names of features, as they have none of classes
         order = "in this order" if sorted(known) == sorted(features) else "no others"
         raise ConfigError(
             f"{source} was trained on the features {', '.join(map(str, known))}, and the data have "
-            f"{', '.join(features) or 'no table'}. Give it a table with these columns and {order} (data.columns "
-            "chooses them); or give its weights alone, the safetensors file, if you know that they fit."
+            f"{', '.join(features)}. Give it a table with these columns and values, and {order} (data.columns chooses "
+            "columns); or give its weights alone, the safetensors file, if you know that they fit."
         )
 
 
@@ -243,7 +243,8 @@ def _with_classes_of(
     told = exported.get("label_names")
     known = list(map(str, told)) if isinstance(told, list) else list(names)
     unnamed = list(map(str, range(len(names))))  # as those of arrays are
-    if known == list(names) or unnamed in (known, list(names)):
+    is_unnamed = unnamed in (known, list(names)) and set(known).isdisjoint(names)
+    if known == list(names) or is_unnamed:
         return weights, ""
     head = [name for name in (WEIGHT, BIAS) if name in weights]
     if sorted(known) == sorted(names):

@@ -132,7 +132,7 @@ def _imported_by(module: ModuleType, path: Path) -> list[ModuleType]:
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):  # else it failed, and was caught
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     parts = [name.split(".") for name in names]
@@ -199,15 +199,14 @@ def _import_file(path: Path) -> None:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # it may import what stands beside it; behind all that is installed
     alias = path.stem if path.stem.isidentifier() and path.stem != "__main__" and _is_found(path.stem, file) else name
-    module, spec = sys.modules.get(alias), None
-    if module is None or _file_of(module) != file:  # no other file has imported it
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec is None or spec.loader is None:
-            raise ConfigError(f"--use {path}: this is not a Python file.")
-        module = importlib.util.module_from_spec(spec)
+    loaded, spec = sys.modules.get(alias), importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    by_another = loaded is not None and _file_of(loaded) == file  # another file has imported it
+    module = loaded if loaded is not None and by_another else importlib.util.module_from_spec(spec)
     sys.modules[name] = sys.modules[alias] = module
     try:
-        if spec is not None and spec.loader is not None:
+        if not by_another:
             spec.loader.exec_module(module)
             _check_imports(module, path)
         _check_methods(module)
@@ -215,25 +214,37 @@ def _import_file(path: Path) -> None:
         for each in {name, alias}:
             del sys.modules[each]  # otherwise a second import would seem to succeed
         if isinstance(error, ModuleNotFoundError) and error.name:
-            missing = f"--use {path}: it imports {error.name!r}, which is not beside it nor installed."
+            missing = (
+                f"--use {path}: it, or what it imports, needs {error.name!r}, which is not beside it nor installed."
+            )
             raise ConfigError(missing) from error
         raise
 
 
 def _check_imports(module: ModuleType, path: Path) -> None:
-    """Raise `ConfigError` if a file imported something else than what stands beside it under the same name."""
-    for used in _imported_by(module, path.resolve()):
-        name, found = used.__name__.removeprefix(_PREFIX), _file_of(used)
-        beside = path.resolve().with_name(f"{name}.py")
-        if found in (None, beside) or not beside.is_file() or not _is_own(found):
-            continue
-        if found.read_bytes() != beside.read_bytes():
-            raise ConfigError(f"--use {path}: it imports {name!r}, and gets {found}, not {beside}. Rename one of them.")
+    """Raise `ConfigError` if a file, or what it imports, got something else than what stands beside it by that name."""
+    waiting, seen = [(module, path.resolve())], {path.resolve()}
+    while waiting:
+        for used in _imported_by(*waiting.pop()):
+            found, name = _file_of(used), used.__name__.removeprefix(_PREFIX)
+            if found is None or found in seen or found.suffix != ".py" or not _is_own(found):
+                continue
+            place = path.resolve().parent.joinpath(*name.split("."))
+            beside = place / found.name if found.name == "__init__.py" else place.with_name(f"{place.name}.py")
+            if beside != found and beside.is_file() and beside.read_bytes() != found.read_bytes():
+                raise ConfigError(
+                    f"--use {path}: it imports {name!r}, and gets {found}, not {beside}. Rename one of them."
+                )
+            seen.add(found)
+            waiting.append((used, found))
 
 
 def _is_found(name: str, file: Path) -> bool:
     """Tell whether an import of a name would find a file."""
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module of that name was made without a file
+        return False
     return spec is not None and bool(spec.origin) and Path(str(spec.origin)).resolve() == file
 
 

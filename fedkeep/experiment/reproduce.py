@@ -98,8 +98,10 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
     for method in recipe.methods:
         before, now = options.get(method.label, {}), as_table(method.algorithm)
         changed = [f"{name}={value}" for name, value in now.items() if before.get(name) != value]
-        label = method.label + (f", changed: {', '.join(changed)}" if changed else "")
-        methods.append(replace(method, label=label, grid_of="" if changed else method.grid_of))
+        suffix = f", changed: {', '.join(changed)}" if changed else ""
+        methods.append(
+            replace(method, label=method.label + suffix, grid_of=method.grid_of and f"{method.grid_of}{suffix}")
+        )
     return replace(recipe, methods=tuple(methods))
 
 

@@ -165,7 +165,8 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
         raise DataError(f"site {config.site} cannot read its data as the recipe says. Its own log says why.") from None
     if config.partition_id >= 0:
         return dataset
-    for note in re.findall(r"\d+ (?:of \d+ |empty )?cells .*?\.(?= |$)", dataset.note) if columns else ():
+    about_cells = r"""\d+ (?:of \d+ |empty )?cells (?:'[^']*'|"[^"]*"|.)*?\.(?= |$)"""  # names may have full stops
+    for note in re.findall(about_cells, dataset.note) if columns else ():
         log.warning("site %s: %s", config.site, note)
     if share == "own":
         return dataset

@@ -72,7 +72,7 @@ def data_of_form(about: Mapping[str, Any], name: str = "the sites' data") -> Dat
         columns = columns_from_json({"columns": about["columns"]})
         names, mean, std = (tuple(about[key]) for key in ("label_names", "mean", "std"))
         return DataSet(name, row, row, tuple(map(str, names)), mean, std, columns=columns)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, DataError) as error:
         raise DataError(f"{name}: this is no description of data ({type(error).__name__}: {error}).") from None
 
 
@@ -90,7 +90,11 @@ def pool(described: Mapping[str, Any], examples: Mapping[str, int]) -> DataSet:
     weights = np.asarray([examples[site] for site in sites], dtype=np.float64)
     weights = weights / weights.sum() if weights.sum() else np.full(len(sites), 1 / len(sites))
     every = [dataset.label_names for dataset in sites.values()]
-    check_spelling({name for of_site in every for name in of_site}, "the sites' data together")
+    try:
+        check_spelling({name for of_site in every for name in of_site}, "the sites' data together")
+    except DataError as error:
+        told = [f"{dataset.name} has {', '.join(map(repr, dataset.label_names[:10]))}" for dataset in sites.values()]
+        raise DataError(f"{error} {'; '.join(told[:10])}.") from None
     _, names = number_names([name for of_site in every for name in of_site], as_text=True)
     means, deviations = (zip(*(getattr(one, name) for one in sites.values()), strict=True) for name in ("mean", "std"))
     channels = [_pooled(*of, weights) for of in zip(means, deviations, strict=True)]

@@ -321,7 +321,8 @@ class ColumnResult:
         if not any(self.paper.get(name) for name in ("accuracy", "forgetting")):
             return "No accuracy or forgetting is printed for it."
         same, pairs, clear_same, clear = self.agreement
-        done = [line for line in self.lines if line.paper and line.row and line.row.finished]
+        printed = self.paper.get("accuracy") or self.paper.get("forgetting", {})
+        done = [line for line in self.lines if line.label in printed and line.row and line.row.finished]
         left_out = [f"{line.label} ({line.row.trouble})" for line in done if line.row and line.row.trouble]
         without = f", without {' and '.join(left_out)}" if left_out else ""
         if not pairs:
@@ -359,12 +360,12 @@ class ColumnResult:
         command = ["fedkeep", "reproduce", recipe.parent.as_posix(), "--columns", self.name]
         command += ["--rounds", f"{rounds / full:g}"] if self.share else []
         command += ["--seeds", ",".join(map(str, sorted({trial.seed for trial in trials})))]
+        listed = self.run.settings.get("methods", [])
+        grids = {method["label"]: method["grid_of"] for method in listed if method.get("grid_of")}
         if any(word.partition("=")[0] == "--methods" for word in given):
-            listed = self.run.settings.get("methods", [])
-            grids = {method["label"]: method["grid_of"] for method in listed if method.get("grid_of")}
-            labels = [t.method.partition(", changed: ")[0] for t in trials]  # --set changes a label afterwards
-            command += ["--methods", ",".join(dict.fromkeys(grids.get(label, label) for label in labels))]
-        command += ["--grid"] * ("--grid" in given)
+            labels = [grids.get(t.method, t.method).partition(", changed: ")[0] for t in trials]  # --set changes labels
+            command += ["--methods", ",".join(dict.fromkeys(labels))]
+        command += ["--grid"] * bool(grids)
         for option in ("--use", "--set"):
             pairs = pairwise([part for word in given for part in re.split(f"^({option})=", word) if part])
             command += [word for pair in pairs if pair[0] == option for word in pair]

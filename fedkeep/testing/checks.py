@@ -15,16 +15,15 @@ from torch import Tensor, nn
 
 from fedkeep._utils.seeds import temporary_seed
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.aggregation.mean import aggregate
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import client_steps
+from fedkeep.interface.privacy import Privacy
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.models import Network
 from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.privacy.privacy_checks import reason_against_sums
 from fedkeep.rounds.messages import StepRequest
-from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
 from fedkeep.testing import runs
 from fedkeep.testing.runs import AnyAlgorithm
 from fedkeep.training.party import LocalParty
@@ -108,30 +107,17 @@ def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> No
 
 def check_only_averages(algorithm: AnyAlgorithm) -> None:
     """Check that a method learns the same where it sees the mean of clients' models alone, as secure sums show it."""
-    summed = runs.simulation(algorithm, training=runs.SHORT)
-    if reason_against_sums(summed):
+    if reason_against_sums(runs.simulation(algorithm, training=runs.SHORT)):
         return
-    summed.take_steps([_MeanAlone()])
+    summed = runs.simulation(algorithm, training=runs.SHORT, privacy=Privacy(secure_aggregation=True))
     runs.run_rounds(summed)
     for name, tensor in runs.undisturbed(algorithm, training=runs.SHORT).model.items():
         runs.expect(
             torch.allclose(summed.server.model[name], tensor, rtol=1e-3, atol=1e-5),
             f"{name} should be the same if each reply's model is the mean of all, and losses and steps are 0. Write "
-            "only_averages = False in the class if `round` reads single models, losses or numbers of steps",
+            "only_averages = False in the class if `round` reads single models, losses or numbers of steps; means are "
+            "weighted by examples, unless the method has an option aggregation, and it is 'uniform'",
         )
-
-
-class _MeanAlone(ReplyStep):
-    """Does as `SecureSum` does, but for rounding."""
-
-    def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:
-        fits = {client: reply.value for client, reply in replies.items() if isinstance(reply.value, Fit)}
-        if fits:
-            uniform = getattr(round.state.algorithm, "aggregation", "num_examples") == "uniform"
-            mean = aggregate(fits, "uniform" if uniform else "num_examples")
-            for client, fit in fits.items():
-                replies[client].value = replace(fit, model=mean, num_steps=0, loss=0.0)
-        return replies
 
 
 def check_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
@@ -235,7 +221,7 @@ def check_bad_replies(algorithm: AnyAlgorithm) -> None:
     """
     steps = {name: annotations_of(step)["return"] for name, step in client_steps(type(algorithm)).items()}
     carriers = runs.replies_with(algorithm, Fit) or {name for name in steps if is_dataclass(steps[name])} or set(steps)
-    faults = {"4": lambda tensor: torch.full_like(tensor, float("nan")), "3": _doubled}
+    faults = {"4": lambda tensor: torch.full_like(tensor, float("nan")), "3": lambda tensor: tensor[None]}
     parts = [(step, part) for step, reply in steps.items() for part in _parts_beside_models(reply)]
     broken = defaultdict[int, set[str]](set)
     simulation = runs.simulation(algorithm, cohort_size=6, rounds=3 + len(parts), training=runs.SHORT)
@@ -262,10 +248,6 @@ def check_bad_replies(algorithm: AnyAlgorithm) -> None:
     runs.expect_finite(simulation.server.model)
 
 
-def _doubled(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor] * 2) if tensor.dim() else tensor.repeat(2)
-
-
 def _parts_beside_models(reply: Any) -> list[str]:
     """Return the fields of a type of replies that may hold tensors, but the model; none of one that is no dataclass."""
     names = [field.name for field in fields(reply)] if is_dataclass(reply) else []
@@ -285,7 +267,7 @@ def _broken_part(reply: Any, part: str) -> Any:
     """Return a reply with another shape of a part's first tensor; the reply itself if the part has no tensor."""
     value = getattr(reply, part)
     tensors = [tensor for tensor, _ in tree_tensors(value)]
-    return replace(reply, **{part: replace_tensors(value, [_doubled(tensors[0]), *tensors[1:]])}) if tensors else reply
+    return replace(reply, **{part: replace_tensors(value, [tensors[0][None], *tensors[1:]])}) if tensors else reply
 
 
 def check_too_few_clients(algorithm: AnyAlgorithm) -> None:

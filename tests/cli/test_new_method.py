@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from fedkeep.cli import main
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, MissingExtra, require_optional
 
 METHOD = '''
 from dataclasses import dataclass
@@ -117,7 +117,7 @@ def test_a_file_may_import_what_stands_beside_it(tmp_path: Path, capsys: pytest.
     lacking = tmp_path / "lacking.py"
     lacking.write_text("import not_beside_it\n")
     assert main([*words, "--use", str(lacking)]) == 1
-    assert "it imports 'not_beside_it', which is not beside it nor installed." in capsys.readouterr().err
+    assert "needs 'not_beside_it', which is not beside it nor installed." in capsys.readouterr().err
 
 
 def test_two_folders_with_helpers_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -130,6 +130,36 @@ def test_two_folders_with_helpers_of_one_name_are_told_apart(tmp_path: Path) -> 
     import_user_code([str(tmp_path / "h1" / "with_helper_1.py")])
     with pytest.raises(ConfigError, match=r"imports 'one_named_helper', and gets .*h1.*, not .*h2.*Rename"):
         import_user_code([str(tmp_path / "h2" / "with_helper_2.py")])
+
+
+def test_so_are_packages_and_what_helpers_import(tmp_path: Path) -> None:
+    from fedkeep.experiment.plugins import import_user_code
+
+    for number in (1, 2):
+        package = tmp_path / f"h{number}" / "one_named_package"
+        package.mkdir(parents=True)
+        (package / "values.py").write_text(f"VALUE = {number}\n")
+        (package.parent / "equal_helper.py").write_text("from one_named_package.values import VALUE\n")
+        (package.parent / f"with_package_{number}.py").write_text("from equal_helper import VALUE\n")
+    import_user_code([str(tmp_path / "h1" / "with_package_1.py")])
+    with pytest.raises(ConfigError, match=r"imports 'one_named_package.values', and gets .*h1.*, not .*h2"):
+        import_user_code([str(tmp_path / "h2" / "with_package_2.py")])
+
+
+def test_a_folder_with_the_name_of_an_extra_is_no_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "an_extra_by_name").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingExtra):
+        require_optional("an_extra_by_name", "A logger", "tracking")
+
+
+def test_a_relative_import_that_the_file_itself_catches_is_fine(tmp_path: Path) -> None:
+    from fedkeep.experiment.plugins import import_user_code
+
+    (tmp_path / "either_way.py").write_text(
+        "try:\n    from .math import pi\nexcept ImportError:\n    from math import pi\n"
+    )
+    import_user_code([str(tmp_path / "either_way.py")])
 
 
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:

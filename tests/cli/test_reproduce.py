@@ -171,6 +171,29 @@ def test_the_command_under_a_table_repeats_it(table: str, tmp_path: Path, monkey
     assert (tmp_path / "two" / "toy-rounds-0.5" / "table.md").read_text() == written
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ["--methods prox --grid --set fedprox.aggregation=uniform"],
+        ["--methods fedseq", "--methods prox --grid"],
+    ],
+)
+def test_so_does_that_of_a_grid_and_of_several_calls(
+    calls: list[str], table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (shlex.split(call) for call in calls):
+        monkeypatch.setattr(sys, "argv", ["fedkeep", "reproduce", table, *words])
+        assert run(table, Path("one"), "--columns", "first", "--seeds", "0", "--rounds", "0.5", *words) == 0
+    (command,) = re.findall(r"Run with `fedkeep (.*)` by FedKeep ", Path("one/toy-rounds-0.5/table.md").read_text())
+    again = [*shlex.split(command), "--out", "two", "--quiet", "--workers", "1"]
+    assert main(again) == 0
+    one, two = (lines(Path(folder, "toy-rounds-0.5")) for folder in ("one", "two"))
+    values = [{name: line.row.value("window_mean").mean for name, line in of.items() if line.row} for of in (one, two)]
+    assert values[0] == values[1]
+    assert len(values[0]) >= 2
+
+
 def test_other_settings_are_refused_by_name(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--columns", "first", "--methods", "fedavg", "--seeds", "0"]
     assert run(table, tmp_path, *words) == 0

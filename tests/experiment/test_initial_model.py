@@ -250,6 +250,15 @@ def test_an_exported_classifier_takes_the_order_of_the_datas_classes() -> None:
     assert note == "with its classes in the data's order"
 
 
+@pytest.mark.parametrize(
+    ("known", "names", "note"),
+    [("012", "123", "with a new classifier"), ("123", "012", "with a new classifier"), ("012", "abc", "")],
+)
+def test_numbers_are_names_of_classes_unless_the_others_are_none(known: str, names: str, note: str) -> None:
+    weights = {WEIGHT: torch.ones(3, 1), BIAS: torch.ones(3)}
+    assert _with_classes_of({"label_names": list(known)}, list(names), weights, weights, "it")[1] == note
+
+
 def test_a_resumed_run_finds_its_weights_from_elsewhere_and_notices_others(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

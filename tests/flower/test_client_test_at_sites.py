@@ -100,7 +100,7 @@ def test_sites_that_spell_a_class_in_two_ways_are_told_of(
     recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
 ) -> None:
     rewrite(hospitals[1], "yes", "Yes")
-    with pytest.raises(DataError, match=r"the sites' data together has names that differ in .* 'Yes' and 'yes'"):
+    with pytest.raises(DataError, match=r"names that differ in .* 'Yes' and 'yes'.*site b has 'Yes', 'no'"):
         serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", rounds=1))
 
 
@@ -231,6 +231,7 @@ def test_statistics_are_those_of_all_sites_rows(tmp_path: Path, monkeypatch: pyt
         ({"shape": [10**12]}, "site b: this is no description of data"),
         ({"label_names": 3}, "site b: this is no description of data"),
         ({"kind": "sounds"}, "site b: this is no description of data"),
+        ({"columns": [{"name": "age", "unit": ["years"]}]}, "site b: this is no description of data"),
     ],
 )
 def test_sites_whose_data_do_not_go_together_are_named(

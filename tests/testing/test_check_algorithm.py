@@ -222,6 +222,48 @@ def test_what_a_reply_holds_beside_its_model_is_to_be_checked_too() -> None:
     dict(checks_for(AddsUpWhatFits))["bad_replies"]()
 
 
+@dataclass(frozen=True, eq=False)
+class FitAndRows(Fit):
+    rows: Tensor
+
+
+class CollectsRows(Algorithm[Total]):
+    """How many rows a client sends is its own affair."""
+
+    def round(self, server: Server[Total], cohort: Cohort) -> None:
+        replies = cohort.ask(self.train, server.model)
+        server.state.total = torch.cat([reply.rows for reply in replies.values()]).sum(dim=0)
+        server.model = weighted_mean(replies)
+
+    @on_client
+    def train(self, client: Client[Total], model: Weights) -> FitAndRows:
+        return FitAndRows(**vars(client.fit(model, CrossEntropy())), rows=torch.ones(len(client.data["label"]), 2))
+
+    def validate_reply(self, server: Server[Total], reply: Any, examples: int) -> str | None:
+        return None if reply.rows.dim() == 2 and reply.rows.shape[1] == 2 else "rows of another width"
+
+
+def test_a_part_of_any_length_is_fine() -> None:
+    dict(checks_for(CollectsRows))["bad_replies"]()
+
+
+class AsksOneAlone(Algorithm):
+    only_averages = True
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        for client in cohort:
+            server.model = client.ask(self.train, server.model).model
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Fit:
+        return client.fit(model, CrossEntropy())
+
+
+def test_who_asks_one_client_alone_does_not_only_average() -> None:
+    with pytest.raises(Exception, match="alone"):
+        dict(checks_for(AsksOneAlone))["only_averages"]()
+
+
 def test_the_error_says_which_check_it_was_and_checks_can_be_skipped() -> None:
     known = [check.__name__.removeprefix("check_") for check in CHECKS]
     with pytest.raises(AssertionError) as caught:
