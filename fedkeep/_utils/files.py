@@ -30,14 +30,14 @@ def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True, s
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        if sync:
+            sync_folder(path.parent)
     except OSError as error:
         if error.errno:
             error.filename = str(path)  # the write to a full disk names no file
         raise
     finally:
         temporary.unlink(missing_ok=True)
-    if sync:
-        sync_folder(path.parent)
     return path
 
 

@@ -403,7 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # such as a full disk, or a folder without write permission
         what = f" ({error.filename})" if error.filename else ""
-        full = ". Free space there, then repeat the command; a run that was begun goes on with: fedkeep resume"
+        full = ". Free space there, then repeat the command, or go on with a run that was begun: fedkeep resume."
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         say_error(f"{error.strerror or error}{what}{full * is_full}")
         return 1

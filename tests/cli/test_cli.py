@@ -161,7 +161,7 @@ def test_a_full_disk_names_what_could_not_be_written(
     monkeypatch.setattr("os.fsync", full)  # an error without a name, as that of a write
     told = cli("compare", run, "--format", "csv", "--out", tmp_path / "table.csv")
     assert told.code == 1
-    wanted = f"error: No space left on device ({tmp_path / 'table.csv'}). Free space there, then repeat the command."
+    wanted = f"error: No space left on device ({tmp_path / 'table.csv'}). Free space there, then repeat the command, "
     assert wanted in told.err
     assert not list(tmp_path.iterdir())
 
