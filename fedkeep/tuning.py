@@ -83,17 +83,20 @@ class Tuning:
 
     @cached_property
     def best(self) -> Mapping[str, TunedPoint]:
-        """By the label of a method, the point with the best mean; of equals the first.
+        """By the label of a method, the point with the best mean of those that have learned; of equals the first.
 
-        A point that does not count (`TunedPoint.counts`), such as one that diverged, is never best.
+        If none has learned it is the best of all that count (`TunedPoint.counts`), and the table says so.
         """
         found: dict[str, TunedPoint] = {}
         for tuned in self.points:
-            method, value = tuned.method.grid_of, self.metric.better * tuned.spread.mean
-            before = found.get(method)
-            if tuned.counts(self.metric) and (before is None or value > self.metric.better * before.spread.mean):
-                found[method] = tuned
+            before = found.get(tuned.method.grid_of)
+            if tuned.counts(self.metric) and (before is None or self._rank(tuned) > self._rank(before)):
+                found[tuned.method.grid_of] = tuned
         return found
+
+    def _rank(self, tuned: TunedPoint) -> tuple[bool, float]:
+        # Rounded, since means of the same numbers of right answers may differ in their last bits.
+        return tuned.learned, round(self.metric.better * tuned.spread.mean, 9)
 
     @property
     def best_recipe(self) -> Recipe:
@@ -106,12 +109,12 @@ class Tuning:
 
     @property
     def table(self) -> TextTable:
-        """A line for each point: a verdict (best, has not learned, or nothing), its label, its metric, its seeds."""
+        """A line for each point: a verdict (best, has not learned, both, none), its label, its metric, its seeds."""
         best = set(map(id, self.best.values()))
         lines = []
         for tuned in self.points:
-            verdict = "best" if id(tuned) in best else "" if tuned.learned else "has not learned"
-            lines.append([verdict, tuned.label, show(tuned.spread, self.metric.unit), str(tuned.spread.n)])
+            verdict = ["best"] * (id(tuned) in best) + ["has not learned"] * (not tuned.learned)
+            lines.append([", ".join(verdict), tuned.label, show(tuned.spread, self.metric.unit), str(tuned.spread.n)])
         return TextTable(["", "method", self.metric.title, "seeds"], lines)
 
 

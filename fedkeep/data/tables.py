@@ -240,7 +240,8 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
         numbers = np.asarray([np.nan if one is None else one for one in parsed], float)
     unread = np.flatnonzero(np.isnan(numbers) & np.asarray([text is not None for text in texts], bool))
     if len(unread):
-        what = "a date of 1678 to 2261" if column.kind == "date" else "a number"
+        date = f"a date of 1678 to 2261, written as {column.date or 'YYYY-MM-DD'} as in training,"
+        what = date if column.kind == "date" else "a number"
         raise DataError(
             f"{where}: {at(where, unread.tolist())}: {column.name!r} = {texts[unread[0]]!r}, where {what} is expected."
         )

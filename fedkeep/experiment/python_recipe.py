@@ -96,8 +96,8 @@ def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
     others = [one for one in settings if not one.strip().startswith(SET_BESIDE) or one.strip().startswith("data.name")]
     if others:
         raise ConfigError(
-            f"settings {others} have arguments of their own beside data=: data=, model=, partition=, weights=, "
-            "pretraining=, methods=[fedkeep.SFedKD(tau=1)]."
+            f"with data=, these are no settings: {', '.join(others)}. Give arguments: model=, partition= such as "
+            "fedkeep.IID(num_clients=3), weights=, pretraining=, methods=[fedkeep.SFedKD(tau=1)]."
         )
     for name, value, examples in (
         ("model", model, f"a torch.nn.Module, its class, or one of {', '.join(architectures())}"),

@@ -408,6 +408,7 @@ def _entries_with(table: Mapping[str, Any], section: str, name: str) -> list[dic
     chosen = [entry for entry, own in zip(entries, names, strict=True) if who in own]
     if not chosen:
         hint = did_you_mean(who, {*SECTIONS, "algorithm", *(each for own in names for each in own if each)})
+        hint = f" This recipe does not have {who}: add --methods {who}." if who in algorithms() else hint
         raise ConfigError(f"--set {section}.{name}: unknown section.{hint}")
     return chosen
 

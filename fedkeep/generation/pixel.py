@@ -64,11 +64,14 @@ class UNet(Options):
         channels, height, width = shape
         halvings = len(self.widths) - 1
         divisor = self.patch * 2**halvings
-        if height != width or height % divisor:
+        if height != width:
             raise ConfigError(
-                f"images of {height} x {width} pixels cannot be halved {halvings} times in squares of {self.patch}: "
-                f"they must be square, and {divisor} must divide their side. Give UNet.widths fewer entries; 28 pixels "
-                "take up to 3, and 2 with squares of 2."
+                f"a generator makes square images, and these have {height} x {width} pixels. Cut or pad them."
+            )
+        if height % divisor:
+            raise ConfigError(
+                f"the side of {height} pixels cannot be halved {halvings} times in squares of {self.patch}: {divisor} "
+                "must divide it. Give UNet.widths fewer entries; 28 pixels take up to 3, and 2 with squares of 2."
             )
         channels *= self.patch**2
         num_plain = len(self.widths) - self.attention

@@ -207,7 +207,7 @@ def from_path(path: str, allow_code: bool) -> Architecture:
         raise ConfigError(
             f"this recipe wants to import and run code of its own, {path!r}, for its model. If you trust it, allow it: "
             "--allow-code on the command line, machine=Machine(allow_code=True) in Python. Or give the model itself in "
-            "Python: fedkeep.resume(RUN, model=...)."
+            "Python: model=..."
         )
     value: Any = _imported(match["module"], path)
     for part in match["attribute"].split("."):
@@ -303,7 +303,10 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
     return network
 
 
-_GIVEN_HINT = "The model of a run that was begun in Python is given again: fedkeep.resume(RUN, model=...)."
+_GIVEN_HINT = (
+    "Give the network that the run was begun with: resume(RUN, model=...), or network=... where a model is loaded, "
+    "exported or predicts."
+)
 _SPLIT_HINT = (
     "End the network in a torch.nn.Linear whose output is the logits, and it is split there; or give the module a "
     "method features(images) that returns [batch, width] and a classifier, torch.nn.Linear(width, classes), with "

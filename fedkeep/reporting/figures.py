@@ -268,7 +268,7 @@ def _dress(axes: Axes, title: str) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=3)
     axes.margins(x=0.0, y=0.06)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
 

@@ -455,7 +455,10 @@ def test_dates_in_other_forms(tmp_path: Path) -> None:
 def test_dates_that_cannot_be_are_named(tmp_path: Path, day: str) -> None:
     usual = "02.03.2024" if "." in day else "2024-03-02"
     rows = [f"{day if row == 3 else usual},{row / 3},{'xy'[row % 2]}" for row in range(60)]
-    with pytest.raises(DataError, match=f"line 5: 'seen' = '{day}', where a date of 1678 to 2261 is expected"):
+    with pytest.raises(
+        DataError,
+        match=f"line 5: 'seen' = '{day}', where a date of 1678 to 2261, written as .* in training, is expected",
+    ):
         load(written(tmp_path, "seen,a,label", rows))
 
 

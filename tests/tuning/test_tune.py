@@ -109,6 +109,16 @@ def test_a_point_that_has_learned_nothing_does_not_win_by_forgetting_nothing(rec
     assert [row[0] for row in result.table.lines] == ["has not learned", "best"]
     accuracy = replace(result, metric=METRICS["window_mean"], points=(guessing,))
     assert accuracy.best["FedSeq"] is guessing, "its accuracy flatters nobody"
+    assert [row[0] for row in accuracy.table.lines] == ["best, has not learned"]
+    better = replace(guessing, values=(0.99,))
+    assert replace(accuracy, points=(better, learning)).best["FedSeq"] is learning
+
+
+def test_of_equals_the_first_is_best(tuning: Tuning) -> None:
+    first, second, *others = tuning.points
+    equal = (replace(first, values=(0.5908045977011493,)), replace(second, values=(0.5908045977011495,)))
+    found = replace(tuning, points=(*equal, *(replace(other, values=(0.1,)) for other in others)))
+    assert found.best["SFedKD"] is equal[0]
 
 
 def test_a_diverged_point_is_never_best(tuning: Tuning) -> None:

@@ -124,10 +124,12 @@ def test_wrong_sizes_are_refused() -> None:
         result.check_prototypes(torch.zeros(2, 1, 31))
     with pytest.raises(DataError, match=r"draws uint8 images of 1 x 8 x 8, and these are torch.uint8 of 1 x 28 x 28"):
         result.encode(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.Generator())
-    with pytest.raises(ConfigError, match="28 x 28 pixels cannot be halved 3 times"):
+    with pytest.raises(ConfigError, match="side of 28 pixels cannot be halved 3 times"):
         UNet(widths=(8, 8, 8, 8)).build((1, 28, 28), 3)
-    with pytest.raises(ConfigError, match="halved 2 times in squares of 2: they must be square, and 8 must divide"):
+    with pytest.raises(ConfigError, match="halved 2 times in squares of 2: 8 must divide"):
         UNet(widths=(8, 8, 8), patch=2).build((1, 28, 28), 3)
+    with pytest.raises(ConfigError, match="square images, and these have 17 x 33"):
+        UNet(widths=(8,)).build((3, 17, 33), 3)
     with pytest.raises(ConfigError, match="multiples of 8"):
         UNet(widths=(12,))
 
