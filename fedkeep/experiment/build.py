@@ -269,9 +269,15 @@ def check_federation(recipe: Recipe, federation: Federation, data_dir: str | Pat
         check_label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
     for model in (recipe.model, *(client.model for client in recipe.client_models)):
         check_token_ids(model, dataset)
-    for method in () if dataset.has_images else recipe.methods:
-        rotates = method.algorithm.rows_per_class > 1 and len(dataset.shape) != 3
-        if rotates or {"images", "generator"} & {*method.algorithm.needs}:
+    for method in recipe.methods:
+        rotates = method.algorithm.rows_per_class > 1
+        needs_images = (rotates and len(dataset.shape) != 3) or {"images", "generator"} & {*method.algorithm.needs}
+        if rotates and len(dataset.shape) == 3 and dataset.shape[1] != dataset.shape[2]:
+            raise ConfigError(
+                f"{method.label} rotates images, which must be square, and those of {dataset.name} are "
+                f"{describe_input(dataset.train['input'])}. Leave the method out, or set data.size."
+            )
+        if needs_images and not dataset.has_images:
             raise ConfigError(
                 f"{method.label} needs images, which it rotates or generates, and the inputs of {dataset.name} are "
                 f"{describe_input(dataset.train['input'])}. Leave the method out, or choose uint8 images."

@@ -93,6 +93,15 @@ def test_what_needs_other_inputs_is_refused_before_anything_runs(
         Experiment(recipe).check()
 
 
+def test_images_that_are_not_square_are_not_rotated(tmp_path: Path) -> None:
+    arrays(x=np.random.default_rng(0).integers(256, size=(60, 1, 8, 9), dtype=np.uint8))
+    settings = [*BASE, "tasks.num_classes=0"]
+    for methods, more in (["fedpass"], []), (["fedskf"], ["fedskf.level=pass"]):
+        recipe = load_recipe(tiny.write_recipe(tmp_path), methods=methods, settings=[*settings, *more])
+        with pytest.raises(ConfigError, match="rotates images, which must be square, and those of .* 8 x 9"):
+            Experiment(recipe).check()
+
+
 def test_token_ids_need_a_network_with_as_many(tmp_path: Path) -> None:
     arrays(x=np.random.default_rng(0).integers(30, size=(60, 7)))
     path = tiny.write_recipe(tmp_path)
