@@ -98,7 +98,7 @@ def test_images_that_are_not_square_are_not_rotated(tmp_path: Path) -> None:
     settings = [*BASE, "tasks.num_classes=0"]
     for methods, more in (["fedpass"], []), (["fedskf"], ["fedskf.level=pass"]):
         recipe = load_recipe(tiny.write_recipe(tmp_path), methods=methods, settings=[*settings, *more])
-        with pytest.raises(ConfigError, match="rotates images, which must be square, and those of .* 8 x 9"):
+        with pytest.raises(ConfigError, match=r"rotates images, which must be square, and those of .* 8 x 9"):
             Experiment(recipe).check()
 
 
