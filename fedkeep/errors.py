@@ -180,6 +180,6 @@ def require_optional(module: str, what: str, extra: str) -> Any:
         found = importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(what, extra) from error
-    if getattr(found, "__path__", None) and not found.__file__:  # a folder of that name, as W&B makes one for its runs
+    if hasattr(found, "__path__") and not getattr(found, "__file__", None):  # a folder, such as W&B's own of its runs
         raise MissingExtra(what, extra)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,7 @@ def test_a_relative_import_that_the_file_itself_catches_is_fine(tmp_path: Path) 
         "try:\n    from .math import pi\nexcept ImportError:\n    from math import pi\n"
     )
     import_user_code([str(tmp_path / "either_way.py")])
+    assert sys.modules["either_way"].pi > 3
 
 
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
