@@ -7,6 +7,7 @@ from typing import get_args
 from rich.console import Console
 
 from fedkeep.cli.text import say
+from fedkeep.data.schema import DataOptions
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.experiment.build import check_device
@@ -25,9 +26,9 @@ def train_diffusion(options: Namespace, console: Console) -> int:
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
         )
     device = check_device(options.device)
-    sections = {"unet": UNet, "noise_schedule": NoiseSchedule, "training": GeneratorTraining}
-    unet, schedule, settings = read_settings(options.settings, sections).values()
-    source = load_training_data(options.data, options.regime, options.data_dir)
+    sections = {"unet": UNet, "noise_schedule": NoiseSchedule, "training": GeneratorTraining, "data": DataOptions}
+    unet, schedule, settings, data_options = read_settings(options.settings, sections).values()
+    source = load_training_data(options.data, options.regime, options.data_dir, data_options)
     dataset, data = source.dataset, source.seen
     if options.clusters > 1:
         subclasses = cluster_subclasses(data["input"], data["label"], options.clusters, options.seed)

@@ -370,7 +370,7 @@ _command(
     arg("--regime", "paper: all images; same_classes: a part of each class; disjoint: other classes", default="paper"),
     arg("--clusters", "subclasses of each class, by similarity, for prototypes", positive, "N", default=1),
     switch("--half", "save 16 bits a weight: half the size"),
-    settings("unet.widths=[64,128,128] or training.steps=5000"),
+    settings("unet.widths=[64,128,128], training.steps=5000, or data.size=[32,32] of a folder of images"),
     *_ON_DEVICE,
 )
 _command(

@@ -20,6 +20,7 @@ from fedkeep.data import Data, DataSet, load
 from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
 from fedkeep.data.holdout import hold_out, image_hashes
+from fedkeep.data.schema import DataOptions
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.generation import pixel
 from fedkeep.generation.generator import Regime
@@ -66,34 +67,38 @@ class GeneratorData:
         return {name: column[~self.is_seen] for name, column in self.dataset.train.items()}
 
 
-def load_benchmark(name: str, data_dir: DataDir = None) -> DataSet:
+def load_benchmark(name: str, data_dir: DataDir = None, options: DataOptions | None = None) -> DataSet:
     """Return the clients' data: ``grey`` or ``rgb`` as in FedDCL, or any data set by its name.
 
     ``name``: ``grey`` is MNIST, EMNIST letters A to J and Fashion-MNIST as one set of 30 classes. ``rgb`` is the first
         30 classes of CIFAR-100. Other names, and errors, are those of `fedkeep.data.load`.
+    ``options``: How a user's own files are read.
     """
     if name == "grey":
-        return load(GREY, data_dir=data_dir)
+        return load(GREY, data_dir=data_dir, options=options)
     if name == "rgb":
-        whole = load("cifar100", data_dir=data_dir)
+        whole = load("cifar100", data_dir=data_dir, options=options)
         return select_classes(whole, whole.label_names[:30])
-    return load(name, data_dir=data_dir)
+    return load(name, data_dir=data_dir, options=options)
 
 
-def load_training_data(name: str, regime: Regime, data_dir: DataDir = None) -> GeneratorData:
+def load_training_data(
+    name: str, regime: Regime, data_dir: DataDir = None, options: DataOptions | None = None
+) -> GeneratorData:
     """Return what a generator is trained on under a regime.
 
     ``name``: As in `load_benchmark`. For ``disjoint``, ``grey`` stands for FEMNIST's letters from K on, transformed to
         look like EMNIST's, and CIFAR-10 in grey for its texture; ``rgb`` stands for CIFAR-10; other names for
         themselves.
     ``regime``: How the generator's images relate to the clients'.
+    ``options``: How a user's own files are read.
     """
     if regime == "ldm" or (name, regime) == ("rgb", "paper"):
         raise ConfigError(
             f"{name} under the regime {regime!r} has nothing to train: it is the public text-to-image model, which is "
             "loaded (fedkeep.generation.generator_config). Train with the regime same_classes or disjoint."
         )
-    dataset = load_benchmark("cifar10" if (name, regime) == ("rgb", "disjoint") else name, data_dir)
+    dataset = load_benchmark("cifar10" if (name, regime) == ("rgb", "disjoint") else name, data_dir, options)
     if (name, regime) == ("grey", "disjoint"):
         dataset = concatenate(
             [load("femnist-letters", data_dir=data_dir), _to_grey(load("cifar10", data_dir=data_dir))]

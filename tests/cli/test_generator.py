@@ -9,6 +9,7 @@ from typing import Any
 
 import generator_quality
 import pytest
+from PIL import Image
 
 from fedkeep.cli import generator as command
 from fedkeep.cli import main
@@ -63,6 +64,18 @@ def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.Mo
     output = cli("check", folder, "--on", "digits", "--set", "prototypes.steps=3", "--model", "mlp", *FEW)
     assert "prototypes: 3 steps, loss" in output
     assert json.loads((folder / "quality-on-digits.json").read_text())["prototypes"] == "found"
+
+
+def test_photos_of_several_sizes_are_resized(cli: Any, tmp_path: Path) -> None:
+    for number in range(20):
+        place = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8 + number, 9), number).save(place)
+    arguments = ["train", tmp_path / "photos", "--out", tmp_path / "g", *TINY]
+    assert "data.size" in cli(*arguments, code=1)
+    cli(*arguments, "--set", "data.size=[8,8]")
+    assert json.loads((tmp_path / "g" / "generator.json").read_text())["shape"] == [1, 8, 8]
+    assert "Leave all but its name" in cli("train", "grey", "--out", tmp_path / "h", "--set", "data.size=[8,8]", code=1)
 
 
 def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
