@@ -59,8 +59,8 @@ from fedkeep._utils.process import keep_freed_memory
 if sys.argv[1:]:
     keep_freed_memory()
 weight = torch.ones((), requires_grad=True)
-for step in range(60):
-    if step == 20:
+for step in range(32):
+    if step == 8:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     values = torch.ones(64, 64, 32, 32)
     for _ in range(2):
