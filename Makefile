@@ -81,7 +81,7 @@ bench: .venv/dev
 bench-peers: .venv/dev
 	$(BIN)/python benchmarks/peers
 
-# Constraints pin PyTorch for a CPU: install the build for your GPU into .venv first.
+# Install the build of PyTorch for your GPU into .venv first.
 bench-gpu: .venv/dev
 	$(BIN)/python benchmarks/gpu.py
 

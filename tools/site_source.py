@@ -18,7 +18,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,11 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
         },
         {
             "How to": [
+                *rest("how-to"),
                 *(
                     {heading(path.read_text()): f"docs/how-to/{path.name}"}
-                    for path in sorted((ROOT / "docs/how-to").glob("*.md"))
+                    for path in sorted((ROOT / "docs/how-to").glob("*.md"), key=lambda path: place_in(HOW_TO, path))
                 ),
-                *rest("how-to"),
                 {"Deploy on Flower": "docs/deploy.md"},
                 {"Train a generator": "docs/generators.md"},
                 {"Let clients have networks of their own": "docs/model-heterogeneity.md"},
@@ -137,6 +137,8 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
     ]
 
 
+HOW_TO = ("command-line", "initial-model", "tune", "resume", "export", "scale", "track", "extend")
+"""The order of docs/how-to/; pages that are not named come last."""
 SECTIONS = {
     "data.md": "how-to",
     "report.md": "how-to",
@@ -145,7 +147,6 @@ SECTIONS = {
     "averaged-sequences-tried.md": "findings",
     "which-method-tables.md": "findings",
     "tried-readings.md": "findings",
-    "results.md": "findings",
     "reproduction.md": "findings",
     "privacy.md": "security",
     "threat-model.md": "security",
@@ -155,6 +156,11 @@ NAMED = {
     "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md",
     "model-heterogeneity.md", "class-incremental.md", "architecture.md", "releasing.md",
 }  # fmt: skip
+
+
+def place_in(order: Sequence[str], path: Path) -> tuple[int, str]:
+    """Return where a page stands in an order."""
+    return (order.index(path.stem) if path.stem in order else len(order), path.name)
 
 
 def rest(*sections: str) -> list[Any]:
@@ -197,8 +203,8 @@ def made_pages() -> dict[Path, str]:
     made = {
         ROOT / "fedkeep" / "algorithms": "docs/methods/index.md",
         ROOT / "fedkeep" / "recipes": "docs/reference/recipes.md",
-        ROOT / "fedkeep" / "cli" / "commands.py": "docs/reference/commands.md",
-        ROOT / "fedkeep" / "reporting" / "columns.py": "docs/reference/metrics.md",
+        ROOT / "fedkeep" / "cli": "docs/reference/commands.md",
+        ROOT / "fedkeep" / "reporting" / "metric.py": "docs/reference/metrics.md",
     }
     made |= {ROOT / "docs" / "tutorials" / f"{name}.py": f"docs/tutorials/{name}.md" for name in TUTORIALS}
     for name, cls in algorithms().items():
@@ -378,7 +384,7 @@ def recipes_page() -> str:
     """Return the reference of recipes."""
     lines = [
         "# Recipes", "",
-        "A recipe is a TOML file. `fedkeep recipes demo` prints one with every option; `--set section.option=value` "
+        "A recipe is a TOML file. `fedkeep recipes demo` prints one; `--set section.option=value` "
         "changes one. Beside its sections it has `title`, `seeds`, `extends` (recipes whose entries it takes over), "
         "`log` (where metrics are logged too), `[[methods]]` (each with `algorithm`, `label`, its options and a `grid` "
         "of options), `[[client_models]]` and `[paper]` (printed numbers).", "",

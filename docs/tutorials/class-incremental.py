@@ -21,5 +21,5 @@ for trial in run.trials:
     first, last = trial.task_matrix[0, 0], trial.task_matrix[1, 0]
     print(f"{trial.label}: first task {first:.2f} when it was learned, {last:.2f} after the second")
 # %% [markdown]
-# Methods that replay stored or generated (synthetic) images of old classes need a generator or invert the old model: see
-# the page on class-incremental learning.
+# FediCaRL keeps examples of old classes. Methods that replay generated images need a generator, or invert the old model:
+# see the page on class-incremental learning.

@@ -46,11 +46,12 @@ print(f"before: accuracy {run.trials[0].initial_accuracy:.2f}")
 for trial in run.trials:
     print(f"{trial.label}: accuracy {trial.last:.2f}, of the worst class {min(trial.class_accuracy.values()):.2f}")
 # %% [markdown]
-# Rounds began at 0.93. The last model of a sequence has forgotten a part, with distillation more than without here: FedSeq
-# has 0.92 (its worst class 0.72), SFedKD 0.83 (0.40). Averages keep it: of either the moving average has 0.94 or more.
+# Rounds began at 0.93. The last model of a sequence has forgotten a part: FedSeq has 0.92 (its worst class 0.72), SFedKD
+# 0.83 (0.40). On CIFAR-10 it is the other way round (docs/findings.md), so compare both on your data. Averages keep what
+# was known: of either the moving average has 0.94 or more.
 #
 # Frozen parameters (`requires_grad` is False) do not travel, nor does what adapters of `peft` adapt: a client here sends
-# 2.6 kB rather than 19 kB. It does not keep what the network knew: where only the classifier learns, more is forgotten.
+# 2.6 kB rather than 19 kB. Freezing does not prevent forgetting: where only the classifier learns, more is forgotten.
 # %%
 
 

@@ -377,7 +377,7 @@ _command(
     "recipes",
     "show.recipes",
     "list the recipes and the papers' tables, or print one",
-    arg("name", "print this recipe with every option written out, or show the columns of this table", nargs="?"),
+    arg("name", "print this recipe with its options written out, or show the columns of this table", nargs="?"),
 )
 
 
