@@ -132,7 +132,8 @@ def check_filled(values: Sequence[Any], column: str, where: Where | str) -> None
         have = "has" if len(missing) == 1 else "have"
         raise DataError(
             f"{where}: {at(where, missing)} {have} no {column!r} (empty or NaN; in text files also NA or none); rows "
-            f"without it: {len(missing)}. Fill or remove them."
+            f"without it: {len(missing)}. Fill or remove them. Where NA or none is a name, write another word, such as "
+            "'nothing'."
         )
 
 

@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
 
@@ -180,6 +180,12 @@ class Algorithm(Options, ABC, Generic[S, C]):
         if num_tasks == 1 and type(self).end_task is not Algorithm.end_task:
             return "with one task, what it keeps for later ones is never used"
         return ""
+
+    def check_classes(self, label_names: Sequence[str]) -> None:
+        """Raise `ConfigError` before the first round if the method cannot learn some of these classes.
+
+        ``label_names``: Of all tasks, in order of arrival.
+        """
 
     @property
     def only_averages(self) -> bool:

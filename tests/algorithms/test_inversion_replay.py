@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from recorded_jobs import RecordedJobs
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
+import fedkeep
 from fedkeep.algorithms.incremental.lander import LANDER
 from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.data import Augmentation
@@ -229,6 +231,14 @@ def test_lander_says_what_it_lacks() -> None:
     simulation = tiny.simulation_with_tasks(lander(anchors="nowhere.csv"), TWO_ONE)
     with pytest.raises(ConfigError, match=r"nowhere\.csv"):
         simulation.run_round()
+
+
+def test_anchors_of_classes_that_come_later_are_missed_before_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "names.csv"
+    path.write_text("".join(f"{digit}," + ",".join(["0.5"] * 100) + "\n" for digit in range(9)))
+    with pytest.raises(ConfigError, match="no anchor for class '9'"):
+        fedkeep.run("demo", methods=[LANDER(anchors=str(path))], settings=["tasks.num_tasks=2"], out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_anchors_of_another_width_are_refused(tmp_path: Any) -> None:

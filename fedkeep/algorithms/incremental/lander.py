@@ -1,6 +1,6 @@
 """LANDER: features are bound to embeddings of class names, and so are the generated images of old classes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log2, sqrt
 
@@ -81,6 +81,9 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
     def check(self) -> None:
         if not self.anchors:
             raise ConfigError(f"LANDER needs vectors for what classes are called. Set anchors to {FORMATS}.")
+
+    def check_classes(self, label_names: Sequence[str]) -> None:
+        read_anchors(self.anchors, label_names)
 
     def begin_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
         state = server.state
