@@ -2,9 +2,9 @@
 mkdir -p ~/.flwr
 cat > ~/.flwr/config.toml <<'END'
 [superlink]
-default = "trial"
+default = "study"
 
-[superlink.trial]
+[superlink.study]
 address = "127.0.0.1:8001"
 root-certificates = "/keys/ca.crt"
 END

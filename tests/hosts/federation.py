@@ -170,7 +170,7 @@ class Federation:
         connection.parent.mkdir(parents=True, exist_ok=True)
         authority = self.folder / "keys" / "ca.crt"
         connection.write_text(
-            f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\naddress = "{address}"\n'
+            f'[superlink]\ndefault = "study"\n\n[superlink.study]\naddress = "{address}"\n'
             f'root-certificates = "{authority}"\n'
         )
 
