@@ -30,7 +30,7 @@ from fedkeep._utils import progress, seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.main import DATA, QUIET, add_arguments, natural, positive
 from fedkeep.cli.text import Terminal, say, say_error
-from fedkeep.data import Augmentation, Data, DataSet
+from fedkeep.data import Augmentation, Data, DataOptions, DataSet
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
 from fedkeep.experiment.build import check_device
@@ -259,22 +259,22 @@ class _Request:
 def _prepare(options: argparse.Namespace, console: Console) -> _Request:
     if find_spec("diffusers") is None:
         raise MissingExtra("this tool", "diffusion")
-    given = read_settings(
-        ["prototypes.steps=250", *options.settings], {"sampler": Sampler, "prototypes": PrototypeSearch}
-    )
+    sections = {"sampler": Sampler, "prototypes": PrototypeSearch, "data": DataOptions}
+    given = read_settings(["prototypes.steps=250", *options.settings], sections)
+    where = options.data_dir, cast(DataOptions, given["data"])
     generator = load_generator(options.folder, check_device(options.device))
     card = generator.card
     say(console, f"regime {card.regime}: {REGIMES[card.regime]}")
     sampler, prototypes = cast(Sampler, given["sampler"]), generator.class_embeddings()
     if options.on is None:
-        name, dataset = card.data, load_training_data(card.data, card.regime, options.data_dir).dataset
+        name, dataset = card.data, load_training_data(card.data, card.regime, *where).dataset
         if dataset.label_names != card.label_names:
             raise RunError(f"the generator in {options.folder} learned other classes than {name} has on this machine.")
     else:
-        name, dataset = options.on, load_benchmark(options.on, options.data_dir)
+        name, dataset = options.on, load_benchmark(options.on, *where)
         examples = dataset.train
         if (name, "same_classes") == (card.data, card.regime):
-            examples = load_training_data(name, card.regime, options.data_dir).unseen
+            examples = load_training_data(name, card.regime, *where).unseen
         search = cast(PrototypeSearch, given["prototypes"])
         prototypes = _search_prototypes(generator, examples, dataset, search, options.seed, console)
     return _Request(name, generator, prototypes, dataset, sampler, options.seed, options.quiet)

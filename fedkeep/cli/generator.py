@@ -30,6 +30,8 @@ def train_diffusion(options: Namespace, console: Console) -> int:
     unet, schedule, settings, data_options = read_settings(options.settings, sections).values()
     source = load_training_data(options.data, options.regime, options.data_dir, data_options)
     dataset, data = source.dataset, source.seen
+    if not dataset.has_images:
+        raise ConfigError(f"{dataset.name} holds no images, and a generator learns from images. Name others.")
     if options.clusters > 1:
         subclasses = cluster_subclasses(data["input"], data["label"], options.clusters, options.seed)
         data = {**data, "subclass": subclasses}

@@ -23,7 +23,6 @@ MOSTLY_NUMBERS = 0.9
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf(inity)?", re.IGNORECASE)
 _UNITS = "%$€£¥"
-_FLAGS = {"true": 1.0, "false": 0.0}
 # Also what is read as none: thousands in groups, amounts in brackets, the long minus, a unit that others lack.
 _LIKE_A_NUMBER = re.compile(
     rf"[(+−-]?[{_UNITS}]?\s?[+−-]?(\d+[.,]?\d*|[.,]\d+|\d{{1,3}}([.,'’_\s]\d{{3}})+([.,]\d*)?)([eE][-+]?\d+)?\s?[{_UNITS})]?"
@@ -183,7 +182,7 @@ def _guess_text(
     unit = unit if separator and unit and all(unit in text for text in texts) else ""
     is_number = [_to_number(text, separator, unit) is not None for text in texts]
     if not any(map(_CODE.fullmatch, texts)):
-        if separator and (all(is_number) or all(text.lower() in _FLAGS for text in texts)):
+        if separator and all(is_number):
             return TableColumn(name, unit=unit)
         for format, pattern in {"": _ISO, **_DATES}.items():
             if all(map(pattern.fullmatch, texts)):
@@ -222,6 +221,12 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
         # Whole numbers become floats once a cell of their column is empty: 1.0 is the 1 of training.
         floats = [bool(column.values) or isinstance(value, float) for value in values]
         known = {*column.values}
+        # True of Parquet is the true of a text file on which the column was learned.
+        spelled = {value.casefold(): value for value in column.values}
+        texts = [
+            spelled.get(text.casefold(), text) if text and isinstance(value, bool) else text
+            for text, value in zip(texts, values, strict=True)
+        ]
         return np.asarray(
             [_AS_FLOAT.sub(r"\1", t) if t and f and t not in known else t for t, f in zip(texts, floats, strict=True)],
             dtype=object,
@@ -232,7 +237,8 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
         numbers = np.asarray([np.nan if value is None else min(max(value, -1e300), 1e300) for value in values], float)
         numbers[[value is not None and value != value for value in values]] = np.nan
     else:
-        flags = _FLAGS if all(text is None or text.lower() in _FLAGS for text in texts) else {}
+        flags = {"true": 1.0, "false": 0.0}  # of a column that was Boolean in training
+        flags = flags if all(text is None or text.lower() in flags for text in texts) else {}
         parsed = [
             None if text is None else flags.get(text.lower(), _to_number(text, separator or ".", column.unit))
             for text in texts

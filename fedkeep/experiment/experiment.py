@@ -98,9 +98,10 @@ class Experiment:
         if missing := build.untrained_classes(federation):
             named = ", ".join(map(repr, missing[:5])) + ", ..." * (len(missing) > 5)
             log.warning("No client has an example of %s, and the test set has. No method can learn it.", named)
-        classes = federation.for_task(federation.num_tasks).cumulative_classes[-1]
+        names = build.class_names(federation)
         for method in recipe.methods:
-            if idle := method.algorithm.idle_part(classes, federation.num_tasks):
+            method.algorithm.check_classes(names)
+            if idle := method.algorithm.idle_part(len(names), federation.num_tasks):
                 log.warning("A part of %s does nothing here: %s.", method.label, idle)
         tasks = federation.stream.tasks[1:] if federation.stream else ()
         if single := [task.number for task in tasks if task.num_classes - task.num_old_classes == 1]:

@@ -220,6 +220,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     if len(saved["examples"]) < recipe.run.cohort_size:  # the run began without sites that were rejected
         recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
+    method.algorithm.check_classes(build.class_names(federation))
     initial = initial_model(recipe, seed, federation, check_device(config.device), data_dir)
     simulation = build.build_simulation(
         recipe, method, seed, federation, config.device, data_dir, None if initial is None else initial.weights

@@ -182,7 +182,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
         return ""
 
     def check_classes(self, label_names: Sequence[str]) -> None:
-        """Raise `ConfigError` before the first round if the method cannot learn some of these classes.
+        """Raise `ConfigError`, on the server before the first round, if the method cannot learn some of these classes.
 
         ``label_names``: Of all tasks, in order of arrival.
         """

@@ -14,6 +14,7 @@ from local_transport import LocalTransport, node_configs
 from trial import Killed, config, embedded_once, killing, model, records
 
 from fedkeep.data import DataSet
+from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -161,3 +162,21 @@ def test_states_are_kept_over_a_tasks_end(recipe: str, tmp_path: Path) -> None:
         rounds = {file.name[:6] for file in site.glob("*.state")}
         assert "000004" in rounds, "the call that ended the last task"
         assert len(rounds) <= 3, "this round's, and those of the two checkpoints that are kept"
+
+
+def test_the_file_that_a_method_names_is_read_by_the_server_alone(recipe: str, tmp_path: Path) -> None:
+    """Before the run, for the classes of all tasks; a site would tell the server what stands in a file of its own."""
+    told: list[Envelope] = []
+
+    def listen(_: NodeConfig, kind: MessageKind, sent: Envelope, answer: Envelope) -> Envelope:
+        told.append(answer)
+        return answer
+
+    anchors = tmp_path / "anchors.csv"
+    anchors.write_text("".join(f"{digit},0.5,0.25\n" for digit in range(9)))
+    settings = (*SETTINGS, f"lander.anchors={anchors}")
+    wanted = config(recipe, tmp_path / "run" / "out", settings, methods="lander", rounds=1)
+    with pytest.raises(ConfigError, match="no anchor for class '9'"):
+        serve(LocalTransport(node_configs(tmp_path / "states"), listen), wanted)
+    assert told
+    assert not [answer.head for answer in told if "error" in answer.head]
