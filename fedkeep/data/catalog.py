@@ -202,6 +202,12 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
     return folder
 
 
+def local_paths(name: str, data_dir: str | Path | None) -> list[Path]:
+    """Return where a file or folder that a recipe names may lie: at a path from here, or in the data folder."""
+    root = data_folder(data_dir)
+    return [Path(os.path.expanduser(name)), *([] if root is None else [root / name])]
+
+
 def _locate(entry: CatalogEntry, root: Path | None) -> CatalogEntry:
     if entry.made_from:
         source = _locate(CATALOG[entry.made_from], root)

@@ -19,7 +19,7 @@ from fedkeep._utils import progress
 from fedkeep._utils.files import atomic_write, make_folder
 from fedkeep.data import Augmentation, Federation
 from fedkeep.data.cache import cache_folder
-from fedkeep.data.catalog import data_folder
+from fedkeep.data.catalog import local_paths
 from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.experiment.build import class_names
 from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
@@ -166,8 +166,7 @@ def locate_weights(name: str, data_dir: str | Path | None) -> Path:
             f"the weights {name!r} were given in Python, and are no longer in {cache_folder()}. Give them again: "
             "fedkeep.resume(RUN, weights=...)."
         )
-    folder = data_folder(data_dir)
-    for path in (Path(name), *([] if folder is None else [folder / name])):
+    for path in local_paths(name, data_dir):
         if path.exists():
             return path.resolve()
     raise ConfigError(

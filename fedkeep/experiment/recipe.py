@@ -13,7 +13,7 @@ import tomli_w
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.aggregation.robust import max_byzantine
 from fedkeep.data import Augmentation, DataOptions, Tasks
-from fedkeep.data.catalog import data_folder
+from fedkeep.data.catalog import local_paths
 from fedkeep.data.combine import shared_classes
 from fedkeep.data.partition import IID, Scheme, get_scheme
 from fedkeep.data.server_data import Auxiliary, Public
@@ -97,7 +97,7 @@ def resolve_pretrained(model: Architecture, data_dir: str | Path | None) -> Arch
 
     ``model``: The network; one without a pre-trained extractor is returned as it is.
     """
-    return model.located(data_folder(data_dir)) if isinstance(model, Pretrained) else model
+    return model.located(local_paths(model.source, data_dir)) if isinstance(model, Pretrained) else model
 
 
 def pretrained_models(

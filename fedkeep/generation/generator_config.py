@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedkeep._utils.files import check_path
-from fedkeep.data.catalog import data_folder
+from fedkeep.data.catalog import local_paths
 from fedkeep.data.combine import shared_classes
 from fedkeep.data.dataset import format_shape
 from fedkeep.errors import ConfigError, RunError, first_line
@@ -256,6 +256,5 @@ class GeneratorConfig(Options):
             )
 
     def _folder(self, data_dir: str | Path | None) -> Path:
-        folder, root = Path(self.name).expanduser(), data_folder(data_dir)
-        places = [folder, *([] if root is None else [root / self.name])]
-        return next((place for place in places if (place / pixel.CARD).is_file()), folder)
+        places = local_paths(self.name, data_dir)
+        return next((place for place in places if (place / pixel.CARD).is_file()), places[0])

@@ -284,13 +284,6 @@ class Pretrained(Architecture):
         """Return the hash of the extractor's weights."""
         return load_extractor(self.source).hash()
 
-    def located(self, root: Path | None) -> Self:
-        """Look for the extractor's folder below another folder.
-
-        Returns: With the folder below ``root`` if it exists there and not in the working directory; otherwise
-            unchanged.
-        """
-        folder = None if root is None else root / self.source
-        if folder is None or Path(self.source).is_dir() or not folder.is_dir():
-            return self
-        return replace(self, source=str(folder))
+    def located(self, places: Iterable[Path]) -> Self:
+        """Return the model with the first of these folders that exists; unchanged if none does."""
+        return replace(self, source=next((str(place) for place in places if place.is_dir()), self.source))

@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate
 
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError, MissingExtra, RunError
+from fedkeep.experiment.recipe import resolve_pretrained
 from fedkeep.models import get_architecture
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.heads import expand_rows
@@ -108,13 +109,21 @@ def test_it_reads_images_as_they_are_stored(folder: str, wrong: Tensor) -> None:
         load_extractor(folder)(wrong)
 
 
-def test_a_folder_below_the_data_folder_is_found(folder: str, tmp_path: Path) -> None:
-    small_extractor.save(tmp_path / "extractors" / "mine")
-    model = Pretrained(source="extractors/mine")
-    assert model.located(None) is model
-    assert model.located(tmp_path).source == str(tmp_path / "extractors" / "mine")
-    assert model.located(tmp_path / "extractors") is model
-    assert Pretrained(source=folder).located(tmp_path).source == folder
+def test_a_folder_below_the_home_or_the_data_folder_is_found(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(source: str, data_dir: Path | None) -> str:
+        model = resolve_pretrained(Pretrained(source=source), data_dir)
+        assert isinstance(model, Pretrained)
+        return model.source
+
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mine = tmp_path / "extractors" / "mine"
+    small_extractor.save(mine)
+    assert found("extractors/mine", tmp_path) == found("~/extractors/mine", None) == str(mine)
+    assert found("extractors/mine", None) == found("extractors/mine", mine.parent) == "extractors/mine"
+    assert found(folder, tmp_path) == folder
 
 
 def test_it_says_what_it_is(folder: str) -> None:
