@@ -76,6 +76,8 @@ def test_photos_of_several_sizes_are_resized(cli: Any, tmp_path: Path) -> None:
     cli(*arguments, "--set", "data.size=[8,8]")
     assert json.loads((tmp_path / "g" / "generator.json").read_text())["shape"] == [1, 8, 8]
     assert "Leave all but its name" in cli("train", "grey", "--out", tmp_path / "h", "--set", "data.size=[8,8]", code=1)
+    (tmp_path / "t.csv").write_text("age,label\n" + "".join(f"{row / 3},{'yn'[row % 2]}\n" for row in range(40)))
+    assert "t.csv holds no images" in cli("train", tmp_path / "t.csv", "--out", tmp_path / "h", code=1)
 
 
 def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,6 +322,7 @@ def test_arrays_that_do_not_fit(arrays: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
+        (TABLE.replace("2,ill", "2,none"), {}, "line 3, .* have no 'label'.* write another word, such as 'nothing'"),
         (TABLE.replace("2,ill", "2,"), {}, "line 3, line 9, .* and 5 more have no 'label'.*rows without it: 10"),
         (TABLE.replace("1,well", "1,NA"), {}, "line 2, .* have no 'label'"),
         (TABLE.replace("well,south", "well, "), {"client": "site"}, "line 4, .* have no 'site'"),
