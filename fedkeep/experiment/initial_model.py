@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -167,7 +168,7 @@ def locate_weights(name: str, data_dir: str | Path | None) -> Path:
             "fedkeep.resume(RUN, weights=...)."
         )
     for path in local_paths(name, data_dir):
-        if path.exists():
+        if os.path.exists(path):  # False for odd names
             return path.resolve()
     raise ConfigError(
         f"model.weights={name!r}: there is no such file or folder. Give a path to a safetensors file, or to the folder "

@@ -1,6 +1,7 @@
 """A pre-trained network whose features are frozen: only the classifier is trained."""
 
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -286,4 +287,5 @@ class Pretrained(Architecture):
 
     def located(self, places: Iterable[Path]) -> Self:
         """Return the model with the first of these folders that exists; unchanged if none does."""
-        return replace(self, source=next((str(place) for place in places if place.is_dir()), self.source))
+        found = (str(place) for place in places if self.source and os.path.isdir(place))  # False for odd names
+        return replace(self, source=next(found, self.source))

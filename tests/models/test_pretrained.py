@@ -124,6 +124,7 @@ def test_a_folder_below_the_home_or_the_data_folder_is_found(
     assert found("extractors/mine", tmp_path) == found("~/extractors/mine", None) == str(mine)
     assert found("extractors/mine", None) == found("extractors/mine", mine.parent) == "extractors/mine"
     assert found(folder, tmp_path) == folder
+    assert all(found(odd, tmp_path) == odd for odd in ("", "x" * 300, "a\0b", "~nobody/x"))
 
 
 def test_it_says_what_it_is(folder: str) -> None:
