@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedkeep.data import array_store, cache
 from fedkeep.data.arrays import from_arrays, read_npz
-from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
+from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder, local_paths
 from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alphabet, femnist_digits
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
@@ -237,9 +237,9 @@ def load(
     by_hub_id = {entry.hub: entry for entry in reversed([*CATALOG.values()]) if entry.hub}  # the first of several
     if (entry := CATALOG.get(name) or by_hub_id.get(name)) is not None:
         return _check_classes(entry, _load_known(entry, data_folder(data_dir)))
-    if (found := _find_path(name, data_folder(data_dir))) is not None:
+    if (found := _find_path(name, data_dir)) is not None:
         return _load_path(*found, options, tuple(columns))
-    if _is_file(name, data_folder(data_dir)):
+    if any(map(os.path.isfile, local_paths(name, data_dir))):
         raise DataError(
             f"{name} is a file of a kind that is not read ({', '.join((*TABLE_SUFFIXES, '.npz'))}). Save a spreadsheet "
             "as CSV or Parquet, and unpack what is packed."
@@ -325,7 +325,7 @@ def local_path(name: str, data_dir: str | Path | None) -> Path | None:
     """
     if name in CATALOG or name.startswith(array_store.PREFIX):
         return None
-    found = _find_path(name, data_folder(data_dir))
+    found = _find_path(name, data_dir)
     return None if found is None else found[0].resolve()
 
 
@@ -334,26 +334,14 @@ def _version(path: Path, files: Iterable[Path]) -> tuple[object, ...]:
     return tuple(cache.file_digests(files, path if path.is_dir() else path.parent))
 
 
-def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
+def _find_path(name: str, data_dir: str | Path | None) -> tuple[Path, str] | None:
     """Return the file or folder of a data set, and what it is called; None if there is none."""
-    if not name:
-        return None
-    try:
-        path = Path(name).expanduser()
-        for place, title in ((path, path.resolve().name), *([] if root is None else [(root / name, name)])):
-            if place.is_dir() or (place.is_file() and place.suffix.lower() in (*TABLE_SUFFIXES, ".npz")):
-                return place, title
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of an unknown user
-        return None
+    here, *elsewhere = local_paths(name, data_dir)
+    for path in (here, *elsewhere) if name else ():
+        readable = path.suffix.lower() in (*TABLE_SUFFIXES, ".npz")
+        if os.path.isdir(path) or (readable and os.path.isfile(path)):  # False for odd names
+            return path, path.resolve().name if path is here else name
     return None
-
-
-def _is_file(name: str, root: Path | None) -> bool:
-    """Tell whether a name is that of a file, here or in the data folder."""
-    try:
-        return Path(name).expanduser().is_file() or (root is not None and (root / name).is_file())
-    except (OSError, ValueError, RuntimeError):
-        return False
 
 
 def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[TableColumn] = ()) -> DataSet:
