@@ -245,6 +245,10 @@ BINS = 15
 """Bins of equal width in which confidence is compared with accuracy, as of Guo et al., 2017."""
 
 
+SCORES = frozenset({"f1", "auroc", "specificity", "ece"})
+"""The names of `scores`."""
+
+
 def scores(labels: ArrayLike, logits: ArrayLike) -> dict[str, Any]:
     """Return by name what is recorded beside counts by class; None where it has no value.
 

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.superlink.grid.http_grid import HttpGrid
 from torch import Tensor
@@ -37,7 +38,8 @@ MESSAGE_TYPES: dict[MessageKind, str] = {
 _HEAD, _TENSORS = "head", "tensors"
 MAX_HEAD_SIZE = 4e6  # characters of a reply's header, which takes far more memory once it is parsed
 
-UPLOAD_SECONDS = 60.0  # seconds for which the server waits while a site uploads the rest of a message
+UPLOAD_SECONDS = 60.0  # seconds in which a message must be whole, besides what its size takes
+SLOWEST = 1e5  # bytes a second at which a message is read
 MIN_OBJECT_SIZE = 4096  # bytes at which an object is counted, since reading a small one takes time too
 
 
@@ -97,8 +99,9 @@ class FlowerTransport:
     def __init__(self, grid: Grid, max_reply_size: float) -> None:
         self.grid = grid
         self.max_reply_size = max_reply_size
+        self._client: _LimitedClient | None = None
         if isinstance(grid, HttpGrid):
-            grid._client = _LimitedClient(grid._runtime_client, max_reply_size)  # type: ignore[assignment]
+            self._client = grid._client = _LimitedClient(grid._runtime_client, max_reply_size)  # type: ignore[assignment]
 
     def nodes(self) -> dict[int, str]:
         """Return the registered names of the connected nodes; see `fedkeep.flower.transport.Transport`."""
@@ -113,17 +116,46 @@ class FlowerTransport:
         return message_id or no_reply("Flower's SuperLink did not accept the message; its log says why")
 
     def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | Fault]:
-        """Return the replies that have arrived; see `fedkeep.flower.transport.Transport`."""
-        replies: Any = self.grid.pull_messages(list(message_ids)) if message_ids else []
-        return {reply.metadata.reply_to_message_id: self._read(reply) for reply in replies}
+        """Return replies that have arrived, of a SuperLink one; see `fedkeep.flower.transport.Transport`."""
+        try:
+            replies: list[Message] = list(self.grid.pull_messages(list(message_ids))) if message_ids else []
+        except Exception as error:  # Flower builds a message from whatever a site wrote
+            if self._client is None or not self._client.reading.is_whole:
+                raise
+            return {self._client.reading.asked: _strange(error)}
+        # A site can write anything into what its reply says that it answers.
+        asked = [self._client.reading.asked] if self._client else [r.metadata.reply_to_message_id for r in replies]
+        return {message_id: self._read(reply) for message_id, reply in zip(asked, replies, strict=False)}
 
     def _read(self, reply: Message) -> Envelope | Fault:
-        if reply.has_error():
-            return no_reply(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
         try:
+            if reply.has_error():
+                return no_reply(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
             return unpack(reply.content, self.max_reply_size)
         except ValueRefused as error:
             return Fault(f"answered with {error}")
+        except Exception as error:
+            return _strange(error)
+
+
+def _strange(error: Exception) -> Fault:
+    return Fault(f"answered with a message that FedKeep did not write: {type(error).__name__}: {error}")
+
+
+@dataclass
+class _Reading:
+    """The message that is read now.
+
+    ``asked``: The message that it answers, as the SuperLink says.
+    ``size``: What was read of it, in bytes, where a small object counts as a larger one.
+    ``is_whole``: Whether all of it was read.
+    """
+
+    asked: str = ""
+    began: float = field(default_factory=time.monotonic)
+    size: int = 0
+    num_bytes: int = 0
+    is_whole: bool = False
 
 
 class _LimitedClient:
@@ -131,7 +163,8 @@ class _LimitedClient:
 
     A message is a tree of objects, none of which tells its size before it is read. Flower reads them one by one and
     answers `ObjectPullError` with a message that says why there is no other. It would read a message of any size, and
-    wait for two hours while a site uploads one.
+    wait for two hours while a site uploads one. Messages are handed on one at a time, so that one which Flower cannot
+    build takes no other with it.
 
     ``max_size``: The largest allowed size of a message, in bytes.
     """
@@ -139,38 +172,45 @@ class _LimitedClient:
     def __init__(self, client: Any, max_size: float) -> None:
         self._client = client
         self._max_size = max_size
-        self._message_of: dict[str, str] = {}  # the message to which an object belongs
-        self._sizes: dict[str, int] = {}
-        self._began: dict[str, float] = {}  # when the server began to read a message (monotonic seconds)
+        self._arrived: dict[str, tuple[Any, Any]] = {}  # messages that the SuperLink gave, by what they answer
+        self.reading = _Reading()
         self._lock = Lock()  # objects are read in several threads
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     def PullMessages(self, request: Any) -> Any:
-        response = self._client.PullMessages(request)
-        self._sizes, self._message_of = {}, {}  # all objects of the earlier messages have been read
-        self._began = {}
-        for tree in response.message_object_trees:
-            self._message_of |= {part.object_id: tree.object_id for part in iterate_object_tree(tree)}
-        return response
+        if not any(asked in self._arrived for asked in request.message_ids):
+            response = self._client.PullMessages(request)
+            for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+                self._arrived[message.metadata.reply_to_message_id] = message, tree
+        self.reading = _Reading(next((asked for asked in request.message_ids if asked in self._arrived), ""))
+        if not self.reading.asked:
+            return PullAppMessagesResponse()
+        message, tree = self._arrived.pop(self.reading.asked)
+        return PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
 
     def PullObject(self, request: Any) -> Any:
-        message = self._message_of.get(request.object_id, "")
+        message = self.reading  # a thread that Flower has given up may read on, and must not count for the next
         self._check(request.object_id, message)
-        began = self._began.setdefault(message, time.monotonic())
         response = self._client.PullObject(request)
-        if not response.object_available and time.monotonic() - began > UPLOAD_SECONDS:
-            raise ObjectPullError(request.object_id, f"its message was not whole after {UPLOAD_SECONDS:.0f} s")
         with self._lock:
-            size = max(len(response.object_content), MIN_OBJECT_SIZE)
-            self._sizes[message] = self._sizes.get(message, 0) + size
+            message.num_bytes += len(response.object_content)
+            message.size += max(len(response.object_content), MIN_OBJECT_SIZE)
         self._check(request.object_id, message)
         return response
 
-    def _check(self, part: str, message: str) -> None:
-        if self._sizes.get(message, 0) > self._max_size + MAX_HEAD_SIZE:
+    def ConfirmMessageReceived(self, request: Any) -> Any:
+        response = self._client.ConfirmMessageReceived(request)
+        self.reading.is_whole = True
+        return response
+
+    def _check(self, part: str, message: _Reading) -> None:
+        if message.size > self._max_size + MAX_HEAD_SIZE:
             raise ObjectPullError(part, f"its message has more than {self._max_size / 1e6:.1f} MB, which are taken")
+        seconds = time.monotonic() - message.began
+        if seconds > UPLOAD_SECONDS + message.num_bytes / SLOWEST:
+            raise ObjectPullError(part, f"its message was not whole after {seconds:.0f} s")
 
 
 client, server = ClientApp(), ServerApp()

@@ -183,7 +183,7 @@ def _build(text: str, data_description: str, config: NodeConfig) -> tuple[Simula
     own_models = select_client(recipe.client_models, config.site)
     if own_models:  # the site does not need the server's network, which may have a pre-trained extractor
         recipe = replace(recipe, model=own_models[0].model)
-    elif isinstance(recipe.model, Pretrained) and config.partition_id < 0:
+    if isinstance(recipe.model, Pretrained) and config.partition_id < 0:
         raise ConfigError(
             f"site {config.site} would need a copy of the pre-trained extractor {recipe.model.source!r}, which sites "
             "cannot name yet. Give the site a network of its own in [[client_models]]."

@@ -27,9 +27,6 @@ from fedkeep.rounds.executor import Executor, Future
 from fedkeep.rounds.messages import Fault, StepRequest, StepResult, UpdateSum
 from fedkeep.rounds.state import SimulationState
 
-REPLIES_AT_ONCE = 4
-"""The most replies of an aggregation that are taken from the transport at once, and so are in memory."""
-
 
 @dataclass(frozen=True, eq=False)
 class _Call:
@@ -128,19 +125,16 @@ class FlowerExecutor(Executor):
     def _replies(self, pending: dict[str, str], deadline: float) -> Iterator[tuple[str, Envelope | Fault]]:
         """Yield the site and its reply for each message, as they arrive; a site's error is a fault too."""
         while pending:
-            waiting = list(pending)
-            for start in range(0, len(waiting), REPLIES_AT_ONCE):
-                replies = self.transport.receive(waiting[start : start + REPLIES_AT_ONCE])
-                for message_id, reply in replies.items():
-                    if not isinstance(reply, Fault) and "error" in reply.head:
-                        reply = messages.no_reply(f"its site says: {reply.head['error']}")
-                    yield pending.pop(message_id), reply
-            if pending and time.monotonic() > deadline:
-                for site in pending.values():
-                    yield site, messages.no_reply(f"did not answer within {self.deadline:g} s")
-                return
-            if len(pending) == len(waiting):
+            if not (replies := self.transport.receive(list(pending))):
+                if time.monotonic() > deadline:
+                    break
                 time.sleep(POLL_SECONDS)
+            for message_id, reply in replies.items():
+                if not isinstance(reply, Fault) and "error" in reply.head:
+                    reply = messages.no_reply(f"its site says: {reply.head['error']}")
+                yield pending.pop(message_id), reply
+        for site in pending.values():
+            yield site, messages.no_reply(f"did not answer within {self.deadline:g} s")
 
     def _send(self, site: str, kind: MessageKind, envelope: Envelope) -> str | Fault:
         if self.sites.node(site) is None:

@@ -50,6 +50,8 @@ SEED_BYTES = 32
 """Length of the seed of a mask, the key of AES-256."""
 SHORTEST_SHARE = 4 + SEED_BYTES
 """No share of a seed or of a key is shorter: four bytes say which share it is."""
+LONGEST_SHARE = 4096
+"""No share of a key, which has some 300 bytes, is longer: shares of any length would take the server any time."""
 
 
 def threshold(members: int) -> int:
@@ -223,9 +225,13 @@ def _read_texts(reply: Envelope, names: Any) -> dict[str, str]:
 
 def _read_shares(reply: Envelope, names: Any) -> dict[str, bytes]:
     shares = {name: bytes.fromhex(text) for name, text in _read_texts(reply, names).items()}
-    if any(len(share) < SHORTEST_SHARE for share in shares.values()):
-        raise ValueError("shares that are too short")
+    if not all(_is_share(share) for share in shares.values()):
+        raise ValueError("shares of a length that none has")
     return shares
+
+
+def _is_share(share: bytes) -> bool:
+    return SHORTEST_SHARE <= len(share) <= LONGEST_SHARE
 
 
 Secrets = dict[str, Any]
@@ -320,8 +326,8 @@ def _collect(store: StateStore, site: str, secrets: Secrets, question: Any) -> A
         sender, receiver, *shares = share_keys_plaintext_separate(plaintext)
         if (sender, receiver) != (members.index(source), members.index(site)):
             raise ValueRefused(f"the shares of {source} are not what it sent to this site.")
-        if any(len(share) < SHORTEST_SHARE for share in shares):
-            raise ValueRefused(f"the shares of {source} are too short.")
+        if not all(map(_is_share, shares)):
+            raise ValueRefused(f"the shares of {source} have a length that none has.")
         secrets["shares"][source] = [share.hex() for share in shares]
     if len(secrets["shares"]) < threshold(len(members)):
         raise ValueRefused(f"{len(secrets['shares'])} sites share their keys, {threshold(len(members))} are needed.")

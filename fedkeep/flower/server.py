@@ -24,10 +24,10 @@ import torch
 from fedkeep._utils.digests import DamagedFile, read_json, write_json
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
-from fedkeep.data.columns import TableColumn, columns_from_json
+from fedkeep.data.columns import MAX_VALUES, TableColumn, columns_from_json
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.schema import check_spelling, number_names
-from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.errors import ConfigError, DataError, RunError, in_one_line
 from fedkeep.experiment import build
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.experiment import Experiment, Trial, describe_trial, initial_model_evaluated
@@ -59,6 +59,8 @@ NO_DATA = "none"
 """What the run configuration's ``data`` is for a server without data of its own."""
 MOST_NUMBERS = 10**8
 """The most numbers in one input that a site is believed to have."""
+LARGEST_STATISTIC = 1e30
+"""The largest mean or deviation that a site is believed to have: larger ones cannot be pooled."""
 _TYPES = {"images": torch.uint8, "token ids": torch.int64, "numbers": torch.float32}
 
 
@@ -71,6 +73,11 @@ def data_of_form(about: Mapping[str, Any], name: str = "the sites' data") -> Dat
         row = {"input": torch.zeros(1, *shape, dtype=_TYPES[about["kind"]]), "label": torch.zeros(1, dtype=torch.int64)}
         columns = columns_from_json({"columns": about["columns"]})
         names, mean, std = (tuple(about[key]) for key in ("label_names", "mean", "std"))
+        if any(len(column.values) > MAX_VALUES for column in columns):
+            raise ValueError(f"a column of more than {MAX_VALUES} values")
+        numbers = [*mean, *std, *(number for c in columns for number in (c.fill, c.mean, c.scale))]
+        if len(mean) != len(std) or not all(abs(number) < LARGEST_STATISTIC for number in numbers):
+            raise ValueError(f"statistics beyond {LARGEST_STATISTIC:g}, or not all of them")
         return DataSet(name, row, row, tuple(map(str, names)), mean, std, columns=columns)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, DataError) as error:
         raise DataError(f"{name}: this is no description of data ({type(error).__name__}: {error}).") from None
@@ -242,7 +249,10 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     identity = replace(described_identity(description), run=saved["run"])
     executor = FlowerExecutor(simulation, transport, sites, introduction, saved["run"], config.deadline)
     simulation.executor = executor
-    if _all_rolled_back(folder):  # nothing was learned, so starting again loses nothing
+    # Nothing was learned, so starting again loses nothing. Of fewer sites there would be other sums of the same rounds,
+    # which sites do not give: then the rounds go on.
+    everybody = all(sites.node(site) is not None for site in saved["examples"])
+    if (everybody or not recipe.privacy.secure_aggregation) and _all_rolled_back(folder):
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     description |= initial_model_evaluated(description, simulation, begun_description(folder))
     write_description(folder, description)
@@ -278,25 +288,39 @@ def _form_of_sites(transport: Transport, config: RunConfig, recipe: Recipe, head
     sites = SiteRegistry(transport, Envelope({**head, "data": None}), config.wait, max_examples=config.max_examples)
     sizes = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
     log.info("%d sites told what their data are like; each is now asked to take part with all of them", len(sizes))
-    described = _of_usual_form({site: sites.described[site] for site in sorted(sizes)}, recipe.run.min_clients)
+    described = _usable({site: sites.described[site] for site in sorted(sizes)}, recipe.run.min_clients)
     return pool(described, {site: sum(sizes[site]) for site in described})
 
 
-def _of_usual_form(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
-    """Return what sites describe that have the columns of more than half of them, if these are enough; otherwise all.
+def _usable(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
+    """Return the descriptions of data that can be read, and of these the ones of the form of more than half of them.
 
-    A site with other columns is asked to take part with those of the others, and refused if it lacks one.
+    All forms are kept if so many are fewer than ``fewest``. A site that is left out is asked to take part with the form
+    of the others, and refused if it does not fit.
     """
-    tables = {site: data_of_form(told, f"site {site}") for site, told in described.items()}
-    forms = {site: frozenset(_form(table).values()) for site, table in tables.items()}
+    told: dict[str, DataSet] = {}
+    for site, about in described.items():
+        try:
+            told[site] = data_of_form(about, f"site {site}")
+        except DataError as error:
+            log.warning("%s It is left out.", in_one_line(str(error)))
+            refusal = error
+    if len(told) < max(fewest, 1):
+        raise refusal
+    forms = {site: _whole_form(one) for site, one in told.items()}
     usual, count = Counter(forms.values()).most_common(1)[0]
-    if not (len(forms) > count > len(forms) / 2 and count >= fewest):
-        return dict(described)
     alike = [site for site, form in forms.items() if form == usual]
-    for site in forms.keys() - set(alike):
-        how = _otherwise(tables[site], tables[alike[0]])
+    if not (count > len(forms) / 2 and count >= fewest):
+        alike = list(told)
+    for site in told.keys() - set(alike):
+        how = _otherwise(told[site], told[alike[0]]) or f"has {describe_input(told[site].train['input'])}"
         log.warning("site %s %s: what it tells of its data is left out", site, how)
     return {site: described[site] for site in alike}
+
+
+def _whole_form(dataset: DataSet) -> tuple[Any, ...]:
+    """Return what data of one form have in common: a table's columns, or the shape of an input."""
+    return dataset.kind, frozenset(_form(dataset).values()), () if dataset.columns else tuple(dataset.shape)
 
 
 def _read_sites(file: Path) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ class Transport(Protocol):
         """
 
     def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | Fault]:
-        """Return the replies that have arrived, without waiting.
+        """Return replies that have arrived, without waiting; others perhaps at the next call.
 
         ``message_ids``: Identifiers that `send` returned.
         Returns: By identifier, a reply or the reason why there will be none.
@@ -222,10 +222,11 @@ class SiteRegistry:
                 self._register(node, message_id)
             else:
                 self.asked[message_id] = node, now
-        for message_id, reply in self.transport.receive(self.asked).items():
-            node, _ = self.asked.pop(message_id)
-            if node not in self.names:  # it was asked twice, and its first answer counts
-                self._register(node, reply)
+        while replies := self.transport.receive(self.asked):
+            for message_id, reply in replies.items():
+                node, _ = self.asked.pop(message_id)
+                if node not in self.names:  # it was asked twice, and its first answer counts
+                    self._register(node, reply)
 
     def _register(self, node: int, reply: Envelope | Fault) -> None:
         """Register a node as the site that it names in its reply, or reject it."""

@@ -188,7 +188,7 @@ def _decode(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> 
     elif origin in (dict, Mapping) and isinstance(node, dict) and isinstance(node.get("dict"), list):
         return {
             _decode(key, tensors, arguments[0], f"a key of {where}"): _decode(
-                item, tensors, arguments[1], f"{where}.{key}"
+                item, tensors, arguments[1], f"{where}.{str(key)[:80]}"
             )
             for key, item in node["dict"]
         }

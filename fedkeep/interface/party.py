@@ -61,7 +61,7 @@ def find_out_of_range(reply: Any) -> str | None:
     for node, is_leaf in tree_nodes(reply):
         kind: Any = type(node)
         for name, allowed in () if is_leaf else _ranges(kind).items():
-            for leaf, _ in tree_nodes(getattr(node, name)):
+            for leaf in {id(leaf): leaf for leaf, _ in tree_nodes(getattr(node, name))}.values():
                 worst = _outside(leaf, allowed)
                 if worst is not None:
                     return f"{name} {in_short(worst)}, which must be {allowed.low:g} to {allowed.high:g}"

@@ -184,13 +184,15 @@ def find_nonfinite(tree: Any) -> str | None:
 
     Returns: The path of the first tensor or number that is not finite; None if there is none.
     """
-    leaves = tree_leaves(tree)
+    leaves = list({id(leaf): leaf for leaf in tree_leaves(tree)}.values())  # a message may name a tensor often
     numbers = (leaf for leaf in leaves if isinstance(leaf, float))
     if all(map(math.isfinite, numbers)) and all_finite([leaf.detach() for leaf in leaves if _is_inexact(leaf)]):
         return None
+    looked_at: set[int] = set()
     for path, leaf in tree_leaves_with_path(tree):
-        if not isinstance(leaf, float) and not _is_inexact(leaf):
+        if id(leaf) in looked_at or not (isinstance(leaf, float) or _is_inexact(leaf)):
             continue
+        looked_at.add(id(leaf))
         if not (math.isfinite(leaf) if isinstance(leaf, float) else bool(torch.isfinite(leaf).all())):
             return keystr(path) or "the value"
     return None

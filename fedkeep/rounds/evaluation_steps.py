@@ -82,7 +82,8 @@ class ClientTest(ReplyStep):
 
     def check(self, state: SimulationState, reply: Reply) -> None:
         if unwrap_step(reply.request.step) is client_test:
-            possible = (test.is_possible(state.context.num_classes) for test in reply.value.values())
+            classes, scored = state.context.num_classes, bool(state.settings.run.metric)
+            possible = (test.is_possible(classes, scored) for test in reply.value.values())
             if reply.value.keys() != set(state.evaluation_models) or not all(possible):
                 raise refused("test results that cannot be true")
 

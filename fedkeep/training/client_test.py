@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeep.interface import Algorithm, Client, on_client
+from fedkeep.metrics import SCORES
 from fedkeep.models import Weights
 from fedkeep.training.evaluation import count_correct
 from fedkeep.training.party import LocalClient
@@ -27,13 +28,15 @@ class ClientTestResult:
     loss: float | None
     scores: dict[str, list[float | None]]
 
-    def is_possible(self, classes: int) -> bool:
-        """Tell whether it can be true of so many classes."""
+    def is_possible(self, classes: int, scored: bool) -> bool:
+        """Tell whether it can be true of so many classes, with or without scores."""
         numbers = [value for values in self.scores.values() for value in values if value is not None]
         return (
             len(self.correct) == len(self.total) == classes
             and all(0 <= right <= count for right, count in zip(self.correct, self.total, strict=True))
             and sum(self.total) <= MOST_EXAMPLES
+            and (self.loss is None or self.loss >= 0)
+            and self.scores.keys() == (SCORES if scored and sum(self.total) else set())
             and all(0 <= value <= 1 for value in numbers)
             and all(len(values) == (classes if name == "specificity" else 1) for name, values in self.scores.items())
         )

@@ -16,12 +16,14 @@ import torch
 from local_transport import LocalTransport, node_configs
 from trial import Killed, config, embedded, killing, model, records
 
+from fedkeep._utils.digests import read_json
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, load
 from fedkeep.errors import ConfigError, DataError, FedKeepError
 from fedkeep.export.trained_model import export_model
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import data_of_form, pool, serve
+from fedkeep.flower.transport import Envelope
 from fedkeep.flower.views import describe_dataset, with_true_deviations
 from fedkeep.reporting.run_folder import read_run
 
@@ -293,6 +295,38 @@ class Overheard(LocalTransport):
     def keep(self, node: Any, kind: str, asked: Any, reply: Any) -> Any:
         self.told += str(reply.head)
         return reply
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        None,
+        {"label_names": 3},
+        {"mean": [0.0, 0.0], "std": [1.0]},
+        {"kind": "images", "shape": [1, 8, 8], "columns": []},
+        {"columns": [{"name": "age", "mean": 1e200}, {"name": "ward", "kind": "category", "values": list("abc")}]},
+        {"columns": [{"name": "age"}, {"name": "ward", "kind": "category", "values": [*map(str, range(5000))]}]},
+    ],
+)
+def test_a_description_that_cannot_be_used_stops_nobody_else(
+    lie: dict[str, Any] | None,
+    recipe: str,
+    hospitals: dict[int, NodeConfig],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def tamper(node: Any, kind: str, asked: Any, reply: Any) -> Any:
+        if kind != "introduce" or asked.head["data"] is not None or node.site != "c":
+            return reply
+        return Envelope({**reply.head, "data": lie and reply.head["data"] | lie})
+
+    serve(LocalTransport(hospitals, tamper), at_sites(recipe, tmp_path / "run", "run.min_clients=2", rounds=1))
+    assert re.search("site c.* left out", caplog.text)
+    told = read_json(next((tmp_path / "run" / "trials").iterdir()) / "sites.json")
+    honest, sizes = descriptions({number: site for number, site in hospitals.items() if site.site != "c"})
+    (age, ward), (known, _) = told["data"]["columns"], pool(honest, sizes).columns
+    assert (age["mean"], age["scale"]) == pytest.approx((known.mean, known.scale))
+    assert ward["values"] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -20,6 +20,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import client_handler
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
+from fedkeep.flower.transport import Envelope
 from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.generation.training import load_training_data
 from fedkeep.reporting.run_folder import read_run
@@ -152,5 +153,11 @@ def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -
     has = {"data": "digits", "generator": str(Path(recipe).parent / "generator")}
     real = node_configs(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, **has)
     asked = config(frozen(recipe, tmp_path, '["1"]'), tmp_path / "many", (), methods="feddcl", min_clients=3)
+    transport = LocalTransport(real)
     with pytest.raises(FedKeepError, match="would need a copy of the pre-trained extractor"):
-        serve(LocalTransport(real), asked)
+        serve(transport, asked)
+    head = transport.sent[0][2].head  # of a server that names a folder as a site's own network
+    text, own = str(head["recipe"]).split("[[client_models]]")[0], f'name = "pretrained"\nsource = "{tmp_path}"\n'
+    lie = Envelope({**head, "recipe": f'{text}[[client_models]]\nclients = ["0-2"]\n{own}'})
+    told = client_handler.handle_message("introduce", lie, real[100]).head["error"]
+    assert f"would need a copy of the pre-trained extractor '{tmp_path}'" in told

@@ -31,9 +31,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadat
 from flwr.app.message import make_message
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import Metadata as MetadataProto
-from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -77,25 +77,41 @@ def test_what_is_too_large_is_refused_unread() -> None:
 
 
 class PretendedSuperLink:
-    """Holds one reply, and counts the bytes that are read of it. It has no object after the first ``available``."""
+    """Holds replies, and counts the bytes that are read of them. It has no object after the first ``available``.
 
-    def __init__(self, reply: Message, available: int = 10**9) -> None:
-        self.objects = get_all_nested_objects(reply)
-        self.tree = get_object_tree(reply)
+    A reply is a message, or an object that a site may have made instead of one, with the objects that it names.
+    """
+
+    def __init__(self, *replies: Message | bytes, available: int = 10**9, seconds: float = 0.0) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.trees: dict[str, ObjectTree] = {}
+        for asked, reply in zip("mno", replies, strict=False):
+            if isinstance(reply, bytes):
+                self.objects[get_object_id(reply)] = reply
+                self.trees[asked] = ObjectTree(object_id=get_object_id(reply))
+            else:
+                self.objects |= {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+                self.trees[asked] = get_object_tree(reply)
         self.available = available
+        self.seconds = seconds
         self.read = 0
 
     def PullMessages(self, request: Any) -> PullAppMessagesResponse:
+        told = {asked: self.trees.pop(asked) for asked in request.message_ids if asked in self.trees}
         return PullAppMessagesResponse(
-            messages_list=[MessageProto(metadata=MetadataProto(message_id=self.tree.object_id))],
-            message_object_trees=[self.tree],
+            messages_list=[
+                MessageProto(metadata=MetadataProto(message_id=tree.object_id, reply_to_message_id=asked))
+                for asked, tree in told.items()
+            ],
+            message_object_trees=[*told.values()],
         )
 
     def PullObject(self, request: Any) -> PullObjectResponse:
         if self.available <= 0:
             return PullObjectResponse(object_found=True, object_available=False)
         self.available -= 1
-        content = self.objects[request.object_id].deflate()
+        time.sleep(self.seconds)
+        content = self.objects[request.object_id]
         self.read += len(content)
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
@@ -103,17 +119,56 @@ class PretendedSuperLink:
         pass
 
 
-def receive(superlink: PretendedSuperLink, max_size: float) -> Envelope | Fault:
+def connect(superlink: PretendedSuperLink, max_size: float = 1e6) -> FlowerTransport:
     grid = HttpGrid(token="t")
     grid.set_run(Run.create_empty(1))
     grid._client = superlink  # type: ignore[assignment]
-    (reply,) = FlowerTransport(grid, max_size).receive(["m"]).values()
+    return FlowerTransport(grid, max_size)
+
+
+def receive(superlink: PretendedSuperLink, max_size: float) -> Envelope | Fault:
+    (reply,) = connect(superlink, max_size).receive(["m"]).values()
     return reply
 
 
-def answered(*tensors: torch.Tensor) -> Message:
+def answered(*tensors: torch.Tensor, asked: str = "m") -> Message:
     content = pack(Envelope({"answer": 1}, {str(number): tensor for number, tensor in enumerate(tensors)}))
-    return make_message(Metadata(1, "", 1, 0, "m", "", time.time(), 60.0, "train.perform"), content)
+    return make_message(Metadata(1, "", 1, 0, asked, "", time.time(), 60.0, "train.perform"), content)
+
+
+def made(kind: str, children: str, body: bytes) -> bytes:
+    return f"{kind} {children} {len(body)}".encode() + b"\0" + body
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (made("Message", "", b"\xff\xff\xff"), "a message that FedKeep did not write: DecodeError"),
+        (made("NoSuchClass", "", b"x"), "a message that FedKeep did not write: KeyError"),
+        (made("ConfigRecord", "", b""), "a message that FedKeep did not write"),
+        (made("Message", "0" * 64, b""), "a message that FedKeep did not write: KeyError"),
+    ],
+)
+def test_what_flower_cannot_build_loses_its_own_site_alone(reply: bytes, said: str) -> None:
+    transport, replies = connect(PretendedSuperLink(reply, answered(torch.rand(4), asked="n"))), {}
+    while new := transport.receive([asked for asked in "mn" if asked not in replies]):
+        replies |= new
+    assert isinstance(replies["m"], Fault)
+    assert said in replies["m"].text
+    assert isinstance(replies["n"], Envelope)
+
+
+def test_a_site_cannot_answer_in_the_name_of_another() -> None:
+    transport = connect(PretendedSuperLink(answered(torch.rand(4), asked="n")))
+    assert list(transport.receive(["m", "n"])) == ["m"], "a SuperLink knows which message was answered"
+    assert transport.receive(["n"]) == {}
+
+
+def test_a_reply_of_many_small_objects_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "UPLOAD_SECONDS", 0.05)
+    reply = receive(PretendedSuperLink(answered(*(torch.rand(1) for _ in range(99))), seconds=0.02), 2e6)
+    assert isinstance(reply, Fault)
+    assert "was not whole" in reply.text
 
 
 def test_a_reply_that_is_too_large_is_not_read_to_its_end() -> None:

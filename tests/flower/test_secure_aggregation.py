@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,23 @@ def test_rounds_that_are_repeated_unmask_no_second_sum(recipe: str, tmp_path: Pa
     assert not any(record["rolled_back"] for record in records(tmp_path / "sites"))
     assert before & told.keys(), "the rounds were repeated"
     assert all(len(sums) == 1 for sums in told.values())
+
+
+def test_rounds_go_on_without_a_site_that_spoiled_all_sums(recipe: str, tmp_path: Path) -> None:
+    """Of fewer sites these would be other sums of the same rounds, and no site gives two."""
+
+    def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        if "vector" not in reply.tensors or site.site != "7":
+            return reply
+        return Envelope(reply.head, {"vector": reply.tensors["vector"] + 2**61})
+
+    everybody = ["run.cohort_size=8", "run.min_clients=4"]
+    with pytest.raises(RunError, match="all were rolled back"):
+        run_sites(recipe, tmp_path, spoil, everybody, rounds=5)
+    others = {node: site for node, site in node_configs(tmp_path / "states").items() if site.site != "7"}
+    asked = config(recipe, tmp_path / "sites", (*SECURE, *everybody), methods="fedavg", rounds=5)
+    serve(LocalTransport(others), replace(asked, wait=1.0))
+    assert [record["rolled_back"] for record in records(tmp_path / "sites")] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

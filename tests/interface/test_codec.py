@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Fit, NoState
-from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.codec import decode, encode, from_structure
 from fedkeep.losses import ZERO_LOSS, CrossEntropy, Distillation, Loss, PerTeacher, Sum
 from fedkeep.models import Weights
 
@@ -304,6 +304,13 @@ def test_a_refusal_says_where() -> None:
         decode(encode(Outer(torch.ones(1), many=[Inner(), Inner("x")])), Outer)  # type: ignore[arg-type]
     with pytest.raises(ValueRefused, match=r"the value\.a\[0\] has 3 items instead of 2"):
         decode(encode({"a": [(1, 2, 3)]}), dict[str, list[tuple[int, int]]])
+
+
+def test_a_refusal_shows_the_beginning_of_a_long_name() -> None:
+    """Of each item of a list below it the place is written down, so that its length would count as often."""
+    with pytest.raises(ValueRefused, match=r"^the value\.x{80}\[0\] is of type str") as refusal:
+        from_structure({"dict": [["x" * 1000, {"list": ["text"]}]]}, {}, dict[str, list[int]])
+    assert len(str(refusal.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep.interface import Fit, each
+from fedkeep.interface import Fit, each, pytree
 from fedkeep.interface.codec import encode, to_structure
 from fedkeep.interface.cohort import Each
 from fedkeep.interface.pytree import (
@@ -118,6 +118,8 @@ def test_find_nonfinite_names_the_place(bad: float) -> None:
     assert find_nonfinite(bad) == "the value"
     assert find_nonfinite({"a": {"b": tensor}}) == "a.b"
     assert find_nonfinite([0.5, tensor.double()]) == "[1]"
+    often = {str(number): tensor for number in range(9)}
+    assert find_nonfinite({"a": torch.ones(2), **often}) == "0"
     assert find_nonfinite([tensor.half(), bad]) == "[0]"
     assert find_nonfinite(Fit({"w": torch.ones(2)}, 1, 1, bad)) == "loss"
     assert find_nonfinite(Fit({"w": torch.ones(2), "v.x": tensor}, 1, 1, 0.0)) == "model.v.x"
@@ -273,3 +275,11 @@ def test_a_walk_keeps_no_tensor_in_memory(walk: Callable[[Any], Any]) -> None:
         assert reference() is None
     finally:
         gc.enable()
+
+
+def test_a_tensor_that_a_message_names_often_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes name it once more, and a look at it takes as long as it is large."""
+    looks: list[int] = []
+    monkeypatch.setattr(pytree, "all_finite", lambda tensors: looks.append(len(tensors)) or True)
+    assert find_nonfinite(dict.fromkeys(map(str, range(1000)), torch.ones(2))) is None
+    assert looks == [1]

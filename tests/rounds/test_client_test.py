@@ -164,11 +164,15 @@ def test_what_is_lost_in_a_test_is_named_and_not_counted_as_lost() -> None:
         {"total": [1, 1]},
         {"correct": [-1, 0, 0]},
         {"total": [10**9] * 3},
-        {"scores": {"f1": [2.0]}},
+        {"scores": {"f1": [2.0], "auroc": [0.5], "ece": [0.5], "specificity": [1.0] * 3}},
+        {"scores": {"f1": [0.5]}},
+        {"scores": {}},
+        {"loss": -1.0},
     ],
 )
 def test_results_that_cannot_be_true_are_refused(change: dict[str, Any]) -> None:
     simulation = simulate(rounds=1)
+    simulation.settings.run = replace(simulation.settings.run, metric="f1")
     lie = lambda client, reply: {which: replace(one, **change) for which, one in reply.items()}  # noqa: E731
     tiny.change_replies(
         simulation, "client_test", lambda client, reply: lie(client, reply) if client.id == "1" else reply
