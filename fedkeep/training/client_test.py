@@ -36,7 +36,7 @@ class ClientTestResult:
             and all(0 <= right <= count for right, count in zip(self.correct, self.total, strict=True))
             and sum(self.total) <= MOST_EXAMPLES
             and (self.loss is None or self.loss >= 0)
-            and self.scores.keys() == (SCORES if scored and sum(self.total) else set())
+            and self.scores.keys() == (SCORES if scored and any(self.total) else frozenset())
             and all(0 <= value <= 1 for value in numbers)
             and all(len(values) == (classes if name == "specificity" else 1) for name, values in self.scores.items())
         )
