@@ -100,7 +100,7 @@ def assemble(
     seen: Counter[str] = Counter()
     if schema.image:
         for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
-            batches = read_batches(table, schema.image, str(what))
+            batches = (images for [images] in read_batches(table, [schema.image], str(what)))
             rows = len(labels[number])
             inputs.append(decode(batches, rows, str(what), schema.channels, schema.side, options.size, seen))
     else:

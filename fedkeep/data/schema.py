@@ -107,11 +107,12 @@ class Schema:
 
     def check(self, split: Any, where: str, optional: Sequence[str] = ()) -> None:
         """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has."""
+        features = split.features  # of `datasets`, which copies all of them at each access
         further = [stored for stored, name in self.columns if name not in optional]
         for column in filter(None, (self.image, self.label, *self.inputs, *further)):
-            if column not in split.features:
+            if column not in features:
                 raise DataError(
-                    f"{where}: the column {column!r} is missing.{did_you_mean(column, split.features)} "
+                    f"{where}: the column {column!r} is missing.{did_you_mean(column, features)} "
                     "Rename the columns, or write the file again with Hugging Face `datasets`."
                 )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform, unknown_values
-from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, to_nfc
+from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, read_columns, to_nfc
 from fedkeep.data.schema import DataOptions, Schema
 from fedkeep.errors import DataError, require_optional
 
@@ -66,17 +66,18 @@ def read_inputs(
         small = getattr(getattr(tables[0].features[schema.inputs[0]], "feature", None), "dtype", "")
         lists = [(read_column(table, schema.inputs[0], str(where)), where) for table, where in pairs]
         return [read_lists(rows, where, options.length, problems, small) for rows, where in lists], ()
-    raw = {name: [read_column(table, name, str(where)) for table, where in pairs] for name in schema.inputs}
+    raw = [read_columns(table, schema.inputs, str(where)) for table, where in pairs]
     found: list[TableColumn] = []
     for name in schema.inputs:
         with problems.collect():
             known = next((column for column in columns if column.name == name), None)
-            found.append(known or _guess(name, raw[name], wheres, separator, name in options.columns, problems))
+            values = [of[name] for of in raw]
+            found.append(known or _guess(name, values, wheres, separator, name in options.columns, problems))
     parsed: list[dict[str, Array]] = [{} for _ in tables]
     for column in found:
         with problems.collect():
-            for split, (values, where) in enumerate(zip(raw[column.name], wheres, strict=True)):
-                parsed[split][column.name] = parse(values, column, where, separator)
+            for split, (of, where) in enumerate(zip(raw, wheres, strict=True)):
+                parsed[split][column.name] = parse(of[column.name], column, where, separator)
                 if column.kind != "category" and (empty := int(np.isnan(parsed[split][column.name]).sum())):
                     problems.notes.append(f"{empty} empty cells of {column.name!r} got the column's mean.")
     problems.check(wheres[0])

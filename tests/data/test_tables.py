@@ -19,6 +19,7 @@ from fedkeep.data.python_data import dataset_of
 from fedkeep.data.tables import hash_words
 from fedkeep.errors import ConfigError, DataError
 
+datasets = pytest.importorskip("datasets")
 pandas = pytest.importorskip("pandas")
 
 
@@ -680,3 +681,21 @@ def test_durations_and_times_of_day_are_refused_with_advice(tmp_path: Path, valu
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"'stay' must hold numbers, dates or text, not .* as numbers, such as hours"):
         load(str(tmp_path / "t.parquet"))
+
+
+def test_a_table_is_not_copied_for_each_of_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` copies what it knows of all columns at each access, so that wide tables took half an hour."""
+    copies, make = [0], datasets.Features.__init__
+
+    def counted(features: Any, *arguments: Any, **more: Any) -> None:
+        copies[0] += 1
+        make(features, *arguments, **more)
+
+    monkeypatch.setattr(datasets.Features, "__init__", counted)
+    seen = []
+    for width in (3, 30):
+        rows = [f"{','.join(str(row * column % 7) for column in range(width))},{'xy'[row % 2]}" for row in range(40)]
+        header = ",".join([*(f"c{column}" for column in range(width)), "label"])
+        assert load(written(tmp_path, header, rows, name=f"{width}.csv")).shape == (width,)
+        seen.append(copies[0] - sum(seen))
+    assert seen[0] == seen[1]
