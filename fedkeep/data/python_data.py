@@ -82,11 +82,14 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
         if left_out := [name for name in index if name is not None and name not in wanted]:
             table = table.reset_index(level=left_out, drop=True)
             notes[f"Left out: the index {', '.join(map(repr, left_out))}; reset_index() makes it a column."] = None
-        if isinstance(table, library.IterableDataset):
-            _check_limit(sum(1 for _ in islice(table, STREAM_LIMIT + 1)))
-        elif not isinstance(table, library.Dataset):
+        if not isinstance(table, library.Dataset):
             try:
-                table = library.Dataset(_without_categories(arrow.table(table), arrow))
+                if isinstance(table, library.IterableDataset):
+                    table = _read_stream(table, library, arrow)
+                else:
+                    table = library.Dataset(_without_categories(arrow.table(table), arrow))
+            except DataError:
+                raise
             except Exception as error:  # of the libraries of the table, pyarrow and `datasets`
                 raise DataError(
                     f"the table cannot be read ({in_one_line(error, 300)}). Give each column a name of its own, and "
@@ -94,6 +97,18 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
                 ) from error
         opened[split] = table
     return assemble_own("table", OwnSplits(opened, note=" ".join(notes)), "the table", options)
+
+
+def _read_stream(stream: Any, library: Any, arrow: Any) -> Any:
+    """Return the rows of a stream as a table, in one pass: the next one may have another order."""
+    batches, rows = [], 0
+    for batch in stream.with_format("arrow").iter(batch_size=500):  # images stay encoded
+        _check_limit(rows := rows + len(batch))
+        batches.append(batch)
+    if not batches:
+        raise DataError("the stream has no examples.")
+    joined = arrow.concat_tables(batches, promote_options="permissive")
+    return library.Dataset(joined, info=library.DatasetInfo(features=stream.features))
 
 
 def _without_categories(table: Any, arrow: Any) -> Any:

@@ -611,6 +611,41 @@ def test_data_frames_and_tables_of_other_libraries() -> None:
     assert (pair.features, len(pair.test["label"])) == (("age",), 20)
 
 
+def test_a_stream_is_read_once_with_its_columns_of_clients_and_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+
+    def rows() -> Any:
+        for row in draw.permutation(200).tolist():
+            part = "test" if row % 5 == 0 else "train"
+            yield {"x": row / 2, "site": "ab"[row % 2], "part": part, "label": "uv"[row < 80]}
+
+    stream = datasets.IterableDataset.from_generator(rows)
+    for one in (stream, stream.map(lambda row: {"y": row["x"]}).remove_columns("y")):
+        options = DataOptions(client="site", split="part", scaling="none")
+        dataset = dataset_of(one, options)
+        for part, owners in ((dataset.train, 2), (dataset.test, 2)):
+            assert torch.equal(part["label"] == 1, part["input"][:, 0] < 40)
+            assert torch.equal(part["client"], (part["input"][:, 0] * 2 % 2).long())
+            assert len(part["client"].unique()) == owners
+        assert (len(dataset.train["label"]), len(dataset.test["label"])) == (160, 40)
+    monkeypatch.setattr("fedkeep.data.python_data.STREAM_LIMIT", 50)
+    with pytest.raises(DataError, match="more than 50 examples"):
+        dataset_of(stream)
+    with pytest.raises(DataError, match="no examples"):
+        dataset_of(datasets.IterableDataset.from_generator(lambda: iter(())))
+
+
+def test_images_of_a_stream_are_those_of_its_table() -> None:
+    images = [{"bytes": encoded(row, mode="RGB"), "path": None} for row in range(40)]
+    for decode in (True, False):
+        names = datasets.ClassLabel(names=["u", "v"])
+        features = datasets.Features({"image": datasets.Image(decode=decode), "label": names})
+        table = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 20}, features=features)
+        expected, found = dataset_of(table), dataset_of(table.to_iterable_dataset())
+        assert torch.equal(found.train["input"], expected.train["input"])
+        assert found.label_names == expected.label_names == ("u", "v")
+
+
 class Endless(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         while True:
