@@ -734,3 +734,15 @@ def test_a_table_is_not_copied_for_each_of_its_columns(tmp_path: Path, monkeypat
         assert load(written(tmp_path, header, rows, name=f"{width}.csv")).shape == (width,)
         seen.append(copies[0] - sum(seen))
     assert seen[0] == seen[1]
+
+
+def test_classes_without_a_test_example_are_named(tmp_path: Path) -> None:
+    """Results say nothing about them, whoever made the test split."""
+    rows = [f"{row % 7},{'uv'[row % 2]}" for row in range(40)]
+    says = "No test example is of 'w', and 2 training examples are"
+    assert says in load(written(tmp_path, "a,label", [*rows, "1,w", "2,w"])).note
+    (tmp_path / "d").mkdir()
+    written(tmp_path, "a,label", [*rows, "1,w", "2,w"], name="d/train.csv")
+    written(tmp_path, "a,label", rows, name="d/test.csv")
+    assert says in load(str(tmp_path / "d")).note
+    assert "No test example" not in load(written(tmp_path, "a,label", rows)).note
