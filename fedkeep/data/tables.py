@@ -83,7 +83,15 @@ def read_inputs(
     problems.check(wheres[0])
     if not columns:
         known_rows = slice(None) if held_out is None else (~held_out).numpy()
-        found = list(fit_columns(found, {n: v[known_rows] for n, v in parsed[0].items()}, options.scaling))
+        known_values = {name: values[known_rows] for name, values in parsed[0].items()}
+        for name in (column.name for column in found if column.kind != "category"):
+            if np.isnan(known_values[name]).all():
+                problems.found.append(
+                    f"{wheres[0]}: the column {name!r} is empty in the training rows, and only filled in test rows. "
+                    f"Nothing can be learned of it. {_leave_out(name)}"
+                )
+        problems.check(wheres[0])
+        found = list(fit_columns(found, known_values, options.scaling))
         if rare := [column.name for column in found if column.other]:
             problems.notes.append(f"Values of few rows are one feature together: {', '.join(map(repr, rare))}.")
     problems.notes += unknown_values(found, parsed, of_run=bool(columns))

@@ -15,6 +15,8 @@ from small_sources import encoded, own_folders, pyarrow
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
+from fedkeep.data.loading import assemble_own
+from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.python_data import dataset_of
 from fedkeep.data.tables import hash_words
 from fedkeep.errors import ConfigError, DataError
@@ -746,3 +748,14 @@ def test_classes_without_a_test_example_are_named(tmp_path: Path) -> None:
     written(tmp_path, "a,label", rows, name="d/test.csv")
     assert says in load(str(tmp_path / "d")).note
     assert "No test example" not in load(written(tmp_path, "a,label", rows)).note
+
+
+def test_a_column_that_only_test_rows_fill_is_refused_but_at_a_site_of_a_run() -> None:
+    train = pandas.DataFrame({**people(), "late": [np.nan] * 60})
+    test = train.assign(late=np.arange(60) + 1e6)
+    with pytest.raises(DataError, match=r"'late' is empty in the training rows, .*exclude=\['late'\] in Python"):
+        dataset_of((train, test))
+    columns = (TableColumn("age", mean=50, scale=9), TableColumn("late", fill=5, mean=1, scale=2))
+    splits = {name: datasets.Dataset.from_pandas(table) for name, table in (("train", train), ("test", test))}
+    site = assemble_own("site", OwnSplits(splits), "site", DataOptions(), columns=columns)
+    assert (site.train["input"][:, 1] == 2).all()
