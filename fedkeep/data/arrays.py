@@ -191,10 +191,15 @@ def _number_labels(
     if len({isinstance(label, str) for label in together}) > 1:
         raise DataError(f"{name}: y and y_test must both be integers or both be text.")
     if label_names is not None:
-        if isinstance(together[0], str):
+        if any(isinstance(label, str) for label in together):
             raise DataError(f"{name}: y holds the names of the classes already: leave label_names out.")
         decoded = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in label_names]
-        return torch.tensor(together), tuple(map(to_nfc, decoded))
+        if (largest := max(together, default=0)) > np.iinfo(np.int64).max:
+            raise DataError(
+                f"{name}: y has the class {largest}, and label_names names the classes 0 to {len(decoded) - 1}. Number "
+                "the classes from 0, or leave label_names out."
+            )
+        return torch.tensor(together, dtype=torch.int64), tuple(map(to_nfc, decoded))
     check_spelling({*map(str, together)}, f"{name}, y")
     check_classes(together, f"{name}, y")
     number, found = number_names(together)

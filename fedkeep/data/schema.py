@@ -279,7 +279,7 @@ def check_classes(values: Sequence[Any], where: str) -> None:
     if any(isinstance(value, list | dict | bytes) for value in values):
         problem = f"holds {example[:60]!r}: several labels, a mask or an array"
     elif are_numbers and any(number != round(number) for number in numbers if math.isfinite(number)):
-        fraction = next(text for text in counts if float(text) != round(float(text)))
+        fraction = next(text for text in counts if not float(text).is_integer() and math.isfinite(float(text)))
         problem = f"holds {fraction!r}: a number to be predicted"
     elif len(texts) >= 20 and len(counts) > len(texts) / 2:
         problem = f"has {len(counts)} different values in {len(texts)} rows: a number or a name of each row"

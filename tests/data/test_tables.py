@@ -241,6 +241,12 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         ({"x": np.ones(40, np.uint8), "y": [0, 1] * 20}, r"uint8 inputs are images"),
         ({"x": np.ones((40, 3)), "y": ["\ud800", "b"] * 20}, "no Unicode text"),
         ({"x": np.ones((40, 3)), "y": [["a", "b"], ["a"]] * 20}, "single-label classification only"),
+        ({"x": np.ones((40, 3)), "y": ["1e999", "0.5"] * 20}, "holds '0.5': a number to be predicted"),
+        ({"x": np.zeros((0, 3)), "y": [], "label_names": ["a", "b"]}, "there are no inputs"),
+        (
+            {"x": np.ones((40, 3)), "y": np.array([2**63, 1] * 20, np.uint64), "label_names": ["a", "b"]},
+            "y has the class 9223372036854775808, and label_names names the classes 0 to 1",
+        ),
     ],
 )
 def test_arrays_that_would_become_something_else_are_refused(arrays: dict[str, Any], says: str) -> None:
