@@ -370,7 +370,9 @@ def assemble_own(
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
     if columns:
-        options = replace(options, columns=tuple(column.name for column in columns), exclude=())
+        present = own.splits["train"].features if "train" in own.splits else ()
+        exclude = tuple(name for name in options.exclude if name in present)
+        options = replace(options, columns=tuple(column.name for column in columns), exclude=exclude)
     own = split_by_column(own, options.split, where)
     schema = infer_schema(own.splits, where, options)
     return assemble(name, own.splits, schema, where, note=note, options=options, own=own, columns=columns)

@@ -137,7 +137,7 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     absent = [f"{column!r}.{did_you_mean(column, features)}" for column in named if column and column not in features]
     if absent:
         raise DataError(f"{where}: there is no column {' There is no column '.join(absent)}")
-    client = options.client or (CLIENT if CLIENT in features else "")
+    client = options.client or (CLIENT if CLIENT in features and CLIENT not in options.exclude else "")
     taken = {client or None, options.group or None, *options.exclude}
     label = options.label or _label_column({name: features[name] for name in features if name not in taken}, where)
     columns = tuple((stored, name) for stored, name in ((client, CLIENT), (options.group, GROUP)) if stored)
@@ -152,7 +152,9 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     images = [name for name in features if _is_image(features[name]) and name not in {label, *taken}]
     if images and not (options.text or options.columns):
         image = _only("Image", images, _IMAGE_NAMES, features, where)
-        return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2)
+        unused = ", ".join(repr(name) for name in features if name not in {image, label, *taken})
+        note = f"Not used beside the images: {unused}." if unused else ""
+        return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2, note=note)
     rest = [name for name in features if name not in {label, *taken}]
     if len(rivals := [name for name in rest if name in LABEL_NAMES and not chosen]) and not options.label:
         raise DataError(

@@ -765,3 +765,23 @@ def test_a_column_that_only_test_rows_fill_is_refused_but_at_a_site_of_a_run() -
     splits = {name: datasets.Dataset.from_pandas(table) for name, table in (("train", train), ("test", test))}
     site = assemble_own("site", OwnSplits(splits), "site", DataOptions(), columns=columns)
     assert (site.train["input"][:, 1] == 2).all()
+
+
+def test_an_excluded_client_is_nobody_also_at_a_site_of_a_run(tmp_path: Path) -> None:
+    rows = [f"{row % 7},{'' if row < 9 else 'n'},{'uv'[row % 2]}" for row in range(40)]
+    path = written(tmp_path, "a,client,label", rows)
+    with pytest.raises(DataError, match="have no 'client'"):
+        load(path)
+    options = DataOptions(exclude=("client", "id"))
+    with pytest.raises(DataError, match="there is no column 'id'"):
+        load(path, options=options)
+    found = load(path, options=DataOptions(exclude=("client",)))
+    assert (found.features, "client" in found.train) == (("a",), False)
+    assert "client" not in load(path, options=options, columns=found.columns).train, "others may have had an id"
+
+
+def test_columns_beside_images_are_told(tmp_path: Path) -> None:
+    columns = {"image": [encoded(row) for row in range(40)], "age": list(range(40)), "label": ["x", "y"] * 20}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    assert "Not used beside the images: 'age'." in load(str(tmp_path / "t.parquet")).note
+    assert "Not used" not in load(str(tmp_path / "t.parquet"), options=DataOptions(exclude=("age",))).note
