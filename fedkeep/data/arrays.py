@@ -105,6 +105,9 @@ def _open_npz(path: Path) -> dict[str, Any]:
         ) from error
 
 
+_OF_PANDAS = " Of nullable columns of pandas, to_numpy('float64') makes numbers."
+
+
 def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     if np.ma.is_masked(values):
         raise DataError(f"{where} has masked (missing) values. Fill or remove them: networks read what is behind.")
@@ -120,12 +123,16 @@ def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     if array.dtype.kind not in "biufU" and not (
         array.dtype.kind == "O" and all(isinstance(v, str | int) for v in array.flat)
     ):
-        raise DataError(f"{where} must hold numbers or text, not {array.dtype}.")
+        raise DataError(
+            f"{where} must hold numbers or text, not {array.dtype}.{_OF_PANDAS * (array.dtype.kind == 'O')}"
+        )
     return array
 
 
 def _to_input(values: Any, where: str, varied: bool = False) -> Tensor:
     array = _to_array(values, where)
+    if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array.flat):
+        raise DataError(f"{where} must hold numbers of one type, not objects.{_OF_PANDAS}")
     if array.dtype.kind not in "biuf":
         raise DataError(f"{where} must hold numbers, not text. Text becomes token ids first; see docs/data.md.")
     if array.ndim == 4 and array.shape[3] <= 4 and min(array.shape[1:3]) > 4:

@@ -344,11 +344,14 @@ def _names(
     check_filled(values, column, where)
     if flags:
         return [str(value) for value in values]  # as a CSV file has them
-    if all(isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()) for value in values):
+    whole = [isinstance(one, bool | int) or (isinstance(one, float) and one.is_integer()) for one in values]
+    if all(whole):
         return [int(value) for value in values]
-    if all(isinstance(value, str | datetime.date) for value in values):
+    text = [isinstance(value, str | datetime.date) for value in values]
+    if all(text):
         return [to_nfc(str(value)).strip() for value in values]
-    raise DataError(f"{where}: the column {column!r} must hold whole numbers or text, not {feature}, as {values[0]!r}.")
+    odd = values[(whole if whole[0] else text).index(False)]
+    raise DataError(f"{where}: the column {column!r} must hold whole numbers or text, not {feature}, as {odd!r}.")
 
 
 def _check_range(values: Any, num_classes: int, column: str, where: Where | str) -> None:

@@ -1,6 +1,8 @@
 """Tables and texts as inputs: what a column holds is found out; cells become numbers or names, words token ids."""
 
+import json
 import re
+import shlex
 import unicodedata
 import zlib
 from collections.abc import Iterable, Sequence
@@ -122,13 +124,13 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
 
 
 def _holds_floats(rows: Sequence[Any]) -> bool:
-    return isinstance(rows[0], list) and any(isinstance(one, float) for one in rows[0])
+    return any(isinstance(one, float) for row in rows if isinstance(row, list) for one in row)
 
 
 def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
     """Return lists of numbers of one length as float32 ``[n, length]``."""
     for row, numbers in enumerate(rows):
-        if not isinstance(numbers, list) or not all(isinstance(one, int | float) for one in numbers):
+        if not isinstance(numbers, list) or not numbers or not all(isinstance(one, int | float) for one in numbers):
             raise DataError(f"{where}: {at(where, [row])} must be a list of numbers, not {str(numbers)[:80]}.")
         if len(numbers) != len(rows[0]):
             raise DataError(f"{where}: {at(where, [row])} has {len(numbers)} numbers, the first has {len(rows[0])}.")
@@ -143,8 +145,13 @@ def _guess(
     times = timedelta | time
     odd = next((value for value in values if isinstance(value, list | dict | bytes | times)), None)
     if odd is not None:
-        lists = f"Lists are an input alone: data.columns=[{name!r}], or columns=[{name!r}] in Python."
-        hint = "Write durations and times of day as numbers, such as hours." if isinstance(odd, times) else lists
+        hint = "Write durations and times of day as numbers, such as hours."
+        if isinstance(odd, list) and not any(isinstance(one, list) for one in odd):
+            hint = f"Lists are an input alone: data.columns=[{name!r}], or columns=[{name!r}] in Python."
+        elif not isinstance(odd, times):
+            hint = (
+                f"Arrays of several axes can be given as arrays: (x, y) in Python, or a file .npz. {_leave_out(name)}"
+            )
         raise DataError(
             f"{wheres[0]}: the column {name!r} must hold numbers, dates or text, not {str(odd)[:80]!r}. {hint}"
         )
@@ -319,7 +326,8 @@ def _counts_up(texts: Sequence[str]) -> bool:
 
 
 def _leave_out(name: str) -> str:
-    return f"""Leave it out: --set 'data.exclude=["{name}"]', or exclude=[{name!r}] in Python."""
+    setting = shlex.quote(f"data.exclude={json.dumps([name], ensure_ascii=False)}")
+    return f"Leave it out: --set {setting}, or exclude=[{name!r}] in Python."
 
 
 def hash_words(text: str, vocabulary: int, most: int | None = None) -> list[int]:

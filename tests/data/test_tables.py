@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+import shlex
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,10 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         from_arrays(np.zeros((20, *shape), dtype), [0, 1] * 10)
 
 
+def nullable(dtype: str) -> Any:
+    return pandas.DataFrame({"a": [1, 2] * 20, "b": [3, 4] * 20}, dtype=dtype)
+
+
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
@@ -242,6 +248,8 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         ({"x": np.ones((40, 3)), "y": ["\ud800", "b"] * 20}, "no Unicode text"),
         ({"x": np.ones((40, 3)), "y": [["a", "b"], ["a"]] * 20}, "single-label classification only"),
         ({"x": np.ones((40, 3)), "y": ["1e999", "0.5"] * 20}, "holds '0.5': a number to be predicted"),
+        ({"x": nullable("Int64"), "y": [0, 1] * 20}, r"to_numpy\('float64'\)"),
+        ({"x": nullable("Float64"), "y": [0, 1] * 20}, r"to_numpy\('float64'\)"),
         ({"x": np.zeros((0, 3)), "y": [], "label_names": ["a", "b"]}, "there are no inputs"),
         (
             {"x": np.ones((40, 3)), "y": np.array([2**63, 1] * 20, np.uint64), "label_names": ["a", "b"]},
@@ -785,3 +793,22 @@ def test_columns_beside_images_are_told(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     assert "Not used beside the images: 'age'." in load(str(tmp_path / "t.parquet")).note
     assert "Not used" not in load(str(tmp_path / "t.parquet"), options=DataOptions(exclude=("age",))).note
+
+
+def test_advice_works_as_it_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, "Patient's id,a,label", [f"P{row},{row % 7},{'xy'[row % 2]}" for row in range(40)])
+    with pytest.raises(DataError) as raised:
+        load(path)
+    found = re.search(r"--set (.*?), or exclude=", str(raised.value))
+    assert found is not None
+    assert shlex.split(found[1]) == ['data.exclude=["Patient\'s id"]']
+    grid = {"x": [np.eye(3).tolist()] * 40, "label": ["x", "y"] * 20}
+    features = datasets.Features({"x": datasets.Array2D((3, 3), "float32"), "label": datasets.Value("string")})
+    with pytest.raises(DataError, match=r"arrays: \(x, y\) in Python"):
+        dataset_of(datasets.Dataset.from_dict(grid, features=features))
+    for first in ([], None, [None, 1.0]):
+        lists = pyarrow.array([first, *[[0.5, 1.0]] * 39], pyarrow.list_(pyarrow.float64()))
+        with pytest.raises(DataError, match=r"row 0 must be a list of numbers, not (\[\]|None|\[None, 1.0\])"):
+            dataset_of(pyarrow.table({"x": lists, "label": ["x", "y"] * 20}))
+    with pytest.raises(DataError, match=r"whole numbers or text, not .*, as 0.5"):
+        dataset_of(pyarrow.table({"a": [1.5, 2.5] * 20, "client": [1.0] * 39 + [0.5], "label": ["x", "y"] * 20}))
