@@ -104,6 +104,17 @@ def _memory_for(rows: int, image: Any, where: str) -> Iterator[None]:
         ) from error
 
 
+def picture(image: Any) -> Any:
+    """Return a picture of Pillow, uint8 ``[height, width]`` or ``[channels, height, width]``, as `decode` reads a file.
+
+    Raises `DataError`, which says what the picture has, if a part of it would be lost.
+    """
+    if refused := _why_refused(image) or _transparency(image):
+        raise DataError(f"has {refused}")
+    pixels = np.asarray(_convert(_upright(image), None))
+    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
+
+
 def _raise_refused(refused: Mapping[str, Sequence[str]], where: str) -> None:
     """Raise one error with all that is wrong, and some of the images of each kind."""
     problems = Problems()
@@ -200,7 +211,7 @@ def _deep_pixels(image: Any) -> str:
     """Return what shows that an image has more than 8 bits a channel; empty if nothing does."""
     if image.mode in _DEEP_MODES:
         return f"Pillow mode {image.mode}"
-    for *_, arguments in image.tile:
+    for *_, arguments in getattr(image, "tile", ()):  # which only a picture of a file has
         if found := _DEEP_SOURCE.search(str(arguments)):
             return f"stored as {found[0]}"
         if image.format == "PPM" and isinstance(arguments, tuple) and arguments[-1] > 255:

@@ -14,6 +14,7 @@ from fedkeep.data import array_store
 from fedkeep.data.arrays import from_arrays
 from fedkeep.data.catalog import is_known
 from fedkeep.data.dataset import DataSet
+from fedkeep.data.decode import picture
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.readers import datasets_library
@@ -127,7 +128,7 @@ def _examples(data: Any) -> tuple[Any, Any]:
     inputs, labels = [], []
     for number, example in enumerate(islice(_pairs(stream), STREAM_LIMIT + 1)):
         _check_limit(number + 1)
-        inputs.append(_array(example[0]).copy())  # some data sets fill one array again and again
+        inputs.append(_array(example[0], number).copy())  # some data sets fill one array again and again
         labels.append(example[1].item() if isinstance(example[1], Tensor) and example[1].ndim == 0 else example[1])
     if not inputs:
         raise DataError("the data set has no examples.")
@@ -146,12 +147,16 @@ def _pairs(stream: Iterable[Any]) -> Iterable[Any]:
         yield example
 
 
-def _array(value: Any) -> Any:
-    """Return an input as an array; the channels of a picture of Pillow come first."""
+def _array(value: Any, number: int) -> Any:
+    """Return an input as an array; a picture of Pillow is read as one of a file is."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
-    array = np.asarray(value)
-    return array.transpose(2, 0, 1) if hasattr(value, "getbands") and array.ndim == 3 else array
+    if not hasattr(value, "getbands"):
+        return np.asarray(value)
+    try:
+        return picture(value)
+    except DataError as error:
+        raise DataError(f"example {number} of the data set {error}") from error
 
 
 def _check_limit(count: int) -> None:

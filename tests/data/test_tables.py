@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sources import encoded, own_folders, pyarrow
+from small_sources import encoded, own_folders, pillow, pyarrow
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
@@ -724,6 +724,36 @@ def test_data_sets_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
         dataset_of(Stored(), DataOptions(label="y"))
     with pytest.raises(DataError, match=r"pair \(input, class\)"):
         dataset_of(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
+
+
+class Pictures(torch.utils.data.Dataset[Any]):
+    def __init__(self, *pictures: Any) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> Any:
+        return self.pictures[row % len(self.pictures)], row % 2
+
+
+def test_pictures_of_pillow_are_read_as_files_are(tmp_path: Path) -> None:
+    colours = np.random.default_rng(0).integers(256, size=(6, 8, 3), dtype=np.uint8)
+    photo = pillow.fromarray(colours)
+    for mode in ("RGB", "L", "P", "CMYK", "RGBA", "1"):
+        one = photo.quantize(16) if mode == "P" else photo.convert(mode)
+        for name in ("a/0", "a/1", "a/2", "b/0"):
+            path = tmp_path / mode / f"{name}.{'tif' if mode == 'CMYK' else 'png'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            one.save(path)
+        of_file, found = load(str(tmp_path / mode)).train["input"], dataset_of(Pictures(one)).train["input"]
+        assert torch.equal(found[0], of_file[0]), mode
+    for wrong, says in (
+        (pillow.new("I;16", (8, 8)), r"example 1 of the data set has more than 8 bits a channel \(Pillow mode I;16\)"),
+        (pillow.new("RGBA", (8, 8), (9, 9, 9, 0)), "example 1 of the data set has transparent pixels"),
+    ):
+        with pytest.raises(DataError, match=says):
+            dataset_of(Pictures(photo, wrong))
 
 
 @pytest.mark.parametrize("value", [datetime.timedelta(hours=5), datetime.time(13, 30)])
