@@ -4,7 +4,7 @@ They are kept in the cache folder under the hash of their content, so that worke
 exactly the same examples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ def assign_clients(dataset: DataSet, rows: Mapping[str, Any] | Sequence[Any]) ->
     total = len(dataset.train["label"])
     holder = np.full(total, -1, dtype=np.int64)
     for number, (name, held) in enumerate(clients.items()):
-        numbers = held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(list(held))
+        listed = list(held) if isinstance(held, Iterable) and not isinstance(held, Tensor) else held
+        numbers = listed.detach().cpu().numpy() if isinstance(listed, Tensor) else np.asarray(listed)
         if numbers.ndim == 1 and not len(numbers):
             raise PartitionError(f"client {name!r} holds no rows, and would learn nothing. Leave it out of partition.")
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu":

@@ -105,6 +105,9 @@ def _open_npz(path: Path) -> dict[str, Any]:
         ) from error
 
 
+_OF_PANDAS = " Of nullable columns of pandas, to_numpy('float64') makes numbers."
+
+
 def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     if np.ma.is_masked(values):
         raise DataError(f"{where} has masked (missing) values. Fill or remove them: networks read what is behind.")
@@ -120,12 +123,16 @@ def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     if array.dtype.kind not in "biufU" and not (
         array.dtype.kind == "O" and all(isinstance(v, str | int) for v in array.flat)
     ):
-        raise DataError(f"{where} must hold numbers or text, not {array.dtype}.")
+        raise DataError(
+            f"{where} must hold numbers or text, not {array.dtype}.{_OF_PANDAS * (array.dtype.kind == 'O')}"
+        )
     return array
 
 
 def _to_input(values: Any, where: str, varied: bool = False) -> Tensor:
     array = _to_array(values, where)
+    if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array.flat):
+        raise DataError(f"{where} must hold numbers of one type, not objects.{_OF_PANDAS}")
     if array.dtype.kind not in "biuf":
         raise DataError(f"{where} must hold numbers, not text. Text becomes token ids first; see docs/data.md.")
     if array.ndim == 4 and array.shape[3] <= 4 and min(array.shape[1:3]) > 4:
@@ -191,10 +198,15 @@ def _number_labels(
     if len({isinstance(label, str) for label in together}) > 1:
         raise DataError(f"{name}: y and y_test must both be integers or both be text.")
     if label_names is not None:
-        if isinstance(together[0], str):
+        if any(isinstance(label, str) for label in together):
             raise DataError(f"{name}: y holds the names of the classes already: leave label_names out.")
         decoded = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in label_names]
-        return torch.tensor(together), tuple(map(to_nfc, decoded))
+        if (largest := max(together, default=0)) > np.iinfo(np.int64).max:
+            raise DataError(
+                f"{name}: y has the class {largest}, and label_names names the classes 0 to {len(decoded) - 1}. Number "
+                "the classes from 0, or leave label_names out."
+            )
+        return torch.tensor(together, dtype=torch.int64), tuple(map(to_nfc, decoded))
     check_spelling({*map(str, together)}, f"{name}, y")
     check_classes(together, f"{name}, y")
     number, found = number_names(together)

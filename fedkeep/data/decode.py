@@ -3,8 +3,8 @@
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -72,19 +72,47 @@ def decode(
                 image = image.resize((size[1], size[0]), pillow.Resampling.LANCZOS)
             values = np.asarray(image)
             if pixels is None:
-                pixels = np.empty((rows, *values.shape), dtype=np.uint8)
+                with _memory_for(rows, values, where):
+                    pixels = np.empty((rows, *values.shape), dtype=np.uint8)
             elif values.shape[:2] != pixels.shape[1:3]:
                 shape = f"{values.shape[1]} x {values.shape[0]}"
                 refused.setdefault(_size_message(pixels.shape[1:]), []).append(f"{place} of {shape} pixels")
                 continue
             if values.ndim > pixels.ndim - 1:  # the first image in colour among greyscale ones
-                pixels = np.repeat(pixels[..., None], 3, axis=3)
+                with _memory_for(rows, values, where):
+                    pixels = np.repeat(pixels[..., None], 3, axis=3)
             pixels[row - 1] = values[..., None] if values.ndim < pixels.ndim - 1 else values
     _raise_refused(refused, where)
     if pixels is None or row != rows:
         raise DataError(f"{where}: {rows} images were announced but {row} found. Copy the data again.")
-    channels_first = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    with _memory_for(rows, pixels[0], where):
+        channels_first = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
     return torch.from_numpy(channels_first)
+
+
+@contextmanager
+def _memory_for(rows: int, image: Any, where: str) -> Iterator[None]:
+    """Raise `DataError` if there is no memory for as many images."""
+    try:
+        yield
+    except MemoryError as error:
+        height, width = image.shape[:2]
+        raise DataError(
+            f"{where}: {rows:,} images of {width} x {height} pixels take {rows * image.nbytes / 2**30:,.1f} GiB, more "
+            "than there is memory for. Let them be resized while they are read: data.size = [64, 64] in the recipe, "
+            "or --set data.size=[64,64]. The files do not change."
+        ) from error
+
+
+def picture(image: Any) -> Any:
+    """Return a picture of Pillow, uint8 ``[height, width]`` or ``[channels, height, width]``, as `decode` reads a file.
+
+    Raises `DataError`, which says what the picture has, if a part of it would be lost.
+    """
+    if refused := _why_refused(image) or _transparency(image):
+        raise DataError(f"has {refused}")
+    pixels = np.asarray(_convert(_upright(image), None))
+    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
 
 
 def _raise_refused(refused: Mapping[str, Sequence[str]], where: str) -> None:
@@ -183,7 +211,7 @@ def _deep_pixels(image: Any) -> str:
     """Return what shows that an image has more than 8 bits a channel; empty if nothing does."""
     if image.mode in _DEEP_MODES:
         return f"Pillow mode {image.mode}"
-    for *_, arguments in image.tile:
+    for *_, arguments in getattr(image, "tile", ()):  # which only a picture of a file has
         if found := _DEEP_SOURCE.search(str(arguments)):
             return f"stored as {found[0]}"
         if image.format == "PPM" and isinstance(arguments, tuple) and arguments[-1] > 255:

@@ -100,7 +100,7 @@ def assemble(
     seen: Counter[str] = Counter()
     if schema.image:
         for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
-            batches = read_batches(table, schema.image, str(what))
+            batches = (images for [images] in read_batches(table, [schema.image], str(what)))
             rows = len(labels[number])
             inputs.append(decode(batches, rows, str(what), schema.channels, schema.side, options.size, seen))
     else:
@@ -138,12 +138,14 @@ def assemble(
     notes += [f"{what}: {count}." for what, count in sorted(seen.items())]
     unused = sorted({*splits} - {*present}) if is_own else []
     notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
-    unlearned = "Nobody can learn {named}: the test split has {tested} such examples, training none."
-    notes.append(_without_training(parts, "label", label_names, unlearned))
+    unlearned = "Nobody can learn {named}: the test split has {others} such examples, training none."
+    notes.append(_missing(parts, "label", label_names, unlearned))
+    untested = "No test example is of {named}, and {others} training examples are: results say nothing about them."
+    notes.append(_missing(parts[::-1], "label", label_names, untested) if is_own else "")
     train, test = parts
     values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
     if held_out is not None:
-        notes.append(_without_training(parts, CLIENT, values.get(CLIENT, ()), _ALL_HELD_OUT))
+        notes.append(_missing(parts, CLIENT, values.get(CLIENT, ()), _ALL_HELD_OUT))
     noted_all = " ".join(filter(None, notes))
     held = held_out is not None
     return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns), held)
@@ -167,14 +169,14 @@ _ALL_HELD_OUT = (
 )
 
 
-def _without_training(parts: Sequence[Mapping[str, Tensor]], column: str, names: Sequence[str], note: str) -> str:
-    """Return a note on the classes or clients that have test examples alone; empty if there are none."""
+def _missing(parts: Sequence[Mapping[str, Tensor]], column: str, names: Sequence[str], note: str) -> str:
+    """Return a note on the classes or clients that the second part has and the first lacks; empty if there are none."""
     if not names:
         return ""
-    trained, tested = (part[column].bincount(minlength=len(names)) for part in parts)
-    found = ((trained == 0) & (tested > 0)).nonzero().flatten().tolist()
+    counts, others = (part[column].bincount(minlength=len(names)) for part in parts)
+    found = ((counts == 0) & (others > 0)).nonzero().flatten().tolist()
     named = ", ".join(repr(names[one]) for one in found[:5]) + ", ..." * (len(found) > 5)
-    return note.format(named=named, count=len(found), tested=int(tested[found].sum())) if found else ""
+    return note.format(named=named, count=len(found), others=int(others[found].sum())) if found else ""
 
 
 def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
@@ -355,7 +357,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
     def build() -> DataSet:
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
-    how = ["folder 3", as_table(options), found.note, columns_to_json(columns)]
+    how = ["folder 4", as_table(options), found.note, columns_to_json(columns)]
     dataset = cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
     if found.note and parent_process() is None:  # workers read the same; what cannot be read is tried more than once
         such_as = f" Such as: {found.examples}." if found.examples else ""
@@ -368,7 +370,9 @@ def assemble_own(
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
     if columns:
-        options = replace(options, columns=tuple(column.name for column in columns), exclude=())
+        present = own.splits["train"].features if "train" in own.splits else ()
+        exclude = tuple(name for name in options.exclude if name in present)
+        options = replace(options, columns=tuple(column.name for column in columns), exclude=exclude)
     own = split_by_column(own, options.split, where)
     schema = infer_schema(own.splits, where, options)
     return assemble(name, own.splits, schema, where, note=note, options=options, own=own, columns=columns)

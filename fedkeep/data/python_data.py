@@ -14,6 +14,7 @@ from fedkeep.data import array_store
 from fedkeep.data.arrays import from_arrays
 from fedkeep.data.catalog import is_known
 from fedkeep.data.dataset import DataSet
+from fedkeep.data.decode import picture
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.readers import datasets_library
@@ -82,11 +83,14 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
         if left_out := [name for name in index if name is not None and name not in wanted]:
             table = table.reset_index(level=left_out, drop=True)
             notes[f"Left out: the index {', '.join(map(repr, left_out))}; reset_index() makes it a column."] = None
-        if isinstance(table, library.IterableDataset):
-            _check_limit(sum(1 for _ in islice(table, STREAM_LIMIT + 1)))
-        elif not isinstance(table, library.Dataset):
+        if not isinstance(table, library.Dataset):
             try:
-                table = library.Dataset(_without_categories(arrow.table(table), arrow))
+                if isinstance(table, library.IterableDataset):
+                    table = _read_stream(table, library, arrow)
+                else:
+                    table = library.Dataset(_without_categories(arrow.table(table), arrow))
+            except DataError:
+                raise
             except Exception as error:  # of the libraries of the table, pyarrow and `datasets`
                 raise DataError(
                     f"the table cannot be read ({in_one_line(error, 300)}). Give each column a name of its own, and "
@@ -94,6 +98,18 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
                 ) from error
         opened[split] = table
     return assemble_own("table", OwnSplits(opened, note=" ".join(notes)), "the table", options)
+
+
+def _read_stream(stream: Any, library: Any, arrow: Any) -> Any:
+    """Return the rows of a stream as a table, in one pass: the next one may have another order."""
+    batches, rows = [], 0
+    for batch in stream.with_format("arrow").iter(batch_size=500):  # images stay encoded
+        _check_limit(rows := rows + len(batch))
+        batches.append(batch)
+    if not batches:
+        raise DataError("the stream has no examples.")
+    joined = arrow.concat_tables(batches, promote_options="permissive")
+    return library.Dataset(joined, info=library.DatasetInfo(features=stream.features))
 
 
 def _without_categories(table: Any, arrow: Any) -> Any:
@@ -112,7 +128,7 @@ def _examples(data: Any) -> tuple[Any, Any]:
     inputs, labels = [], []
     for number, example in enumerate(islice(_pairs(stream), STREAM_LIMIT + 1)):
         _check_limit(number + 1)
-        inputs.append(_array(example[0]).copy())  # some data sets fill one array again and again
+        inputs.append(_array(example[0], number).copy())  # some data sets fill one array again and again
         labels.append(example[1].item() if isinstance(example[1], Tensor) and example[1].ndim == 0 else example[1])
     if not inputs:
         raise DataError("the data set has no examples.")
@@ -131,12 +147,16 @@ def _pairs(stream: Iterable[Any]) -> Iterable[Any]:
         yield example
 
 
-def _array(value: Any) -> Any:
-    """Return an input as an array; the channels of a picture of Pillow come first."""
+def _array(value: Any, number: int) -> Any:
+    """Return an input as an array; a picture of Pillow is read as one of a file is."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
-    array = np.asarray(value)
-    return array.transpose(2, 0, 1) if hasattr(value, "getbands") and array.ndim == 3 else array
+    if not hasattr(value, "getbands"):
+        return np.asarray(value)
+    try:
+        return picture(value)
+    except DataError as error:
+        raise DataError(f"example {number} of the data set {error}") from error
 
 
 def _check_limit(count: int) -> None:

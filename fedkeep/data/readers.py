@@ -93,15 +93,16 @@ def datasets_library(purpose: str) -> Any:
     return require_optional("datasets", purpose, "data")
 
 
-def read_batches(split: Any, column: str, where: str) -> Iterator[list[Any]]:
-    """Yield the values of one column, batch by batch, in row order.
+def read_batches(split: Any, columns: Sequence[str], where: str) -> Iterator[list[list[Any]]]:
+    """Yield the values of each column, batch by batch, in row order.
 
-    ``column``: A column of it. An encoded image is bytes, a path, or a dict of ``"bytes"`` and ``"path"``.
+    ``columns``: Columns of it. An encoded image is bytes, a path, or a dict of ``"bytes"`` and ``"path"``.
     ``where``: What errors call the table.
     """
+    column = next(iter(columns), "")
     try:
-        for batch in split.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH):
-            yield batch[column].to_pylist()
+        for batch in split.select_columns([*columns]).with_format("arrow").iter(batch_size=_BATCH):
+            yield [batch[column := name].to_pylist() for name in columns]
     except Exception as error:  # damaged files make pyarrow and `datasets` raise almost anything
         raise DataError(
             f"{where}: the column {column!r} cannot be read ({in_one_line(error, 300)}). Copy the data again."
@@ -110,7 +111,16 @@ def read_batches(split: Any, column: str, where: str) -> Iterator[list[Any]]:
 
 def read_column(split: Any, column: str, where: str) -> list[Any]:
     """Return one column as a list; see `read_batches`."""
-    return [value for batch in read_batches(split, column, where) for value in batch]
+    return read_columns(split, [column], where)[column]
+
+
+def read_columns(split: Any, columns: Sequence[str], where: str) -> dict[str, list[Any]]:
+    """Return columns as lists, all in one pass; see `read_batches`."""
+    found: dict[str, list[Any]] = {column: [] for column in columns}
+    for batch in read_batches(split, columns, where):
+        for values, more in zip(found.values(), batch, strict=True):
+            values += more
+    return found
 
 
 def to_nfc(name: str) -> str:

@@ -107,11 +107,12 @@ class Schema:
 
     def check(self, split: Any, where: str, optional: Sequence[str] = ()) -> None:
         """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has."""
+        features = split.features  # of `datasets`, which copies all of them at each access
         further = [stored for stored, name in self.columns if name not in optional]
         for column in filter(None, (self.image, self.label, *self.inputs, *further)):
-            if column not in split.features:
+            if column not in features:
                 raise DataError(
-                    f"{where}: the column {column!r} is missing.{did_you_mean(column, split.features)} "
+                    f"{where}: the column {column!r} is missing.{did_you_mean(column, features)} "
                     "Rename the columns, or write the file again with Hugging Face `datasets`."
                 )
 
@@ -136,7 +137,7 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     absent = [f"{column!r}.{did_you_mean(column, features)}" for column in named if column and column not in features]
     if absent:
         raise DataError(f"{where}: there is no column {' There is no column '.join(absent)}")
-    client = options.client or (CLIENT if CLIENT in features else "")
+    client = options.client or (CLIENT if CLIENT in features and CLIENT not in options.exclude else "")
     taken = {client or None, options.group or None, *options.exclude}
     label = options.label or _label_column({name: features[name] for name in features if name not in taken}, where)
     columns = tuple((stored, name) for stored, name in ((client, CLIENT), (options.group, GROUP)) if stored)
@@ -151,7 +152,9 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     images = [name for name in features if _is_image(features[name]) and name not in {label, *taken}]
     if images and not (options.text or options.columns):
         image = _only("Image", images, _IMAGE_NAMES, features, where)
-        return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2)
+        unused = ", ".join(repr(name) for name in features if name not in {image, label, *taken})
+        note = f"Not used beside the images: {unused}." if unused else ""
+        return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2, note=note)
     rest = [name for name in features if name not in {label, *taken}]
     if len(rivals := [name for name in rest if name in LABEL_NAMES and not chosen]) and not options.label:
         raise DataError(
@@ -278,7 +281,7 @@ def check_classes(values: Sequence[Any], where: str) -> None:
     if any(isinstance(value, list | dict | bytes) for value in values):
         problem = f"holds {example[:60]!r}: several labels, a mask or an array"
     elif are_numbers and any(number != round(number) for number in numbers if math.isfinite(number)):
-        fraction = next(text for text in counts if float(text) != round(float(text)))
+        fraction = next(text for text in counts if not float(text).is_integer() and math.isfinite(float(text)))
         problem = f"holds {fraction!r}: a number to be predicted"
     elif len(texts) >= 20 and len(counts) > len(texts) / 2:
         problem = f"has {len(counts)} different values in {len(texts)} rows: a number or a name of each row"
@@ -341,11 +344,14 @@ def _names(
     check_filled(values, column, where)
     if flags:
         return [str(value) for value in values]  # as a CSV file has them
-    if all(isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()) for value in values):
+    whole = [isinstance(one, bool | int) or (isinstance(one, float) and one.is_integer()) for one in values]
+    if all(whole):
         return [int(value) for value in values]
-    if all(isinstance(value, str | datetime.date) for value in values):
+    text = [isinstance(value, str | datetime.date) for value in values]
+    if all(text):
         return [to_nfc(str(value)).strip() for value in values]
-    raise DataError(f"{where}: the column {column!r} must hold whole numbers or text, not {feature}, as {values[0]!r}.")
+    odd = values[(whole if whole[0] else text).index(False)]
+    raise DataError(f"{where}: the column {column!r} must hold whole numbers or text, not {feature}, as {odd!r}.")
 
 
 def _check_range(values: Any, num_classes: int, column: str, where: Where | str) -> None:

@@ -82,6 +82,11 @@ class Public(Options):
         """
         if source.kind != target.kind:
             raise DataError(f"[public] {source.name} has {source.kind}, and {target.name} has {target.kind}.")
+        if source.columns and target.columns and source.columns != target.columns:
+            raise DataError(
+                f"[public] {source.name} is not read with the columns of {target.name}, which scale numbers otherwise. "
+                "Save it as one CSV or Parquet file, and name that."
+            )
         if source.shape != target.shape:
             raise DataError(
                 f"[public] {source.name} has images of {format_shape(source.shape)}, and {target.name} has images of "

@@ -1,6 +1,8 @@
 """Tables and texts as inputs: what a column holds is found out; cells become numbers or names, words token ids."""
 
+import json
 import re
+import shlex
 import unicodedata
 import zlib
 from collections.abc import Iterable, Sequence
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform, unknown_values
-from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, to_nfc
+from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, read_columns, to_nfc
 from fedkeep.data.schema import DataOptions, Schema
 from fedkeep.errors import DataError, require_optional
 
@@ -66,23 +68,32 @@ def read_inputs(
         small = getattr(getattr(tables[0].features[schema.inputs[0]], "feature", None), "dtype", "")
         lists = [(read_column(table, schema.inputs[0], str(where)), where) for table, where in pairs]
         return [read_lists(rows, where, options.length, problems, small) for rows, where in lists], ()
-    raw = {name: [read_column(table, name, str(where)) for table, where in pairs] for name in schema.inputs}
+    raw = [read_columns(table, schema.inputs, str(where)) for table, where in pairs]
     found: list[TableColumn] = []
     for name in schema.inputs:
         with problems.collect():
             known = next((column for column in columns if column.name == name), None)
-            found.append(known or _guess(name, raw[name], wheres, separator, name in options.columns, problems))
+            values = [of[name] for of in raw]
+            found.append(known or _guess(name, values, wheres, separator, name in options.columns, problems))
     parsed: list[dict[str, Array]] = [{} for _ in tables]
     for column in found:
         with problems.collect():
-            for split, (values, where) in enumerate(zip(raw[column.name], wheres, strict=True)):
-                parsed[split][column.name] = parse(values, column, where, separator)
+            for split, (of, where) in enumerate(zip(raw, wheres, strict=True)):
+                parsed[split][column.name] = parse(of[column.name], column, where, separator)
                 if column.kind != "category" and (empty := int(np.isnan(parsed[split][column.name]).sum())):
                     problems.notes.append(f"{empty} empty cells of {column.name!r} got the column's mean.")
     problems.check(wheres[0])
     if not columns:
         known_rows = slice(None) if held_out is None else (~held_out).numpy()
-        found = list(fit_columns(found, {n: v[known_rows] for n, v in parsed[0].items()}, options.scaling))
+        known_values = {name: values[known_rows] for name, values in parsed[0].items()}
+        for name in (column.name for column in found if column.kind != "category"):
+            if np.isnan(known_values[name]).all():
+                problems.found.append(
+                    f"{wheres[0]}: the column {name!r} is empty in the training rows, and only filled in test rows. "
+                    f"Nothing can be learned of it. {_leave_out(name)}"
+                )
+        problems.check(wheres[0])
+        found = list(fit_columns(found, known_values, options.scaling))
         if rare := [column.name for column in found if column.other]:
             problems.notes.append(f"Values of few rows are one feature together: {', '.join(map(repr, rare))}.")
     problems.notes += unknown_values(found, parsed, of_run=bool(columns))
@@ -113,13 +124,13 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
 
 
 def _holds_floats(rows: Sequence[Any]) -> bool:
-    return isinstance(rows[0], list) and any(isinstance(one, float) for one in rows[0])
+    return any(isinstance(one, float) for row in rows if isinstance(row, list) for one in row)
 
 
 def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
     """Return lists of numbers of one length as float32 ``[n, length]``."""
     for row, numbers in enumerate(rows):
-        if not isinstance(numbers, list) or not all(isinstance(one, int | float) for one in numbers):
+        if not isinstance(numbers, list) or not numbers or not all(isinstance(one, int | float) for one in numbers):
             raise DataError(f"{where}: {at(where, [row])} must be a list of numbers, not {str(numbers)[:80]}.")
         if len(numbers) != len(rows[0]):
             raise DataError(f"{where}: {at(where, [row])} has {len(numbers)} numbers, the first has {len(rows[0])}.")
@@ -134,8 +145,13 @@ def _guess(
     times = timedelta | time
     odd = next((value for value in values if isinstance(value, list | dict | bytes | times)), None)
     if odd is not None:
-        lists = f"Lists are an input alone: data.columns=[{name!r}], or columns=[{name!r}] in Python."
-        hint = "Write durations and times of day as numbers, such as hours." if isinstance(odd, times) else lists
+        hint = "Write durations and times of day as numbers, such as hours."
+        if isinstance(odd, list) and not any(isinstance(one, list) for one in odd):
+            hint = f"Lists are an input alone: data.columns=[{name!r}], or columns=[{name!r}] in Python."
+        elif not isinstance(odd, times):
+            hint = (
+                f"Arrays of several axes can be given as arrays: (x, y) in Python, or a file .npz. {_leave_out(name)}"
+            )
         raise DataError(
             f"{wheres[0]}: the column {name!r} must hold numbers, dates or text, not {str(odd)[:80]!r}. {hint}"
         )
@@ -310,7 +326,8 @@ def _counts_up(texts: Sequence[str]) -> bool:
 
 
 def _leave_out(name: str) -> str:
-    return f"""Leave it out: --set 'data.exclude=["{name}"]', or exclude=[{name!r}] in Python."""
+    setting = shlex.quote(f"data.exclude={json.dumps([name], ensure_ascii=False)}")
+    return f"Leave it out: --set {setting}, or exclude=[{name!r}] in Python."
 
 
 def hash_words(text: str, vocabulary: int, most: int | None = None) -> list[int]:

@@ -159,8 +159,21 @@ def split_server_data(
         )
     dataset, server = recipe.auxiliary.split(dataset, seed)
     if recipe.public.name:
-        server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)
+        server = recipe.public.draw(_load_public(recipe, dataset, data_dir), dataset, seed)
     return dataset, server
+
+
+def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) -> DataSet:
+    """Load a recipe's public set as its data set was read: a table with its columns, photos with its size."""
+    path = local_path(recipe.public.name, data_dir)
+    is_own = path is not None and path.suffix.lower() != ".npz"
+    options = DataOptions(size=recipe.data_options.size) if is_own else None
+    try:
+        return load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns)
+    except DataError as error:
+        if not (is_own and dataset.columns):
+            raise
+        raise DataError(f"[public] needs the columns of {dataset.name}, and is read with them. {error}") from error
 
 
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:

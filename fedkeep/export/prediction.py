@@ -20,7 +20,7 @@ from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.columns import columns_from_json, transform, unknown_values
 from fedkeep.data.decode import decode
 from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
-from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column
+from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column, read_columns
 from fedkeep.data.tables import is_list, parse, read_lists, tokenise
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.python_recipe import architecture_of
@@ -81,11 +81,12 @@ def _read_table(path: Path, about: Mapping[str, Any], options: DataOptions) -> T
     table, where = own.splits["train"], Where(str(path), own.lines.get("train"))
     columns = columns_from_json(about)
     if columns:
-        values = {}
+        values, features = {}, table.features
+        raw = read_columns(table, [column.name for column in columns if column.name in features], str(where))
         for column in columns:
             with problems.collect():
-                _check_column(column.name, table.features, where)
-                values[column.name] = parse(read_column(table, column.name, str(where)), column, where, own.separator)
+                _check_column(column.name, features, where)
+                values[column.name] = parse(raw[column.name], column, where, own.separator)
         problems.check(where)
         for note in unknown_values(columns, [values]):
             log.warning("%s: %s", where, note)

@@ -250,6 +250,8 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"partition": {"a": []}}, PartitionError, "client 'a' holds no rows.*Leave it out"),
         ({"partition": [[0, 1], torch.tensor([])]}, PartitionError, "client '1' holds no rows.*Leave it out"),
         ({"partition": {"a": "rows"}}, PartitionError, "client 'a' must hold a list of row numbers"),
+        ({"partition": [0, 1] * 20}, PartitionError, "client '0' must hold a list of row numbers, .* not 0"),
+        ({"partition": {"a": 5}}, PartitionError, "client 'a' must hold a list of row numbers, .* not 5"),
         ({"partition": {}}, PartitionError, "names no client"),
         ({"methods": ["fedavgg"]}, ConfigError, "there is no method 'fedavgg'. Did you mean"),
         ({"methods": [3]}, ConfigError, r"methods must be methods such as .* or their names.*, not 3"),

@@ -17,6 +17,7 @@ import torch
 from small_sources import encoded, own_folders, pillow, write
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
+from fedkeep.data.decode import decode
 from fedkeep.data.holdout import validated
 from fedkeep.data.partition import ByColumn
 from fedkeep.errors import DataError
@@ -246,6 +247,13 @@ def test_photos_of_any_size_are_resized_while_they_are_read(tmp_path: Path) -> N
     assert dataset.shape == (3, 10, 16)
     assert [hashlib.sha256(path.read_bytes()).hexdigest() for path in every] == before
     assert load(str(tmp_path / "photos"), options=DataOptions(size=(8, 8))).shape == (3, 8, 8), "another cache entry"
+
+
+def test_photos_for_which_there_is_no_memory_are_refused_with_advice() -> None:
+    """No machine has the address space for a thousand million photos."""
+    photo = encoded(1, (4000, 3000), mode="RGB", kind="JPEG")
+    with pytest.raises(DataError, match=r"1,000,000,000 images of 4000 x 3000 pixels take 33,527,612.*data.size"):
+        decode([[photo]], 10**9, "photos")
 
 
 def test_photos_are_turned_as_the_camera_was(tmp_path: Path) -> None:

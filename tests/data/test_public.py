@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
+from small_sources import encoded
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
+from fedkeep.data import DataOptions, load
 from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.build import build_federation, build_simulation
+from fedkeep.experiment.build import build_federation, build_simulation, load_data, split_server_data
 from fedkeep.experiment.recipe_loader import load_recipe
 
 
@@ -84,3 +87,46 @@ def test_methods_without_a_use_for_it_are_not_disturbed(tmp_path: Path) -> None:
     plain = build_simulation(without, without.methods[0], 0, build_federation(without, 0))
     assert isinstance(with_public.algorithm, FedAvg)
     assert tiny.run_rounds(with_public) == tiny.run_rounds(plain)
+
+
+def test_a_table_is_read_with_the_columns_of_the_run(tmp_path: Path) -> None:
+    """Also at sites, where the columns are those of all sites and the server has no rows of its own."""
+    draw = np.random.default_rng(0)
+    age, ward, label = draw.normal(50, 10, 200), draw.choice(["a", "b"], 200), draw.choice(["u", "v"], 200)
+    for name, header, columns in (
+        ("run", "age,ward,label", (age, ward, label)),
+        ("pub", "ward,more,age,label", (["b"] * 200, label, age + 30, label)),
+        ("short", "ward,label", (ward, label)),
+    ):
+        rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join([header, *rows]))
+    recipe = load_recipe(
+        "demo",
+        methods=["feddf"],
+        settings=[f"data.name={tmp_path}/run.csv", f"public.name={tmp_path}/pub.csv", "data.validation=0.2"],
+    )
+    dataset = load_data(recipe.data, None, recipe.validation)
+    mean, scale = dataset.columns[0].mean, dataset.columns[0].scale
+    site_columns = (replace(dataset.columns[0], mean=0.0, scale=10.0), dataset.columns[1])
+    for run, shift, factor in ((dataset, mean, scale), (replace(dataset, columns=site_columns), 0.0, 10.0)):
+        rows = split_server_data(recipe, 0, run)[1]["input"]
+        assert rows[:, 1:].unique(dim=0).tolist() == [[0, 1]]
+        found = (rows[:, 0].double() * factor + shift - 30).tolist()
+        assert np.abs(np.subtract.outer(found, age)).min(1).max() < 1e-4
+    with pytest.raises(DataError, match=r"\[public\] needs the columns of run.csv.* there is no column 'age'"):
+        split_server_data(replace(recipe, public=Public(name=f"{tmp_path}/short.csv")), 0, dataset)
+    alone = load(f"{tmp_path}/pub.csv", options=DataOptions(columns=("age", "ward")))
+    with pytest.raises(DataError, match="is not read with the columns of run"):
+        recipe.public.draw(alone, dataset, 0)
+
+
+def test_photos_are_resized_as_those_of_the_run(tmp_path: Path) -> None:
+    for folder, side in (("run", 6), ("pub", 9)):
+        for number in range(20):
+            path = tmp_path / folder / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoded(number, (side, side + number % 3)))
+    settings = [f"data.name={tmp_path}/run", f"public.name={tmp_path}/pub", "data.size=[4, 4]"]
+    recipe = load_recipe("demo", methods=["feddf"], settings=settings)
+    dataset = load_data(recipe.data, options=recipe.data_options)
+    assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (16, 1, 4, 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+import shlex
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_sources import encoded, own_folders, pyarrow
+from small_sources import encoded, own_folders, pillow, pyarrow
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
+from fedkeep.data.loading import assemble_own
+from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.python_data import dataset_of
 from fedkeep.data.tables import hash_words
 from fedkeep.errors import ConfigError, DataError
 
+datasets = pytest.importorskip("datasets")
 pandas = pytest.importorskip("pandas")
 
 
@@ -220,6 +225,10 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         from_arrays(np.zeros((20, *shape), dtype), [0, 1] * 10)
 
 
+def nullable(dtype: str) -> Any:
+    return pandas.DataFrame({"a": [1, 2] * 20, "b": [3, 4] * 20}, dtype=dtype)
+
+
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
@@ -238,6 +247,14 @@ def test_channels_that_come_last_are_refused(shape: tuple[int, ...], dtype: str)
         ({"x": np.ones(40, np.uint8), "y": [0, 1] * 20}, r"uint8 inputs are images"),
         ({"x": np.ones((40, 3)), "y": ["\ud800", "b"] * 20}, "no Unicode text"),
         ({"x": np.ones((40, 3)), "y": [["a", "b"], ["a"]] * 20}, "single-label classification only"),
+        ({"x": np.ones((40, 3)), "y": ["1e999", "0.5"] * 20}, "holds '0.5': a number to be predicted"),
+        ({"x": nullable("Int64"), "y": [0, 1] * 20}, r"to_numpy\('float64'\)"),
+        ({"x": nullable("Float64"), "y": [0, 1] * 20}, r"to_numpy\('float64'\)"),
+        ({"x": np.zeros((0, 3)), "y": [], "label_names": ["a", "b"]}, "there are no inputs"),
+        (
+            {"x": np.ones((40, 3)), "y": np.array([2**63, 1] * 20, np.uint64), "label_names": ["a", "b"]},
+            "y has the class 9223372036854775808, and label_names names the classes 0 to 1",
+        ),
     ],
 )
 def test_arrays_that_would_become_something_else_are_refused(arrays: dict[str, Any], says: str) -> None:
@@ -610,6 +627,41 @@ def test_data_frames_and_tables_of_other_libraries() -> None:
     assert (pair.features, len(pair.test["label"])) == (("age",), 20)
 
 
+def test_a_stream_is_read_once_with_its_columns_of_clients_and_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+
+    def rows() -> Any:
+        for row in draw.permutation(200).tolist():
+            part = "test" if row % 5 == 0 else "train"
+            yield {"x": row / 2, "site": "ab"[row % 2], "part": part, "label": "uv"[row < 80]}
+
+    stream = datasets.IterableDataset.from_generator(rows)
+    for one in (stream, stream.map(lambda row: {"y": row["x"]}).remove_columns("y")):
+        options = DataOptions(client="site", split="part", scaling="none")
+        dataset = dataset_of(one, options)
+        for part, owners in ((dataset.train, 2), (dataset.test, 2)):
+            assert torch.equal(part["label"] == 1, part["input"][:, 0] < 40)
+            assert torch.equal(part["client"], (part["input"][:, 0] * 2 % 2).long())
+            assert len(part["client"].unique()) == owners
+        assert (len(dataset.train["label"]), len(dataset.test["label"])) == (160, 40)
+    monkeypatch.setattr("fedkeep.data.python_data.STREAM_LIMIT", 50)
+    with pytest.raises(DataError, match="more than 50 examples"):
+        dataset_of(stream)
+    with pytest.raises(DataError, match="no examples"):
+        dataset_of(datasets.IterableDataset.from_generator(lambda: iter(())))
+
+
+def test_images_of_a_stream_are_those_of_its_table() -> None:
+    images = [{"bytes": encoded(row, mode="RGB"), "path": None} for row in range(40)]
+    for decode in (True, False):
+        names = datasets.ClassLabel(names=["u", "v"])
+        features = datasets.Features({"image": datasets.Image(decode=decode), "label": names})
+        table = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 20}, features=features)
+        expected, found = dataset_of(table), dataset_of(table.to_iterable_dataset())
+        assert torch.equal(found.train["input"], expected.train["input"])
+        assert found.label_names == expected.label_names == ("u", "v")
+
+
 class Endless(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         while True:
@@ -674,9 +726,119 @@ def test_data_sets_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
         dataset_of(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
 
 
+class Pictures(torch.utils.data.Dataset[Any]):
+    def __init__(self, *pictures: Any) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> Any:
+        return self.pictures[row % len(self.pictures)], row % 2
+
+
+def test_pictures_of_pillow_are_read_as_files_are(tmp_path: Path) -> None:
+    colours = np.random.default_rng(0).integers(256, size=(6, 8, 3), dtype=np.uint8)
+    photo = pillow.fromarray(colours)
+    for mode in ("RGB", "L", "P", "CMYK", "RGBA", "1"):
+        one = photo.quantize(16) if mode == "P" else photo.convert(mode)
+        for name in ("a/0", "a/1", "a/2", "b/0"):
+            path = tmp_path / mode / f"{name}.{'tif' if mode == 'CMYK' else 'png'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            one.save(path)
+        of_file, found = load(str(tmp_path / mode)).train["input"], dataset_of(Pictures(one)).train["input"]
+        assert torch.equal(found[0], of_file[0]), mode
+    for wrong, says in (
+        (pillow.new("I;16", (8, 8)), r"example 1 of the data set has more than 8 bits a channel \(Pillow mode I;16\)"),
+        (pillow.new("RGBA", (8, 8), (9, 9, 9, 0)), "example 1 of the data set has transparent pixels"),
+    ):
+        with pytest.raises(DataError, match=says):
+            dataset_of(Pictures(photo, wrong))
+
+
 @pytest.mark.parametrize("value", [datetime.timedelta(hours=5), datetime.time(13, 30)])
 def test_durations_and_times_of_day_are_refused_with_advice(tmp_path: Path, value: Any) -> None:
     table = pyarrow.table({"stay": [value] * 40, "age": list(range(40)), "label": ["x", "y"] * 20})
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"'stay' must hold numbers, dates or text, not .* as numbers, such as hours"):
         load(str(tmp_path / "t.parquet"))
+
+
+def test_a_table_is_not_copied_for_each_of_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` copies what it knows of all columns at each access, so that wide tables took half an hour."""
+    copies, make = [0], datasets.Features.__init__
+
+    def counted(features: Any, *arguments: Any, **more: Any) -> None:
+        copies[0] += 1
+        make(features, *arguments, **more)
+
+    monkeypatch.setattr(datasets.Features, "__init__", counted)
+    seen = []
+    for width in (3, 30):
+        rows = [f"{','.join(str(row * column % 7) for column in range(width))},{'xy'[row % 2]}" for row in range(40)]
+        header = ",".join([*(f"c{column}" for column in range(width)), "label"])
+        assert load(written(tmp_path, header, rows, name=f"{width}.csv")).shape == (width,)
+        seen.append(copies[0] - sum(seen))
+    assert seen[0] == seen[1]
+
+
+def test_classes_without_a_test_example_are_named(tmp_path: Path) -> None:
+    """Results say nothing about them, whoever made the test split."""
+    rows = [f"{row % 7},{'uv'[row % 2]}" for row in range(40)]
+    says = "No test example is of 'w', and 2 training examples are"
+    assert says in load(written(tmp_path, "a,label", [*rows, "1,w", "2,w"])).note
+    (tmp_path / "d").mkdir()
+    written(tmp_path, "a,label", [*rows, "1,w", "2,w"], name="d/train.csv")
+    written(tmp_path, "a,label", rows, name="d/test.csv")
+    assert says in load(str(tmp_path / "d")).note
+    assert "No test example" not in load(written(tmp_path, "a,label", rows)).note
+
+
+def test_a_column_that_only_test_rows_fill_is_refused_but_at_a_site_of_a_run() -> None:
+    train = pandas.DataFrame({**people(), "late": [np.nan] * 60})
+    test = train.assign(late=np.arange(60) + 1e6)
+    with pytest.raises(DataError, match=r"'late' is empty in the training rows, .*exclude=\['late'\] in Python"):
+        dataset_of((train, test))
+    columns = (TableColumn("age", mean=50, scale=9), TableColumn("late", fill=5, mean=1, scale=2))
+    splits = {name: datasets.Dataset.from_pandas(table) for name, table in (("train", train), ("test", test))}
+    site = assemble_own("site", OwnSplits(splits), "site", DataOptions(), columns=columns)
+    assert (site.train["input"][:, 1] == 2).all()
+
+
+def test_an_excluded_client_is_nobody_also_at_a_site_of_a_run(tmp_path: Path) -> None:
+    rows = [f"{row % 7},{'' if row < 9 else 'n'},{'uv'[row % 2]}" for row in range(40)]
+    path = written(tmp_path, "a,client,label", rows)
+    with pytest.raises(DataError, match="have no 'client'"):
+        load(path)
+    options = DataOptions(exclude=("client", "id"))
+    with pytest.raises(DataError, match="there is no column 'id'"):
+        load(path, options=options)
+    found = load(path, options=DataOptions(exclude=("client",)))
+    assert (found.features, "client" in found.train) == (("a",), False)
+    assert "client" not in load(path, options=options, columns=found.columns).train, "others may have had an id"
+
+
+def test_columns_beside_images_are_told(tmp_path: Path) -> None:
+    columns = {"image": [encoded(row) for row in range(40)], "age": list(range(40)), "label": ["x", "y"] * 20}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    assert "Not used beside the images: 'age'." in load(str(tmp_path / "t.parquet")).note
+    assert "Not used" not in load(str(tmp_path / "t.parquet"), options=DataOptions(exclude=("age",))).note
+
+
+def test_advice_works_as_it_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, "Patient's id,a,label", [f"P{row},{row % 7},{'xy'[row % 2]}" for row in range(40)])
+    with pytest.raises(DataError) as raised:
+        load(path)
+    found = re.search(r"--set (.*?), or exclude=", str(raised.value))
+    assert found is not None
+    assert shlex.split(found[1]) == ['data.exclude=["Patient\'s id"]']
+    grid = {"x": [np.eye(3).tolist()] * 40, "label": ["x", "y"] * 20}
+    features = datasets.Features({"x": datasets.Array2D((3, 3), "float32"), "label": datasets.Value("string")})
+    with pytest.raises(DataError, match=r"arrays: \(x, y\) in Python"):
+        dataset_of(datasets.Dataset.from_dict(grid, features=features))
+    for first in ([], None, [None, 1.0]):
+        lists = pyarrow.array([first, *[[0.5, 1.0]] * 39], pyarrow.list_(pyarrow.float64()))
+        with pytest.raises(DataError, match=r"row 0 must be a list of numbers, not (\[\]|None|\[None, 1.0\])"):
+            dataset_of(pyarrow.table({"x": lists, "label": ["x", "y"] * 20}))
+    with pytest.raises(DataError, match=r"whole numbers or text, not .*, as 0.5"):
+        dataset_of(pyarrow.table({"a": [1.5, 2.5] * 20, "client": [1.0] * 39 + [0.5], "label": ["x", "y"] * 20}))
