@@ -206,8 +206,9 @@ def keep_code(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     contents = {name: path.read_bytes() for path, name in copies.items()}
     for name, content in contents.items():
         atomic_write(folder / CODE / name, content)
+    use = [f"{CODE}/{copies[source_of(name)]}" if name.endswith(".py") else name for name in names]
     return {
-        "use": [f"{CODE}/{copies[source_of(name)]}" if name.endswith(".py") else name for name in names],
+        "use": list(dict.fromkeys(use)),  # a file may be given by name, and for its classes too
         "code": {name: digest_of(content).sha256 for name, content in contents.items()},
     }
 
