@@ -119,14 +119,8 @@ class Tuning:
         lines = []
         for tuned in self.points:
             verdict = ["best"] * (id(tuned) in best) + ["has not learned"] * (not tuned.learned)
-            lines.append(
-                [
-                    ", ".join(verdict),
-                    tuned.label,
-                    show(tuned.spread, self.metric.unit, own=self.metric.own),
-                    str(tuned.spread.n),
-                ]
-            )
+            value = show(tuned.spread, self.metric.unit, own=self.metric.own)
+            lines.append([", ".join(verdict), tuned.label, value, str(tuned.spread.n)])
         return TextTable(["", "method", self.metric.title, "seeds"], lines)
 
 
