@@ -249,12 +249,15 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
 
 
 def input_digests(run: Run, trial: TrialResult) -> dict[str, str]:
-    """Return the digests of the user's own data set and network; empty where there is none, or none was recorded."""
-    network = run.info.get("network") or {}
+    """Return the digests of what is the user's own; empty where there is none, or none was recorded."""
+    network, methods, losses = (run.info.get(name) or {} for name in ("network", "own_methods", "own_losses"))
+    training = dict(run.settings.get("training", {})) | trial.info.get("training", {})
     return {
         "data": str(trial.info.get("dependencies", {}).get("data set", "")),
         "network": str(network.get("digest", "")),
         "weights": str((trial.info.get("initial_model") or {}).get("weights", "")),
+        "code": "".join(methods.get(trial.algorithm, {}).values()),
+        "loss": str(losses.get(training.get("loss"), "")),
     }
 
 
