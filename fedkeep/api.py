@@ -230,7 +230,8 @@ def resume(
     Raises
     ------
     FedKeepError
-        If the folder is not a run folder, or the run cannot be continued, such as with other data or another network.
+        If the folder is not a run folder, or the run cannot be continued, such as with other data, another network or
+        another loss.
     """
     _refuse_workers("resume")
     if loss is not None:

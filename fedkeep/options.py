@@ -97,6 +97,29 @@ def undeclared(cls: type[Options]) -> list[str]:
     ]
 
 
+def unwritable(cls: type[Options], hints: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with options whose annotated type no value of a recipe can have.
+
+    ``hints``: The evaluated annotations of the class.
+    """
+    return [
+        f"{cls.__qualname__}: the option {name}: {_as_written(field.type)} cannot stand in a recipe. Write "
+        "tuple[float, ...] for a list, collections.abc.Mapping[str, float] for a table and str for a path; else int, "
+        "float, bool, str, a Literal[...] of texts, or one of these | None."
+        for name, field in options_of(cls).items()
+        if not _is_writable(hints[name])
+    ]
+
+
+def _is_writable(hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return all(map(_is_writable, arguments))
+    if origin is tuple:
+        return _is_writable(arguments[0])
+    return origin in (Literal, Mapping) or hint in (int, float, bool, str, dict, type(None)) or _is_options(hint)
+
+
 def _as_written(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 

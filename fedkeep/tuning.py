@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import atomic_write
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.provenance import check_code
+from fedkeep.experiment.python_recipe import as_list, for_workers, seeds_of
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.recipe_loader import load_recipe, with_grid
+from fedkeep.experiment.recipe_loader import load_recipe, untitled, with_grid
 from fedkeep.experiment.run import join_run, open_run
 from fedkeep.experiment.runtime import Machine, OnProgress
 from fedkeep.experiment.trial_runner import run_trials
+from fedkeep.models.custom import Custom
 from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import Metric, metric_of
 from fedkeep.reporting.summary import Row, Spread
@@ -114,19 +119,21 @@ class Tuning:
         lines = []
         for tuned in self.points:
             verdict = ["best"] * (id(tuned) in best) + ["has not learned"] * (not tuned.learned)
-            lines.append([", ".join(verdict), tuned.label, show(tuned.spread, self.metric.unit), str(tuned.spread.n)])
+            value = show(tuned.spread, self.metric.unit, own=self.metric.own)
+            lines.append([", ".join(verdict), tuned.label, value, str(tuned.spread.n)])
         return TextTable(["", "method", self.metric.title, "seeds"], lines)
 
 
+@plain_torch()
 def tune(
-    recipe: str | Recipe,
-    grid: Mapping[str, Any] | Sequence[str],
+    recipe: str | Path | Recipe,
+    grid: Mapping[str, Any] | str | Sequence[str],
     *,
-    methods: Sequence[str] | None = None,
-    seeds: Sequence[int] = SEEDS,
+    methods: str | Sequence[str] | None = None,
+    seeds: int | Sequence[int] = SEEDS,
     rounds: int | None = None,
     validation: float | None = None,
-    settings: Sequence[str] = (),
+    settings: str | Sequence[str] = (),
     metric: str | None = None,
     reported_seeds: bool = False,
     out: str | Path | None = None,
@@ -140,20 +147,20 @@ def tune(
 
     Parameters
     ----------
-    recipe : str or Recipe
+    recipe : str or Path or Recipe
         A recipe's name, a path to a .toml file, or a `Recipe`.
-    grid : Mapping[str, object] or Sequence[str]
+    grid : Mapping[str, object] or str or Sequence[str]
         What to try, such as ``{"sfedkd.tau": [1, 2, 4], "training.lr": [0.01, 0.1]}``. Options of a method vary for
         that method, those of local training for each method.
-    methods : Sequence[str], optional
+    methods : str or Sequence[str], optional
         Methods to tune, of those that the grid varies; default: all of the recipe's.
-    seeds : Sequence[int]
-        The seeds, which should not be those whose results are reported.
+    seeds : int or Sequence[int]
+        How many seeds, of 0, 1, 2, ..., or which, which should not be those whose results are reported.
     rounds : int, optional
         Rounds instead of the recipe's.
     validation : float, optional
         The share of each class's training examples that is held out; default: the recipe's, or 0.1.
-    settings : Sequence[str]
+    settings : str or Sequence[str]
         Changes to the recipe, such as ``"training.lr=0.05"``, which the best recipe keeps.
     metric : str, optional
         What decides: the name of a table's column; default: the recipe's ``run.metric``, or else accuracy over the
@@ -177,8 +184,11 @@ def tune(
     FedKeepError
         For anything that cannot be tuned as asked, before any training starts.
     """
-    machine = machine or Machine()
-    recipe = _recipe(recipe, settings, methods, rounds, machine)
+    machine, seeds = machine or Machine(), seeds_of(seeds)
+    grid = grid if isinstance(grid, Mapping) else as_list(grid)
+    methods = None if methods is None else as_list(methods)
+    import_user_code(machine.use)
+    recipe = _recipe(recipe, as_list(settings), methods, rounds, machine)
     chosen = metric_of(metric or recipe.run.metric or ("window_incremental" if recipe.has_tasks else "window_mean"))
     if not chosen.better:
         raise ConfigError(f"methods are not ranked by {chosen.name}. Choose accuracy or forgetting.")
@@ -193,11 +203,14 @@ def tune(
             "them look better than they are. Tune on others, such as --seeds 100,101, or allow it with "
             "--reported-seeds."
         )
-    held_out = replace(recipe, seeds=tuple(seeds), validation=float(share), title=f"{recipe.title}, tuned")
+    recipe = replace(recipe, validation=0.0, title=untitled(recipe.title))  # as it is run with the best options
+    held_out = replace(recipe, seeds=seeds, validation=float(share), title=f"{recipe.title}, tuned")
     points = with_grid(held_out, grid, allow_code=machine.allow_code)
     folder = _folder(recipe, out)
+    machine = for_workers(points, machine)
     run = join_run(Experiment(points, machine), folder / RUN, ["fedkeep.tune", recipe.name])
-    trials = open_run(run, machine).trials(run)
+    check_code(run, machine.use)
+    trials = open_run(run, machine, points.model if isinstance(points.model, Custom) else None).trials(run)
     run_trials(trials, retry="the same command with the same --out", on_progress=on_progress)
     tuning = Tuning(folder, recipe, chosen, _read_points(run, points.methods, chosen))
     atomic_write(folder / "table.md", f"{tuning.table.markdown()}\n")
@@ -206,7 +219,11 @@ def tune(
 
 
 def _recipe(
-    recipe: str | Recipe, settings: Sequence[str], methods: Sequence[str] | None, rounds: int | None, machine: Machine
+    recipe: str | Path | Recipe,
+    settings: Sequence[str],
+    methods: Sequence[str] | None,
+    rounds: int | None,
+    machine: Machine,
 ) -> Recipe:
     """Return the recipe that is tuned."""
     if not all(isinstance(method, str) for method in methods or ()):
@@ -214,9 +231,9 @@ def _recipe(
             "methods= of fedkeep.tune are names or labels of a recipe's methods, such as 'sfedkd'. Options of a method "
             "object go into a recipe: write its table [[methods]] there, or give settings such as 'sfedkd.tau=1'."
         )
-    if isinstance(recipe, str):
+    if not isinstance(recipe, Recipe):
         code = machine.allow_code
-        return load_recipe(recipe, settings=settings, methods=methods, rounds=rounds, grid=False, allow_code=code)
+        return load_recipe(str(recipe), settings=settings, methods=methods, rounds=rounds, grid=False, allow_code=code)
     if settings or methods is not None or rounds is not None:
         raise ConfigError("settings, methods and rounds change a recipe given by name; change a Recipe directly.")
     return recipe

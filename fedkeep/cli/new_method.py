@@ -2,6 +2,7 @@
 
 import keyword
 import re
+import sys
 from argparse import Namespace
 from importlib import resources
 from pathlib import Path
@@ -22,6 +23,11 @@ def write(options: Namespace, console: Console) -> int:
     if name.lower() in algorithms():
         raise ConfigError(f"there is a method {name.lower()!r} already (fedkeep methods). Choose another name.")
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    if module in sys.stdlib_module_names:
+        raise ConfigError(
+            f"{module}.py would stand in the way of Python's own module {module!r}, which other code imports. Choose "
+            f"another name, such as {name}Method."
+        )
     folder = Path(options.out)
     kind = "sequential" if options.sequential else "parallel"
     files = {folder / f"{module}.py": kind, folder / f"test_{module}.py": "test"}

@@ -20,7 +20,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, read_title, recipe_names
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
-from fedkeep.options import describe_type, options_of
+from fedkeep.options import default_of, describe_type, options_of
 from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.findings import warnings
 from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
@@ -56,7 +56,7 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     method_options = options_of(cls)
     if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
-        lines = [[name, str(of.default), hints[name], of.metadata["doc"]] for name, of in method_options.items()]
+        lines = [[name, str(default_of(of)), hints[name], of.metadata["doc"]] for name, of in method_options.items()]
         console.print(TextTable(["option", "default", "values", "meaning"], lines).terminal())
 
 

@@ -1,24 +1,29 @@
 """Import the user's own methods, reply steps, models and partition schemes from files and modules."""
 
 import ast
+import functools
+import hashlib
 import importlib
 import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
+from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.method_checks import check_method
 from fedkeep.losses.classification import OWN_LOSSES
+from fedkeep.models.custom import ADDRESS, source_text
+from fedkeep.models.weights import tensor_hash
 
 T = TypeVar("T")
 _PREFIX = "fedkeep_used_"
@@ -78,6 +83,65 @@ def find_loss(name: str, device: torch.device) -> None:
         )
     made = found() if isinstance(found, type) else found
     OWN_LOSSES[name] = made.to(device) if isinstance(made, nn.Module) else made
+
+
+def describe_loss(name: str) -> str:
+    """Return the digest of what the user gave as a loss: its code and its numbers; empty where nothing was given."""
+    if name not in OWN_LOSSES:
+        return ""
+    loss: Any = OWN_LOSSES[name]
+    return _short(repr(_described(loss() if isinstance(loss, type) else loss)).encode())
+
+
+def _described(value: Any, within: tuple[int, ...] = ()) -> Any:
+    """Return what tells one part of a loss from another, the same in each process."""
+    if id(value) in within:
+        return "itself"
+    if isinstance(value, Tensor):
+        return tensor_hash(value)
+    if isinstance(value, type | FunctionType) and value.__module__.startswith(("torch.", "fedkeep.")):
+        return f"{value.__module__}.{value.__qualname__}"
+    parts: Any
+    if isinstance(value, functools.partial):
+        parts = value.func, value.args, value.keywords
+    elif isinstance(value, MethodType):
+        owner = value.__self__
+        parts = value.__func__, owner if callable(owner) else getattr(owner, "__dict__", ())
+    elif isinstance(value, FunctionType):  # the source of a lambda is whole lines, with what else stands there
+        source = "" if "<lambda>" in value.__qualname__ else source_text(value)
+        closed = [cell.cell_contents for cell in value.__closure__ or ()]
+        parts = source or value.__code__, closed, value.__defaults__, value.__kwdefaults__
+    elif isinstance(value, CodeType):
+        parts = value.co_code.hex(), value.co_names, value.co_consts
+    elif isinstance(value, type):
+        parts = source_text(value), *value.__bases__
+    elif isinstance(value, Mapping):
+        parts = [*value.items()]
+    elif isinstance(value, nn.Module):
+        own = {name: part for name, part in vars(value).items() if name not in vars(nn.Module())}
+        parts = type(value), own | value._parameters | value._buffers | value._modules
+    elif isinstance(value, tuple | list):
+        parts = value
+    elif callable(value) and hasattr(value, "__dict__"):
+        parts = type(value), vars(value)
+    else:
+        return sorted(map(repr, value)) if isinstance(value, set | frozenset) else ADDRESS.sub("", repr(value))
+    return [_described(part, (*within, id(value))) for part in parts]
+
+
+def describe_method(cls: type) -> dict[str, str]:
+    """Return the digest of a method of the user's: of its files, or of the source of one of the program itself."""
+    parts = []
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] not in {"fedkeep", *sys.stdlib_module_names}:
+            file = _file_of(sys.modules.get(base.__module__))
+            own = base.__module__ != "__main__" and file is not None and file.is_file()
+            parts.append(file.read_bytes() if file is not None and own else source_text(base).encode())
+    return {"source" if cls.__module__ == "__main__" else "file": _short(b"".join(parts))} if any(parts) else {}
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def source_of(name: str) -> Path:
@@ -185,8 +249,10 @@ def modules_of(values: Iterable[Any]) -> list[str]:
 def _check_methods(module: ModuleType) -> None:
     """Check the methods that a module defines; one that others are derived from need not be complete."""
     for value in vars(module).values():
-        own = isinstance(value, type) and issubclass(value, Algorithm) and value.__module__ == module.__name__
-        if own and not (value.__subclasses__() and getattr(value, "__abstractmethods__", None)):
+        if not (isinstance(value, type) and issubclass(value, Algorithm) and value.__module__ == module.__name__):
+            continue
+        complete = client_steps(value) and not getattr(value, "__abstractmethods__", None)
+        if complete or not value.__subclasses__():
             check_method(value)
 
 

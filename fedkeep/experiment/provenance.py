@@ -206,23 +206,28 @@ def keep_code(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     contents = {name: path.read_bytes() for path, name in copies.items()}
     for name, content in contents.items():
         atomic_write(folder / CODE / name, content)
+    use = [f"{CODE}/{copies[source_of(name)]}" if name.endswith(".py") else name for name in names]
     return {
-        "use": [f"{CODE}/{copies[source_of(name)]}" if name.endswith(".py") else name for name in names],
+        "use": list(dict.fromkeys(use)),  # a file may be given by name, and for its classes too
         "code": {name: digest_of(content).sha256 for name, content in contents.items()},
     }
 
 
-def check_code(folder: Path, names: Iterable[str]) -> None:
+def check_code(folder: Path, used_now: Iterable[str]) -> None:
     """Raise `RunError` if the user's code, which was imported, is not that with which a run was begun."""
     recorded = run_identity(folder).code
-    now = code_digests(names, main=True).values() if recorded else ()
+    now = code_digests(used_now, main=True).values() if recorded else ()
     if not (changed := [name for name, digest in recorded.items() if digest not in now]):
         return
-    use = " ".join(f"--use {name}" for name in used(folder))
+    names, copies = used(folder), folder / CODE
+    alone = {name: str(copies / f"{name}.py") for name in names if f"{name}.py" in recorded}
+    # Of a package, a file alone may lack what stands beside it.
+    packages = any(not name.endswith(".py") and name not in alone for name in names)
+    use = f"PYTHONPATH={copies} " * packages + " ".join(f"--use {alone.get(name, name)}" for name in names)
     damaged = "".join(f" {damage}" for damage in find_code_damage(folder))
     raise RunError(
         f"{folder} was begun with code of its own, and {' and '.join(changed)} was changed since, or is not given: its "
-        f"rounds would not belong together. Go on with the copies in {folder / CODE} ({use}), or begin a new run."
+        f"rounds would not belong together. Go on with the copies in {copies} ({use}), or begin a new run."
         f"{damaged}"
     )
 

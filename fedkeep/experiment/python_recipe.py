@@ -55,7 +55,7 @@ def make_recipe(
     ``machine``: The folder of local data sets, and whether a recipe may import its model.
     ``**given``: Fields of the recipe, and options of its ``run`` and ``data``; None for those that it has.
     """
-    machine, only_data, settings = machine or Machine(), recipe is None and data is not None, _listed(settings)
+    machine, only_data, settings = machine or Machine(), recipe is None and data is not None, as_list(settings)
     if only_data:
         base = _defaults(given.get("model"), partition, settings)
         methods = DEFAULT_METHODS if methods is None else methods
@@ -74,7 +74,7 @@ def make_recipe(
         clients = changes["partition"].num_clients or base.run.cohort_size
         of_run = {"cohort_size": min(base.run.cohort_size, clients)} | of_run
     if methods is not None:
-        changes["methods"] = select_methods(base, _listed(methods))
+        changes["methods"] = select_methods(base, as_list(methods))
     if loss is not None:
         changes["training"] = replace(changes.get("training", base.training), loss=keep_loss(loss))
     made = replace(base, run=replace(base.run, **of_run), **changes)
@@ -121,8 +121,8 @@ def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool)
             "fedkeep.run(data=..., model=..., partition=...)."
         )
     name = "demo" if recipe is None else str(recipe)
-    if methods is not None and all(isinstance(method, str) for method in _listed(methods)):
-        return load_recipe(name, settings=settings, methods=_listed(methods), allow_code=allow_code), None
+    if methods is not None and all(isinstance(method, str) for method in as_list(methods)):
+        return load_recipe(name, settings=settings, methods=as_list(methods), allow_code=allow_code), None
     method_settings = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]
     if methods is not None and method_settings:
         raise ConfigError(f"settings {method_settings} change methods, and methods are given. Set their options there.")
@@ -174,10 +174,11 @@ READ: Mapping[str, Callable[[Any], Any]] = {"model": architecture_of, "weights":
 """How the fields of a recipe are read that Python gives in forms of its own."""
 
 
-def _listed(methods: Any) -> list[Any]:
-    if isinstance(methods, Iterable) and not isinstance(methods, str | Mapping):
-        return list(methods)
-    return [methods]
+def as_list(given: Any) -> list[Any]:
+    """Return what was given as a list; a name or an object alone stands for a list of it."""
+    if isinstance(given, Iterable) and not isinstance(given, str | Mapping):
+        return list(given)
+    return [given]
 
 
 def _data_and_partition(

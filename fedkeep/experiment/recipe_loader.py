@@ -3,6 +3,7 @@
 All keys and values are checked before anything runs.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -290,6 +291,13 @@ def titled(title: str, validation: Any) -> str:
     """Return a recipe's title, with a note if models are not evaluated on the test images."""
     note = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
     return title if note in title else f"{title} ({note})"
+
+
+def untitled(title: str) -> str:
+    """Return a recipe's title without what `titled` and ``--set data.validation`` have added."""
+    title = re.sub(r" \(evaluated on \d+% of the training images\)", "", title)
+    title = re.sub(r"(?<=\(changed: )data\.validation=[^,)]*(, )?|, data\.validation=[^,)]*", "", title)
+    return title.replace(" (changed: )", "")
 
 
 def _methods(entry: Mapping[str, Any], number: int, expanded: bool) -> list[Method]:

@@ -23,6 +23,7 @@ from fedkeep.data.loading import local_path
 from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
+from fedkeep.experiment.plugins import describe_loss, describe_method
 from fedkeep.experiment.provenance import CODE, keep_code, settings_of, used
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -46,12 +47,23 @@ def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequenc
 
 
 def _inputs_of(experiment: Experiment) -> dict[str, Any]:
-    """Return what a run folder records of a user's own network and files, for another working directory."""
+    """Return what a run folder records of a user's own network, methods, losses and files."""
     recipe, data_dir = experiment.recipe, experiment.machine.data_dir
     found: dict[str, Any] = {"network": experiment.describe_network(), "data_path": local_path(recipe.data, data_dir)}
     if recipe.weights and not recipe.weights.startswith(KEPT):
-        found["weights_path"] = locate_weights(recipe.weights, data_dir)
+        found["weights_path"] = locate_weights(recipe.weights, data_dir)  # for another working directory
+    found |= _own_code(recipe)
     return {name: str(value) if isinstance(value, Path) else value for name, value in found.items() if value}
+
+
+def _own_code(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Return the digests of a user's own methods and losses by name."""
+    methods = {method.algorithm.name(): describe_method(type(method.algorithm)) for method in recipe.methods}
+    losses = {name: describe_loss(name) for name in {recipe.training_of(method).loss for method in recipe.methods}}
+    return {
+        "own_methods": {name: digest for name, digest in methods.items() if digest},
+        "own_losses": {name: digest for name, digest in losses.items() if digest},
+    }
 
 
 def create_run_folder(
@@ -130,7 +142,25 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
             f"{folder} was begun with another network than {recipe.model.name} is now, so that its rounds would not "
             "belong together. Restore the former network, or begin a new run."
         )
+    _check_own_code(folder, recipe)
     return Experiment(recipe, recorded_machine(folder, machine))
+
+
+def _check_own_code(folder: Path, recipe: Recipe) -> None:
+    """Raise `RunError` for another loss, or another method of the program itself; `check_code` compares files."""
+    begun, now = read_json(folder / "run.json"), _own_code(recipe)
+    losses, methods = begun.get("own_losses", {}), begun.get("own_methods", {})
+    changed = [f"loss ({name})" for name, digest in now["own_losses"].items() if losses.get(name, digest) != digest]
+    changed += [
+        f"method ({name})"
+        for name, digest in now["own_methods"].items()
+        if "source" in digest and methods.get(name, {}).get("source", digest["source"]) != digest["source"]
+    ]
+    if changed:
+        raise RunError(
+            f"{folder} was begun with another {' and another '.join(changed)} than this, so that its rounds would not "
+            "belong together. Restore the former code and numbers, or begin a new run."
+        )
 
 
 def _data_of(folder: Path, recipe: Recipe, machine: Machine) -> str:

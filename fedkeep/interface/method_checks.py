@@ -11,7 +11,7 @@ from fedkeep.errors import ConfigError, refuse
 from fedkeep.interface.algorithm import Algorithm, algorithms, client_steps, server_arguments, state_types, unwrap_step
 from fedkeep.interface.codec import find_unknown_type
 from fedkeep.interface.party import Client, NoState, Server
-from fedkeep.options import undeclared
+from fedkeep.options import undeclared, unwritable
 
 _TRAVELS = "Tensor, numbers, text, None, Weights, list[...], dict[str, ...] and dataclasses of these"
 
@@ -33,6 +33,7 @@ def check_method(cls: type[Algorithm[Any, Any]]) -> None:
     if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
         raise ConfigError(f"the method {name} has options and is no dataclass: write @dataclass(frozen=True) above it.")
     refuse(undeclared(cls))
+    refuse(unwritable(cls, _annotations(f"the method {name}", cls)))
     steps = client_steps(cls)
     if not steps:
         raise ConfigError(f"the method {name} asks nothing of clients: mark what clients do with @on_client.")

@@ -37,7 +37,7 @@ FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 _BUILT: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
 """Trained parameters of all networks in use that users' functions built, by `id`."""
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 
@@ -172,8 +172,8 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
         network = model.build(shape, classes)
     tensors = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in network.state_dict().items()]
     own = {type(module) for module in network.modules()} - {SplitNetwork}
-    sources = sorted(_source(cls) for cls in own if not cls.__module__.startswith(("torch.", "fedkeep.")))
-    hashed = hashlib.sha256(repr((_ADDRESS.sub("", repr(network)), tensors, sources)).encode())
+    sources = sorted(source_text(cls) for cls in own if not cls.__module__.startswith(("torch.", "fedkeep.")))
+    hashed = hashlib.sha256(repr((ADDRESS.sub("", repr(network)), tensors, sources)).encode())
     if isinstance(model.origin, nn.Module):
         constants = constants_of(network)
         for tensor in (*network.state_dict().values(), *constants.values()):
@@ -181,10 +181,10 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     return {"shape": list(shape), "classes": classes, "digest": hashed.hexdigest()[:16]}
 
 
-def _source(cls: type) -> str:
-    """Return the code of a class without comments and layout; empty where Python does not know it."""
+def source_text(value: Any) -> str:
+    """Return the code of a class or function without comments and layout; empty where Python does not know it."""
     try:
-        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(cls))))
+        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(value))))
     except (OSError, TypeError, SyntaxError):
         return ""
 

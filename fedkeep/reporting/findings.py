@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.reporting.metric import Metric, headline
+from fedkeep.reporting.metric import Metric, headline, show_number
 from fedkeep.reporting.summary import Difference, Row, difference, trials_of
 from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult
 
@@ -60,7 +60,7 @@ def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
     best, found = _from_the_best(rows, metric)
     if not found:
         return ""
-    values = {row.label: f"{row.label} ({100 * row.value(metric).mean:.1f} %)" for row in rows}
+    values = {row.label: f"{row.label} ({_in_unit(row.value(metric).mean, metric.unit)})" for row in rows}
     alike = [values[one.reference] for one in found if not one.interval.separated]
     apart = [one for one in found if one.interval.separated]
     heading, count = metric.heading(trials_of(rows)), min(len(one.seeds) for one in found)
@@ -135,7 +135,13 @@ def _averages(rows: Sequence[Row], metric: Metric) -> str:
 
 
 def _points(found: Difference) -> str:
-    return f"{abs(100 * found.interval.mean):.1f} points {_direction(found)}"
+    gain = abs(found.interval.mean)
+    said = f"{show_number(gain, '%', 1)} points" if found.unit == "%" else _in_unit(gain, found.unit)
+    return f"{said} {_direction(found)}"
+
+
+def _in_unit(value: float, unit: str) -> str:
+    return f"{show_number(value, unit, 1)} {unit}".rstrip()
 
 
 def _direction(found: Difference) -> str:
@@ -144,8 +150,9 @@ def _direction(found: Difference) -> str:
 
 def _interval(found: Difference) -> str:
     """Return the interval of a difference, whatever its sign."""
-    low, high = sorted(abs(100 * end) for end in (found.interval.low, found.interval.high))
-    return f"95 % interval {low:.1f} to {high:.1f}{' within one seed' * found.interval.blocks}"
+    low, high = sorted(abs(end) for end in (found.interval.low, found.interval.high))
+    ends = f"{show_number(low, found.unit, 1)} to {show_number(high, found.unit, 1)}"
+    return f"95 % interval {ends}{' within one seed' * found.interval.blocks}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
 from fedkeep.reporting import figures, table
 from fedkeep.reporting.findings import findings, warnings
-from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, shown_in
+from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, show_number, shown_in
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import (
     EXPLANATION,
@@ -90,6 +90,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "local": table.result_table(local, shown_in("local models")),
         "differences": _differences(finished),
         "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
+        "in_points": headline(trials_of(rows))[0].unit == "%",
         "charts": [figures.line_chart(rows, name, window) for name in drawn],
         "legend": list(line_styles),
         "class_heatmaps": figures.class_heatmaps(rows),
@@ -187,7 +188,8 @@ def _differences(rows: Sequence[Row]) -> table.TextTable:
     lines = []
     for place, row in enumerate(rows[1:], start=1):
         found = [difference_or_reason(row, reference, metric) for reference in rows[:place]]
-        each = [", ".join(f"{100 * value:+.2f}" for value in gain.values) * (len(gain.values) > 1) for gain in found]
+        texts = [[show_number(value, gain.unit, sign="+") for value in gain.values] for gain in found]
+        each = [", ".join(values) * (len(values) > 1) for values in texts]
         gains = [f"{show_difference(gain)}\n{values}" for gain, values in zip(found, each, strict=True)]
         lines.append([row.label, *gains, *[""] * (len(rows) - 1 - place)])
     return table.TextTable(["method", *(f"minus {row.label}" for row in rows[:-1])], lines, EXPLANATION)

@@ -86,6 +86,11 @@ class Metric:
         object.__setattr__(self, "meaning", self.meaning or _first(source))
 
     @property
+    def own(self) -> bool:
+        """Tell whether it is not FedKeep's."""
+        return self.name not in _BUILT_IN
+
+    @property
     def covers_window(self) -> bool:
         """Tell whether it is of the rounds of the window."""
         return self.series is not None or self.windowed
@@ -148,6 +153,13 @@ def _first(source: object) -> str:
     """Return the first paragraph of the docstring of what computes a metric."""
     doc = None if source is None else source.__doc__
     return inspect.cleandoc(doc or "").split("\n\n")[0].removeprefix("Return ")
+
+
+def show_number(value: float, unit: str, digits: int = 2, sign: str = "") -> str:
+    """Return a fraction in percent with so many digits, without the sign, and another value with four that count."""
+    if unit == "%":
+        return f"{100 * value:{sign}.{digits}f}"
+    return f"{value:{sign}.4g}" if abs(value) < 9999.5 else f"{value:{sign},.0f}"
 
 
 def rounds_covered(trial: TrialResult) -> str:
@@ -298,9 +310,9 @@ def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
     first = shown_in("with tasks" if tasks else "without tasks")
     if main := main_metric(listed):
         few = first if tasks else tuple(metric for metric in first if metric.covers_window)  # that a line has room
-        first = tuple(dict.fromkeys((main, *few, *shown_in("scored"))))
+        first = (main, *few, *shown_in("scored"))
     measured = (m for m in shown_in("if measured") if any(not isnan(m.of(trial)) for trial in listed))
-    return (*first, *shown_in("always"), *measured, *of_callbacks(listed))
+    return tuple(dict.fromkeys((*first, *shown_in("always"), *measured, *of_callbacks(listed))))
 
 
 def of_callbacks(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:

@@ -21,7 +21,7 @@ from fedkeep.experiment.recipe import OPTIONS
 from fedkeep.experiment.recipe_loader import GONE
 from fedkeep.interface import algorithms
 from fedkeep.options import as_table, options_of
-from fedkeep.reporting.metric import LoggedMetric, Metric, metric_of
+from fedkeep.reporting.metric import LoggedMetric, Metric, metric_of, show_number
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult, without_average
 from fedkeep.rounds.run_settings import EvaluationModel
@@ -249,12 +249,15 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
 
 
 def input_digests(run: Run, trial: TrialResult) -> dict[str, str]:
-    """Return the digests of the user's own data set and network; empty where there is none, or none was recorded."""
-    network = run.info.get("network") or {}
+    """Return the digests of what is the user's own; empty where there is none, or none was recorded."""
+    network, methods, losses = (run.info.get(name) or {} for name in ("network", "own_methods", "own_losses"))
+    training = dict(run.settings.get("training", {})) | trial.info.get("training", {})
     return {
         "data": str(trial.info.get("dependencies", {}).get("data set", "")),
         "network": str(network.get("digest", "")),
         "weights": str((trial.info.get("initial_model") or {}).get("weights", "")),
+        "code": "".join(methods.get(trial.algorithm, {}).values()),
+        "loss": str(losses.get(training.get("loss"), "")),
     }
 
 
@@ -311,6 +314,7 @@ class Difference:
     ``values``: The difference with each of these seeds.
     ``interval``: Their mean with its confidence interval.
     ``reason``: Why there are no values; empty where there are, and without a seed that both have.
+    ``unit``: Of the metric.
     """
 
     label: str
@@ -319,6 +323,7 @@ class Difference:
     values: tuple[float, ...]
     interval: metrics.Interval
     reason: str = ""
+    unit: str = "%"
 
 
 def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
@@ -342,7 +347,7 @@ def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
         trial, other = pairs[next(iter(gains))]
         interval = within_one_seed(metrics.paired(metric.by_round(trial), metric.by_round(other)), trial, other)
     reason = "" if pairs else next((f"not comparable: {reason}" for reason in reasons.values()), "")
-    return Difference(row.label, reference.label, tuple(gains), tuple(gains.values()), interval, reason)
+    return Difference(row.label, reference.label, tuple(gains), tuple(gains.values()), interval, reason, metric.unit)
 
 
 def _mismatch(trial: TrialResult, other: TrialResult, metric: Metric) -> str:
@@ -420,15 +425,15 @@ def show_difference(found: Difference) -> str:
         return found.reason
     if math.isnan(interval.mean):
         return "–"
-    text = f"{100 * interval.mean:+.2f}"
+    mean, low, high = (show_number(end, found.unit, sign="+") for end in (interval.mean, interval.low, interval.high))
     if not interval.known:
-        return f"{text}, no interval"
-    text += f" [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]" + "*" * interval.blocks
+        return f"{mean}, no interval"
+    text = f"{mean} [{low}, {high}]" + "*" * interval.blocks
     return text if interval.separated else f"{text}, not separated"
 
 
-def show_interval(interval: metrics.Interval) -> str:
+def show_interval(interval: metrics.Interval, unit: str = "%") -> str:
     """Return an interval in few characters, such as ``"[83.10, 85.20]"``, with * within one seed; empty without one."""
     if not interval.known:
         return ""
-    return f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]" + "*" * interval.blocks
+    return f"[{show_number(interval.low, unit)}, {show_number(interval.high, unit)}]" + "*" * interval.blocks

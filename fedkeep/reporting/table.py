@@ -15,7 +15,7 @@ from fedkeep._utils.escaping import csv_text
 from fedkeep._utils.templates import template
 from fedkeep.reporting import summary
 from fedkeep.reporting.findings import findings
-from fedkeep.reporting.metric import Metric, columns_for, headline, listed, main_metric, rounds_covered
+from fedkeep.reporting.metric import Metric, columns_for, headline, listed, main_metric, rounds_covered, show_number
 from fedkeep.reporting.summary import Row, Spread, trials_of
 from fedkeep.reporting.trial import TrialResult
 
@@ -99,20 +99,25 @@ def human_bytes(count: float) -> str:
     return f"{value:.{digits}f} {units[0]}"
 
 
-def show(spread: Spread, unit: str) -> str:
+def show(spread: Spread, unit: str, *, own: bool = False) -> str:
     """Return a value with its standard deviation over seeds, if there is one, in few characters.
 
     Fractions (unit ``"%"``) are shown in percent, without the sign; a spread of bytes is left out, since what a client
     sends hardly varies.
+
+    ``own``: Whether it is a user's own metric, whose numbers without a unit may be of any size.
     """
     if math.isnan(spread.mean):
         return NOTHING
     if unit == "bytes":
         return human_bytes(spread.mean)
     scale, digits = (100, 2) if unit == "%" else (1, 1)
-    text = f"{scale * spread.mean:,.{digits}f}"
+    text, std = (
+        show_number(value, unit) if own and not unit else f"{scale * value:,.{digits}f}"
+        for value in (spread.mean, spread.std)
+    )
     alone = math.isnan(spread.std) or spread.mean == spread.std == 0
-    return text if alone else f"{text} ±{scale * spread.std:,.{digits}f}"
+    return text if alone else f"{text} ±{std}"
 
 
 def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
@@ -120,7 +125,7 @@ def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
 
     Where the rows' windows differ, a value that covers one names its rounds.
     """
-    text = show(row.value(metric), metric.unit)
+    text = show(row.value(metric), metric.unit, own=metric.own)
     if text == NOTHING or not metric.covers_window:
         return text
     covered = {rounds_covered(trial) for trial in trials_of(rows)}
@@ -186,9 +191,9 @@ def print_table(rows: Sequence[Row], width: int = 80) -> Table:
     lines = [line for row in rows for line in (row.label, *(f"  {note}" for note in _notes(row)))]
     room, each = width - min(max(map(len, lines), default=0), 30), 10 if any(len(row.seeds) > 1 for row in rows) else 8
     if room < max(68, each * len(columns)):
-        columns = tuple(metric for metric in columns if metric.unit == "%")
+        columns = tuple(metric for metric in columns if metric.unit == "%" or metric is everything[0])
     if room < each * len(columns):
-        columns = tuple(metric for metric in columns if metric.shown != "scored" or metric is columns[0])
+        columns = tuple(metric for metric in columns if metric.shown != "scored" or metric is everything[0])
     left_out = " What has no room here is in the report and in CSV files." if columns != everything else ""
     uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many
     cells = []
@@ -229,7 +234,9 @@ def result_table(rows: Sequence[Row], columns: Sequence[Metric] = ()) -> TextTab
         cells = ["\n".join([row.label, *[f"({row.note})"] * bool(row.note)])]
         cells.append(str(len(row.seeds)) if row.finished else NOTHING)
         for metric in columns:
-            interval = summary.show_interval(row.interval(metric)) if metric in intervals and row.finished else ""
+            interval = (
+                summary.show_interval(row.interval(metric), metric.unit) if metric in intervals and row.finished else ""
+            )
             cells.append("\n".join([show_value(row, metric, rows), *[interval] * bool(interval)]))
         lines.append(cells)
     note = caption(rows) + INTERVALS * any("\n" in cell for line in lines for cell in line[2:])
@@ -254,7 +261,8 @@ def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None
         [of_row[0].label, *map(summary.show_difference, of_row), ", ".join(map(str, of_row[0].seeds)) or NOTHING]
         for of_row in zip(*found, strict=True)
     ]
-    note = f"Difference to {reference}, paired by seed, in percentage points. {summary.EXPLANATION}"
+    others = "".join(f", {metric.title} in its own numbers" for metric in columns if metric.unit != "%")
+    note = f"Difference to {reference}, paired by seed, in percentage points{others}. {summary.EXPLANATION}"
     return TextTable(heads, lines, note, name="differences")
 
 
@@ -287,7 +295,7 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
 
     The result table has accuracy and forgetting only: what training costs is no column of a paper's table of results.
     """
-    shown, costs = [], {metric.title for metric in columns_for(trials_of(rows)) if metric.unit != "%"}
+    shown, costs = [], {metric.title for metric in columns_for(trials_of(rows))[1:] if metric.unit != "%"}
     for place, table in enumerate(tables(rows, against, target)):
         columns = [j for j, head in enumerate(table.heads) if place or head not in costs]
         lines = []

@@ -449,7 +449,7 @@ class RecordedBatches:
     """What clients saw.
 
     ``labels``: Of each client's examples.
-    ``orders``: The rows of each pass over a data set, in their order, by round and client.
+    ``orders``: The rows of each pass over the first data set, in their order, by round and client.
     """
 
     labels: dict[str, list[int]]
@@ -467,7 +467,8 @@ def record_batches(simulation: Simulation) -> RecordedBatches:
         def train_job(*args: Any, **kwargs: Any) -> Any:
             job = make(*args, **kwargs)
             orders = seen.orders[client.round, client.name]
-            return replace(job, streams=[_RecordedStream(**vars(stream), orders=orders) for stream in job.streams])
+            first, *others = job.streams  # a memory is the method's own, and may change from round to round
+            return replace(job, streams=[_RecordedStream(**vars(first), orders=orders), *others])
 
         client.train_job = train_job  # type: ignore[method-assign]
 

@@ -199,7 +199,18 @@ class LocalParty(Party[Any]):
                 weight = weight.repeat_interleave(self.context.runner.rows_per_class)[seen]
             return LabelLoss(function, weight, term.dataset_index, term.tau, self.training.loss)
 
-        return replace_cross_entropy(loss, make)
+        replaced, labelled = replace_cross_entropy(loss, make), any("label" in columns for columns in data)
+        if labelled and next(iter_instances(replaced, LabelLoss), None) is None:
+            # Methods of FedKeep have trainings without labels too, or say that they weigh classes themselves.
+            terms = (type(term) for term in iter_instances(replaced, Loss))
+            if own := next((cls for cls in terms if not cls.__module__.startswith("fedkeep.")), None):
+                raise ConfigError(
+                    "training.loss and training.class_weights take the place of a fedkeep.losses.CrossEntropy, and "
+                    f"would change nothing in a training whose loss is {own.__name__}. Leave them out, or build the "
+                    "loss of CrossEntropy(). One that reads no labels gets examples without the column: "
+                    'client.fit(model, loss, {"input": client.data["input"]}).'
+                )
+        return replaced
 
     def _to_device(self, loss: Loss) -> Loss:
         """Return a loss with its tensors on the device, so that they are not copied from the CPU in every step."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 import torch
 
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.cli import main
+from fedkeep.errors import ConfigError
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.interface import Algorithm, Client, Cohort, Fit, get_algorithm, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, algorithms, get_algorithm, on_client
 from fedkeep.interface.method_checks import check_method
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
+from fedkeep.options import option, unwritable
 from fedkeep.testing import checks_for
 
 AS_WRITTEN = '''@dataclass(frozen=True)
@@ -202,6 +209,55 @@ def test_a_mistake_is_named(number: int, errors: list[str]) -> None:
 
 def test_a_name_that_is_taken_is_named(errors: list[str]) -> None:
     assert HEIR_MESSAGE in errors[-1]
+
+
+@pytest.mark.parametrize("hint", [list[float], Sequence[float], dict[str, float], Path, list | None, tuple[Path, ...]])
+def test_an_option_that_cannot_stand_in_a_recipe_is_named(hint: Any) -> None:
+    fields, more = [("w", hint, option(None, "weights"))], {"title": "Odd"}
+    odd = make_dataclass("Odd", fields, bases=(FedAvg,), namespace=more, frozen=True)
+    with pytest.raises(ConfigError, match=r"Odd: the option w: .* cannot stand in a recipe\. Write tuple\[float, "):
+        check_method(odd)
+
+
+def test_the_options_of_all_methods_can_stand_in_a_recipe() -> None:
+    own = [cls for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
+    assert not [problem for cls in own for problem in unwritable(cls, annotations_of(cls))]
+
+
+SHARED = """
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.models import Weights
+from fedkeep.options import option
+
+class Shared(Algorithm):
+    def round(self, server: Server, cohort: Cohort) -> None:
+        pass
+
+@dataclass(frozen=True)
+class WithTable(Shared):
+    rates: Mapping[str, float] = option(dict, "by client")
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Fit:
+        pass
+"""
+
+
+def test_what_methods_have_in_common_has_no_steps_and_a_table_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "with_table.py"
+    path.write_text(SHARED)
+    assert main(["methods", "withtable", "--use", str(path)]) == 0
+    assert "rates {} a table by client" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_method_does_not_hide_a_module_of_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new-method", "Queue", "--out", str(tmp_path)]) == 1
+    assert "queue.py would stand in the way of Python's own module 'queue'" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_round_is_annotated_with_need_not_be_known() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import fedkeep
 from fedkeep.cli.main import main
 from fedkeep.errors import RunError
+from fedkeep.experiment import plugins
 from fedkeep.experiment.run import _new_folder
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import differences, summary
@@ -55,6 +61,71 @@ def test_methods_on_different_arrays_are_not_compared(tmp_path: Path) -> None:
     rows = summary([read_run(tmp_path / "one"), read_run(tmp_path / "other")])
     found = {one.label: one.reason for one in differences(rows, "FedAvg")}
     assert found["FedProx"] == "not comparable: other data"
+
+
+class Focal(nn.Module):
+    def __init__(self, gamma: float) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        log_p = logits.log_softmax(-1).gather(1, labels[:, None])
+        return -((1 - log_p.exp()) ** self.gamma * log_p).mean()
+
+
+def test_runs_with_different_losses_are_no_seeds_of_one_method(tmp_path: Path) -> None:
+    for name, gamma, seed in (("one", 0.0, 0), ("other", 9.0, 1), ("again", 0.0, 1)):
+        run(arrays(0), tmp_path, name, loss=Focal(gamma), seeds=[seed], rounds=1)
+    one, other, again = (read_run(tmp_path / name) for name in ("one", "other", "again"))
+    assert all("loss=" in row.label for row in summary([one, other]))
+    assert "(" not in summary([one, again])[0].label
+
+
+def scaled(scale: float) -> Any:
+    return lambda logits, labels: scale * cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("loss", "other"),
+    [
+        (scaled(1.0), scaled(2.0)),
+        (Focal(1.0), Focal(2.0)),
+        (partial(cross_entropy, label_smoothing=0.1), partial(cross_entropy, label_smoothing=0.2)),
+        (nn.CrossEntropyLoss(torch.ones(2)), nn.CrossEntropyLoss(torch.tensor([1.0, 2.0]))),
+    ],
+    ids=["closure", "attribute", "partial", "buffer"],
+)
+def test_a_run_does_not_go_on_with_another_loss(loss: Any, other: Any, tmp_path: Path) -> None:
+    run(arrays(0), tmp_path, "run", loss=loss, rounds=1)
+    assert fedkeep.resume(tmp_path / "run", loss=deepcopy(loss)).trials
+    with pytest.raises(RunError, match=r"was begun with another loss \(given\..*Restore the former code"):
+        fedkeep.resume(tmp_path / "run", loss=other)
+
+
+def test_a_run_does_not_go_on_with_another_method_of_the_program_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfTheProgram(fedkeep.FedAvg):
+        """A method that no file but the program's has."""
+
+    OfTheProgram.__module__ = "__main__"
+    monkeypatch.setattr(plugins, "source_text", lambda value: "as it was")
+    run(arrays(0), tmp_path, "run", methods=[OfTheProgram()], rounds=1)
+    assert fedkeep.resume(tmp_path / "run").trials
+    monkeypatch.setattr(plugins, "source_text", lambda value: "edited")
+    with pytest.raises(RunError, match=r"was begun with another method \(oftheprogram\)"):
+        fedkeep.resume(tmp_path / "run")
+
+
+def test_runs_with_two_versions_of_a_method_are_no_seeds_of_it(tmp_path: Path) -> None:
+    path, machine = tmp_path / "versioned.py", fedkeep.Machine(use=(str(tmp_path / "versioned.py"),))
+    path.write_text("from fedkeep import FedAvg\nclass Versioned(FedAvg):\n    'One.'\n")
+    run(arrays(0), tmp_path, "one", methods=["versioned", "fedavg"], rounds=1, machine=machine)
+    path.write_text(f"{path.read_text()}# edited")
+    run(arrays(0), tmp_path, "other", methods=["versioned", "fedavg"], rounds=1, machine=machine, seeds=[1])
+    labels = [row.label for row in summary([read_run(tmp_path / name) for name in ("one", "other")])]
+    assert [label for label in labels if "code=" in label] == [one for one in labels if one.startswith("Versioned")]
+    assert "FedAvg" in labels
 
 
 def begun(tmp_path: Path, data: str | Path) -> Path:

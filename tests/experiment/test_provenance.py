@@ -11,11 +11,11 @@ import pytest
 import tiny
 
 import fedkeep
-from fedkeep._utils.digests import read_json, read_manifest, write_json, write_manifest
+from fedkeep._utils.digests import Identity, read_json, read_manifest, write_json, write_manifest
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.plugins import code_of, import_user_code
-from fedkeep.experiment.provenance import UNKNOWN
+from fedkeep.experiment.provenance import UNKNOWN, check_code, keep_code
 from fedkeep.reporting.run_folder import read_run, verify_run, write_archive
 
 METHOD = """
@@ -214,6 +214,26 @@ def test_code_that_was_edited_is_refused_and_its_copy_goes_on(
     copy.write_text(copy.read_text() + "# changed\n")
     assert verify_run(run)[0].status == "damaged"
     assert "was edited since the run began" in verify_run(run)[0].details[0]
+
+
+def test_of_a_module_the_copy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "kept_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run, names = tmp_path / "run", {"kept_module": tmp_path / "kept_module.py"}
+    names["kept_package.inner"] = package / "inner.py"
+    for name, file in names.items():
+        file.write_text("RATE = 0.5\n")
+        import_user_code([name])
+        kept = keep_code(run, [name])
+        write_json(run / "run.json", {"use": kept["use"], "identity": Identity(code=kept["code"]).to_table()})
+        file.write_text("RATE = 1.0\n")
+        with pytest.raises(RunError) as caught:
+            check_code(run, [name])
+        copies = run / "code"
+        whole = f"(--use {copies}/kept_module.py)" if name == "kept_module" else f"(PYTHONPATH={copies} --use {name})"
+        assert whole in str(caught.value)
 
 
 def test_an_archive_holds_the_copies_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,13 @@ from synthetic_run import read_run, write_run, write_trial
 import fedkeep
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.reporting.figures import history
+from fedkeep.reporting.findings import findings
 from fedkeep.reporting.html import render
-from fedkeep.reporting.metric import METRICS, check_main, columns_for, headline
+from fedkeep.reporting.metric import METRICS, Metric, check_main, columns_for, headline
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import markdown, print_table, trials_csv
+from fedkeep.reporting.summary import Spread, summary
+from fedkeep.reporting.table import latex, markdown, print_table, show, trials_csv
+from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.run_settings import RunSettings
 
 RANKED = {"FedAvg": [0.6, 0.7, 0.7, 0.7], "FedSeq": [0.5, 0.8, 0.9, 0.9]}
@@ -65,6 +67,32 @@ def test_it_comes_first_in_tables_and_in_the_report(tmp_path: Path) -> None:
     assert np.isnan(METRICS["ece"].of(first))
     assert first.learned  # AUROC is above chance, and the majority's share of accuracy is not
     assert not read_run(plain(tmp_path / "plain")).trials[0].learned
+
+
+def spread_out(trial: TrialResult) -> float:
+    """Return a small number that is no percentage."""
+    return (0.0242 if trial.algorithm == "fedavg" else 0.01) + trial.seed / 1000
+
+
+def test_a_metric_of_ones_own_has_its_own_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Metric("spread_out", "divergence", "", spread_out, better=-1)
+    monkeypatch.setitem(METRICS, own.name, own)
+    run = scored_run(tmp_path / "run", own.name)
+    rows = summary(run)
+    assert [metric.name for metric in columns_for(run.trials)].count(own.name) == 1
+    shown = markdown(rows)
+    assert "all but costs and divergence in %." in shown
+    assert "| 0.0247 ±0.0007071 [0.01835, 0.03105] |" in shown
+    assert "| FedSeq | -0.0142 [-0.0142, -0.0142] |" in shown
+    assert "in percentage points, divergence in its own numbers." in shown
+    assert str(print_table(rows, width=60).columns[1].header).startswith("diverge"), "methods are compared by it"
+    assert "divergence" in latex(rows)
+    (said, *_) = findings(rows)
+    assert said.startswith("Divergence: FedSeq (0.0105) is 0.0142 below FedAvg (0.0247; 95 % interval 0.0142 to 0.0142")
+    page = render(run)
+    assert "row minus column: the mean" in page
+    assert "+0.0142" not in page
+    assert show(Spread.of([0.024]), "") == "0.0", "epsilon and the like are as they were"
 
 
 def plain(folder: Path) -> Path:

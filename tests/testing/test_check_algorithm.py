@@ -247,6 +247,19 @@ def test_a_part_of_any_length_is_fine() -> None:
     dict(checks_for(CollectsRows))["bad_replies"]()
 
 
+class TrainsOnAMemory(TakesTheFirst):
+    """Beside its own examples it sees four kept ones in each step."""
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Fit:
+        memory = {name: column[:4] for name, column in client.data.items()}
+        return client.fit(model, CrossEntropy() + CrossEntropy(1), client.data, memory)
+
+
+def test_a_second_data_set_may_be_read_as_often_as_the_method_wants() -> None:
+    dict(checks_for(TrainsOnAMemory))["common_randomness"]()
+
+
 class AsksOneAlone(Algorithm):
     only_averages = True
 

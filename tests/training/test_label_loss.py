@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import tiny
@@ -18,7 +18,7 @@ from fedkeep.experiment.build import check_label_loss
 from fedkeep.experiment.plugins import find_loss, import_user_code, keep_loss
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Training
-from fedkeep.losses import ClassSubset, CrossEntropy, Scaled
+from fedkeep.losses import Batch, ClassSubset, CrossEntropy, ModelView, QuadraticPenalty, Scaled
 from fedkeep.losses.classification import OWN_LOSSES, LabelLoss
 from fedkeep.losses.wrappers import replace_cross_entropy
 from fedkeep.training.party import LocalClient
@@ -76,6 +76,24 @@ def test_weights_follow_the_classes_that_a_term_sees() -> None:
     replaced = replace_cross_entropy(loss, make)
     assert seen == [(0, slice(None)), (1, slice(1, 3))]
     assert replaced.terms[1].term.term.weight.tolist() == [1.0, 2.0]
+
+
+@dataclass(frozen=True, eq=False)
+class Smoothed(CrossEntropy):
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        return cross_entropy(model.logits(batches[0]), batches[0].data["label"], label_smoothing=0.9)
+
+
+def test_a_loss_of_ones_own_is_not_thrown_away_nor_left_unchanged_in_silence() -> None:
+    state = tiny.simulation(fedkeep.FedAvg(), training=replace(tiny.TRAINING, class_weights="balanced"))
+    client = LocalClient(state.context, "0", tiny.dataset(6).train, None, task=1, round=1, uses={})
+    both = client.train_job(state.server.model, Smoothed() + CrossEntropy()).loss
+    assert [type(term) for term in both.terms] == [Smoothed, LabelLoss]
+    with pytest.raises(ConfigError, match=r"would change nothing in a training whose loss is Smoothed\. Leave"):
+        client.train_job(state.server.model, Smoothed())
+    without = {"input": client.data["input"]}
+    assert isinstance(client.train_job(state.server.model, Smoothed(), without).loss, Smoothed)
+    assert client.train_job(state.server.model, QuadraticPenalty(state.server.model, 1.0)).loss  # one of FedKeep's
 
 
 def test_a_name_is_found_in_what_the_user_named_and_nowhere_else(tmp_path) -> None:

@@ -85,6 +85,47 @@ def test_a_stopped_tuning_continues(tuning: Tuning, recipe: str, tmp_path: Path)
         fedkeep.tune(recipe, GRID[:1], validation=0.2, out=out)
 
 
+NEAR = """
+from fedkeep import FedAvg
+from fedkeep.options import option
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Near(FedAvg):
+    strength: float = option(0.1, "weight", low=0.0)
+"""
+
+
+def test_a_tuning_does_not_go_on_with_an_edited_method(recipe: str, tmp_path: Path) -> None:
+    path, machine = tmp_path / "near.py", fedkeep.Machine(use=(str(tmp_path / "near.py"),))
+    path.write_text(NEAR)
+
+    def tune() -> Tuning:
+        grid, settings = "near.strength=0.5", "training.lr=0.1"
+        given = {"methods": "near", "settings": settings, "seeds": [7], "rounds": 1, "machine": machine}
+        return fedkeep.tune(Path(recipe), grid, out=tmp_path / "out", **given)
+
+    assert [tuned.label for tuned in tune().points] == ["Near (strength 0.5)"]
+    assert fedkeep.read_run(tmp_path / "out" / "run").info["use"] == ["code/near.py"]
+    path.write_text(f"{NEAR}# edited")
+    with pytest.raises(RunError, match=r"near\.py was changed since"):
+        tune()
+
+
+def test_a_recipe_with_held_out_examples_and_a_network_of_ones_own_is_tuned(recipe: str, tmp_path: Path) -> None:
+    settings = ["training.lr=0.1", "data.validation=0.2"]
+    loaded = load_recipe(recipe, methods=["fedavg"], rounds=1, seeds=[0], settings=settings)
+    net = fedkeep.custom(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10)))
+    with pytest.raises(ConfigError, match="seeds 0 are the recipe's own"):
+        fedkeep.tune(loaded, {"training.lr": [0.5]}, seeds=2)
+    tuned = fedkeep.tune(replace(loaded, model=net), {"training.lr": [0.5]}, seeds=[7], out=tmp_path / "out")
+    assert tuned.recipe.title == "tiny (changed: training.lr=0.1)"
+    best = tuned.best_recipe
+    assert (best.title, best.validation, best.model) == (tuned.recipe.title, 0.0, net)
+    assert read_run(tmp_path / "out" / "run").settings["data"]["validation"] == 0.2
+    assert load_recipe(recipe, settings=settings[1:]).title.endswith("(evaluated on 20% of the training images)")
+
+
 def test_sections_vary_for_each_method(recipe: str, tmp_path: Path) -> None:
     result = fedkeep.tune(recipe, {"training.lr": [0.5, 1e-6]}, methods=["fedavg", "fedseq"], seeds=[7], out=tmp_path)
     labels = [tuned.label for tuned in result.points]
