@@ -54,17 +54,17 @@ class TableColumn:
             return (self.name,)
         return tuple(f"{self.name}={value}" for value in (*self.values, *([OTHER] if self.other else [])))
 
-    def transform(self, values: Array) -> Array:
-        """Return float64 ``[n, features]`` of parsed values; an unknown value is the other one, or 0 in all."""
+    def transform(self, values: Array, result: Array) -> None:
+        """Write the features of parsed values into zeros ``[n, features]``; an unknown value is the other, or none."""
         if self.kind != "category":
-            scaled: Array = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.scale
-            return scaled[:, None]
+            result[:, 0] = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.scale
+            return
         place = {value: number for number, value in enumerate(self.values)}
         unknown = len(self.values) if self.other else -1
         names = (MISSING if value is None else value for value in values)
         found = np.asarray([place.get(name, unknown) for name in names], np.int64)
-        is_value: Array = (found[:, None] == np.arange(len(self.features))).astype(np.float64)
-        return is_value
+        known = np.flatnonzero(found >= 0)
+        result[known, found[known]] = 1
 
 
 def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], scaling: str) -> tuple[TableColumn, ...]:
@@ -97,7 +97,12 @@ def fit_columns(columns: Sequence[TableColumn], values: Mapping[str, Array], sca
 
 def transform(columns: Sequence[TableColumn], values: Mapping[str, Array]) -> Tensor:
     """Return the features of parsed values, float32 ``[n, features]``."""
-    return torch.from_numpy(np.concatenate([column.transform(values[column.name]) for column in columns], 1)).float()
+    ends = np.cumsum([len(column.features) for column in columns])
+    result: Array = np.zeros((len(values[columns[0].name]), ends[-1]), np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which is refused later
+        for column, part in zip(columns, np.split(result, ends[:-1], axis=1), strict=True):
+            column.transform(values[column.name], part)
+    return torch.from_numpy(result)
 
 
 def unknown_values(

@@ -152,8 +152,8 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     images = [name for name in features if _is_image(features[name]) and name not in {label, *taken}]
     if images and not (options.text or options.columns):
         image = _only("Image", images, _IMAGE_NAMES, features, where)
-        unused = ", ".join(repr(name) for name in features if name not in {image, label, *taken})
-        note = f"Not used beside the images: {unused}." if unused else ""
+        beside = ", ".join(repr(name) for name in features if name not in {image, label, *taken})
+        note = f"Not used beside the images: {beside}." if beside else ""
         return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2, note=note)
     rest = [name for name in features if name not in {label, *taken}]
     if len(rivals := [name for name in rest if name in LABEL_NAMES and not chosen]) and not options.label:

@@ -92,12 +92,29 @@ def read_inputs(
                     f"{wheres[0]}: the column {name!r} is empty in the training rows, and only filled in test rows. "
                     f"Nothing can be learned of it. {_leave_out(name)}"
                 )
+            elif options.scaling == "none":
+                with problems.collect():
+                    _check_kept(name, known_values[name], wheres[0])
         problems.check(wheres[0])
         found = list(fit_columns(found, known_values, options.scaling))
         if rare := [column.name for column in found if column.other]:
             problems.notes.append(f"Values of few rows are one feature together: {', '.join(map(repr, rare))}.")
     problems.notes += unknown_values(found, parsed, of_run=bool(columns))
     return [transform(found, values) for values in parsed], tuple(found)
+
+
+def _check_kept(name: str, values: Array, where: Where | str) -> None:
+    """Raise `DataError` if float32 makes one of numbers that it would keep apart if they were scaled."""
+    known = values[~np.isnan(values)]
+    if known.std() <= 1e-9 * abs(known.mean()):  # rounding of a constant
+        return
+    scaled = (known - known.mean()) / known.std()
+    kept, possible = (len(np.unique(each.astype(np.float32))) for each in (known, scaled))
+    if kept < 0.9 * possible:  # of millions of numbers around 0 float32 merges some too, scaled or not
+        raise DataError(
+            f"{where}: the column {name!r} has {len(np.unique(known))} different numbers, and float32 keeps {kept} of "
+            "them apart as they stand. Let them be scaled: data.scaling=standard."
+        )
 
 
 def is_list(table: Any, column: str) -> bool:
@@ -274,7 +291,8 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
             "cannot hold."
         )
     large = np.flatnonzero(np.abs(numbers) > 2**53)
-    if len({str(texts[row]) for row in large if str(texts[row]).isdigit()}) > len({*numbers[large].tolist()}):
+    whole = {text for row in large if (text := str(texts[row]).lstrip("+")).removeprefix("-").isdigit()}
+    if len(whole) > len({*numbers[large].tolist()}):
         raise DataError(
             f"{where}: {column.name!r} has whole numbers such as {texts[large[0]]}, of which float64 makes one: "
             f"ids? {_leave_out(column.name)}"

@@ -842,3 +842,24 @@ def test_advice_works_as_it_stands(tmp_path: Path) -> None:
             dataset_of(pyarrow.table({"x": lists, "label": ["x", "y"] * 20}))
     with pytest.raises(DataError, match=r"whole numbers or text, not .*, as 0.5"):
         dataset_of(pyarrow.table({"a": [1.5, 2.5] * 20, "client": [1.0] * 39 + [0.5], "label": ["x", "y"] * 20}))
+
+
+def test_numbers_that_float32_merges_are_refused_where_they_are_not_scaled() -> None:
+    years = {"id": [20_240_000 + 37 * row % 200 for row in range(200)], "label": ["x", "y"] * 100}
+    named = DataOptions(columns=("id",), scaling="none")
+    with pytest.raises(
+        DataError, match=r"'id' has 160 different numbers, and float32 keeps 8\d of them.*scaling=standard"
+    ):
+        dataset_of(pandas.DataFrame(years), named)
+    assert len(both(dataset_of(pandas.DataFrame(years), DataOptions(columns=("id",)))).unique()) == 200
+    draw = np.random.default_rng(0).normal(size=20_000)
+    assert len(np.unique(draw.astype(np.float32))) < len(draw)
+    for kept in (draw, np.where(draw > 0, 0.1 + 0.2, 0.3)):
+        dataset_of(pandas.DataFrame({"id": kept, "label": ["x", "y"] * 10_000}), named)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_numbers_of_which_float64_makes_one_are_refused(sign: int) -> None:
+    frame = pandas.DataFrame({"id": [sign * (2**53 + 1 + row) for row in range(40)], "label": ["x", "y"] * 20})
+    with pytest.raises(DataError, match="of which float64 makes one: ids"):
+        dataset_of(frame, DataOptions(columns=("id",)))
