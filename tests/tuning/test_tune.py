@@ -85,30 +85,30 @@ def test_a_stopped_tuning_continues(tuning: Tuning, recipe: str, tmp_path: Path)
         fedkeep.tune(recipe, GRID[:1], validation=0.2, out=out)
 
 
-NEAR = """
+TUNED = """
 from fedkeep import FedAvg
 from fedkeep.options import option
 from dataclasses import dataclass
 
 @dataclass(frozen=True)
-class Near(FedAvg):
+class Tuned(FedAvg):
     strength: float = option(0.1, "weight", low=0.0)
 """
 
 
 def test_a_tuning_does_not_go_on_with_an_edited_method(recipe: str, tmp_path: Path) -> None:
-    path, machine = tmp_path / "near.py", fedkeep.Machine(use=(str(tmp_path / "near.py"),))
-    path.write_text(NEAR)
+    path, machine = tmp_path / "tuned_method.py", fedkeep.Machine(use=(str(tmp_path / "tuned_method.py"),))
+    path.write_text(TUNED)
 
     def tune() -> Tuning:
-        grid, settings = "near.strength=0.5", "training.lr=0.1"
-        given = {"methods": "near", "settings": settings, "seeds": [7], "rounds": 1, "machine": machine}
+        grid, settings = "tuned.strength=0.5", "training.lr=0.1"
+        given = {"methods": "tuned", "settings": settings, "seeds": [7], "rounds": 1, "machine": machine}
         return fedkeep.tune(Path(recipe), grid, out=tmp_path / "out", **given)
 
-    assert [tuned.label for tuned in tune().points] == ["Near (strength 0.5)"]
-    assert fedkeep.read_run(tmp_path / "out" / "run").info["use"] == ["code/near.py"]
-    path.write_text(f"{NEAR}# edited")
-    with pytest.raises(RunError, match=r"near\.py was changed since"):
+    assert [tuned.label for tuned in tune().points] == ["Tuned (strength 0.5)"]
+    assert fedkeep.read_run(tmp_path / "out" / "run").info["use"] == ["code/tuned_method.py"]
+    path.write_text(f"{TUNED}# edited")
+    with pytest.raises(RunError, match=r"tuned_method\.py was changed since"):
         tune()
 
 
