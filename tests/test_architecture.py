@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
+import textwrap
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
 import networkx
 
 import fedkeep
+from fedkeep.interface.algorithm import algorithms
 
 PACKAGE = Path(fedkeep.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_imports_form_no_circle() -> None:
@@ -78,3 +84,31 @@ def test_no_class_has_more_attributes_than_a_reader_holds() -> None:
         if count > most:
             too_large[name] = count
     assert too_large == LARGER
+
+
+def texts_of_python(path: Path) -> Iterator[ast.Module]:
+    """Yield what a file holds of Python: itself, the texts in it that are Python, or the examples of a page."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        sources = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    else:
+        yield (whole := ast.parse(text))
+        strings = (node.value for node in ast.walk(whole) if isinstance(node, ast.Constant))
+        sources = [value for value in strings if isinstance(value, str) and "class " in value]
+    for source in sources:
+        with contextlib.suppress(SyntaxError):
+            yield ast.parse(textwrap.dedent(source))
+
+
+def test_no_two_files_of_tests_and_pages_define_methods_of_one_name() -> None:
+    """One process may run both files, and then refuses every recipe: methods are found by name."""
+    bases = {"Algorithm", *(cls.__name__ for cls in algorithms().values())}
+    homes: dict[str, set[str]] = defaultdict(set)
+    for path in sorted(file for folder in ("tests", "docs") for file in (ROOT / folder).rglob("*.[pm][yd]")):
+        for node in (node for tree in texts_of_python(path) for node in ast.walk(tree)):
+            if isinstance(node, ast.ClassDef) and bases & {ast.unparse(base).partition("[")[0] for base in node.bases}:
+                given = re.search(r"^ +title(?:: .*)? = ['\"](.+)['\"]$", ast.unparse(node), re.M)
+                name = (given[1] if given else node.name).lower().replace("+", "-").replace(" ", "-")
+                homes[name].add(path.relative_to(ROOT).as_posix())
+    assert len(homes) > 30
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

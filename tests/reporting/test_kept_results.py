@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
-import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from fedkeep.cli.main import main
 from fedkeep.experiment.recipe_loader import GONE, load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
-from fedkeep.reporting.run_folder import open_run, read_run, runs_in
+from fedkeep.reporting import reproduction
+from fedkeep.reporting.run_folder import Run, open_run, read_run, runs_in
 from fedkeep.reporting.summary import summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,13 +26,21 @@ RESULTS = ROOT / "results"
 RUNS = [path.relative_to(RESULTS).as_posix() for path in runs_in(RESULTS)]
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Callable[[Path], Run]]:
+    """Read each run in results/ once for all tests."""
+    read = cache(read_run)
+    yield read
+    read.cache_clear()
+
+
 def test_there_are_runs() -> None:
     assert len(RUNS) >= 27
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_kept_run_is_read_and_its_recipe_parses(name: str, tmp_path: Path) -> None:
-    run = read_run(RESULTS / name)
+def test_a_kept_run_is_read_and_its_recipe_parses(name: str, kept: Callable[[Path], Run], tmp_path: Path) -> None:
+    run = kept(RESULTS / name)
     assert run.trials
     assert all(row.value("window_mean").mean > 0 for row in summary(run))
     copy = tmp_path / "recipe.toml"
@@ -58,15 +68,19 @@ def test_a_kept_run_could_be_continued(name: str, tmp_path: Path) -> None:
     assert machine.stack == 1 or "stack" in read_json(root / "run.json")
 
 
-def test_the_page_is_what_the_archives_and_the_notes_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(RESULTS, tmp_path / "results")  # links of the page are relative
+def test_the_page_is_what_the_archives_and_the_notes_give(
+    kept: Callable[[Path], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results").symlink_to(RESULTS)  # links of the page are relative
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduction, "read_run", lambda path: kept(ROOT / path))
     assert main(["reproduce", "--out", "results", "--page", "docs/reproduction.md"]) == 0
     assert Path("docs/reproduction.md").read_text() == (ROOT / "docs" / "reproduction.md").read_text()
 
 
-def test_the_table_that_decides_is_what_the_archives_give() -> None:
+def test_the_table_that_decides_is_what_the_archives_give(kept: Callable[[Path], Run]) -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "which_method.py"))
+    tool["rows_of"].__globals__["read_run"] = kept
     found = {name: tool["rows_of"](run) for run, name in tool["SETTINGS"].items()}
     for page, written in tool["pages"](found).items():
         assert written == page.read_text(), "run python tools/which_method.py"
