@@ -47,6 +47,7 @@ def test_freed_pages_between_tensors_are_given_back() -> None:
     assert before - resident() > 50 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' allocators have other rules")
 def test_a_process_that_keeps_freed_memory_asks_for_it_once() -> None:
     """After some steps of training the next ones take few new pages; by default each gets thousands of its own."""

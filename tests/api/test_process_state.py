@@ -139,7 +139,7 @@ def without_home(tmp_path: Path, code: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no list of users")
-@pytest.mark.parametrize("chosen", [None, "~/caches"])
+@pytest.mark.parametrize("chosen", [pytest.param(None, marks=pytest.mark.slow), "~/caches"])
 def test_without_a_home_the_cache_is_in_the_temporary_folder(tmp_path: Path, chosen: str | None) -> None:
     code = f"import os\nif {chosen!r}: os.environ['FEDKEEP_CACHE'] = {chosen!r}\nprint(cache_folder())"
     assert Path(without_home(tmp_path, code)).parent == tmp_path
@@ -153,8 +153,8 @@ def test_a_chosen_cache_folder_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize(
     "backend",
     [
-        "QtAgg",
         "module://nowhere.backend",
+        pytest.param("QtAgg", marks=pytest.mark.slow),
         pytest.param("module://matplotlib_inline.backend_inline", marks=pytest.mark.slow),
         pytest.param("nosuch", marks=pytest.mark.slow),
     ],

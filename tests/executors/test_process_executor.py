@@ -147,10 +147,10 @@ def test_a_worker_without_a_parent_ends_in_the_middle_of_a_step(with_workers: An
     request = StepRequest("0", simulation.algorithm.train, (simulation.server.model,), {}, 1, 1)
     executor.submit(request)
     (worker,) = executor.workers
-    worker.process.join(1)
+    worker.process.join(0.5)
     assert worker.process.is_alive()
     os.kill(worker.process.pid, signal.SIGINT)  # as from the keyboard: that is the parent's affair
-    worker.process.join(1)
+    worker.process.join(0.5)
     assert worker.process.is_alive()
     worker.connection.close()
     worker.process.join(60)

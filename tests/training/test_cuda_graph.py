@@ -85,7 +85,7 @@ def test_captured_steps_train_the_same_model(method: Algorithm[Any, Any], captur
 
 
 @pytest.mark.parametrize("method", CAPTURED, ids=lambda method: method.name())
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_what_one_client_captured_is_replayed_for_the_next(method: Algorithm[Any, Any], momentum: float) -> None:
     """Clients of one to many examples, a learning rate a round: each must read its own numbers and nobody else's."""
     training = replace(TRAINING, momentum=momentum, lr_decay=0.5)

@@ -67,6 +67,7 @@ def test_methods_train_the_rest(method: str) -> None:
             assert torch.equal(network.get_parameter(name), tensor)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_frozen_resnet(tmp_path: Path) -> None:
     data = torch.randint(0, 256, (24, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     given: dict[str, Any] = {
