@@ -170,6 +170,8 @@ class Party(ABC, Generic[S]):
         The current task, counted from 1. A run without tasks has one task.
     round : int
         The current round of this task, counted from 1.
+    num_rounds : int
+        Number of rounds of the run; with tasks, of each task. A callback may end the run before.
     num_classes : int
         Number of classes that have been seen so far. Classes are numbered in their order of arrival.
     num_old_classes : int
@@ -191,6 +193,7 @@ class Party(ABC, Generic[S]):
     data: Data
     task: int
     round: int
+    num_rounds: int
     num_classes: int
     num_old_classes: int
     label_names: tuple[str, ...]

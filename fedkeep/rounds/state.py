@@ -147,6 +147,7 @@ class SimulationState:
             dataset.image_format,
             dataset.label_names,
             load_generator,
+            settings.run.rounds,
             privacy=settings.privacy,
         )
         contexts = {

@@ -72,6 +72,7 @@ class ClientContext:
     ``image_format``: Shape and normalisation of images; None if the inputs are no images.
     ``label_names``: Names of all classes, in order of arrival.
     ``load_generator``: Returns the image generator.
+    ``num_rounds``: Number of rounds of each task.
     ``num_old_classes``: Number of classes that arrived before the current task.
     ``timer``: Shared by all contexts of a simulation.
     ``privacy``: What of a client is noised before it leaves.
@@ -88,6 +89,7 @@ class ClientContext:
     image_format: ImageFormat | None
     label_names: tuple[str, ...]
     load_generator: LoadGenerator
+    num_rounds: int
     num_old_classes: int = 0
     timer: Timer = field(default_factory=Timer)
     privacy: Privacy = field(default_factory=Privacy)

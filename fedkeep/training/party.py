@@ -112,6 +112,10 @@ class LocalParty(Party[Any]):
         return self.context.training
 
     @property
+    def num_rounds(self) -> int:  # type: ignore[override]
+        return self.context.num_rounds
+
+    @property
     def num_classes(self) -> int:  # type: ignore[override]
         return self.context.num_classes
 

@@ -64,6 +64,10 @@ class Probe(Algorithm[Kept, Diary]):
         return client.id + word + more
 
     @on_client
+    def schedule(self, client: Client[Diary]) -> float:
+        return client.round / client.num_rounds
+
+    @on_client
     def note(self, client: Client[Diary], word: str) -> None:
         client.state.entries.append(word)
 
@@ -200,6 +204,15 @@ def test_a_state_lives_from_round_to_round() -> None:
     records = tiny.run_rounds(simulation)
     for client in set().union(*(record["cohort"] for record in records)):
         assert diaries(simulation)[client] == [str(r["round"]) for r in records if client in r["cohort"]]
+
+
+def test_everyone_knows_how_many_rounds_a_task_has() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        told = [*cohort.ask(method.schedule).values(), server.round / server.num_rounds]
+        server.log("shares", told)
+
+    records = tiny.run_rounds(probe(script, cohort_size=2, rounds=4))
+    assert [record["log"]["shares"] for record in records] == [[share] * 3 for share in (0.25, 0.5, 0.75, 1.0)]
 
 
 def test_what_a_method_logs_is_in_its_rounds_record_only() -> None:
