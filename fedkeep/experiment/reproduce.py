@@ -21,7 +21,7 @@ from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
-from fedkeep.experiment.run import prepare_run, recorded_recipe
+from fedkeep.experiment.run import add_code, prepare_run, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table, options_of
 
@@ -115,6 +115,7 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> li
         else:
             check_code(folder, machine.use)
             recipe = _extend(folder, recorded_recipe(folder, allow_code=machine.allow_code), recipe)
+            add_code(folder, recipe, machine.use)
     wanted = [(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds]
     return Experiment(recipe, recorded_machine(folder, machine)).trials(folder, wanted, f"{column.name} ")
 

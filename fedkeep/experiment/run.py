@@ -24,7 +24,7 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
 from fedkeep.experiment.plugins import describe_loss, describe_method
-from fedkeep.experiment.provenance import CODE, keep_code, settings_of, used
+from fedkeep.experiment.provenance import CODE, code_digests, keep_code, run_identity, settings_of, used
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine, revision, versions
@@ -96,6 +96,20 @@ def create_run_folder(
     write_toml(folder / "recipe.toml", recipe.to_toml())
     write_json(folder / "run.json", info, indent=2)
     return folder
+
+
+def add_code(folder: Path, recipe: Recipe, use: Sequence[str]) -> None:
+    """Keep the user's code of methods that join a run folder which was begun without it."""
+    info, begun, now = read_json(folder / "run.json"), run_identity(folder).code, code_digests(use)
+    if now.keys() <= begun.keys():
+        return
+    if twice := [name for name, digest in now.items() if begun.get(name, digest) != digest]:
+        raise RunError(f"{folder} has another {twice[0]} already, of its first methods. Rename the new one.")
+    kept = keep_code(folder, use)
+    info["identity"] = {**info.get("identity", {}), "code": {**begun, **kept["code"]}}
+    info["use"] = list(dict.fromkeys([*info.get("use", ()), *kept["use"]]))
+    info |= {name: {**digests, **info.get(name, {})} for name, digests in _own_code(recipe).items()}
+    write_json(folder / "run.json", info, indent=2)
 
 
 def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = ()) -> Path:

@@ -171,6 +171,24 @@ def test_the_command_under_a_table_repeats_it(table: str, tmp_path: Path, monkey
     assert (tmp_path / "two" / "toy-rounds-0.5" / "table.md").read_text() == written
 
 
+def test_a_method_of_a_file_joins_a_table_that_was_begun_without_it(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "joins.py"
+    own.write_text("from fedkeep import FedSeq\n\nclass Joins(FedSeq):\n    title = 'Joins'\n")
+    words = ["--columns", "first", "--seeds", "0", "--rounds", "0.5"]
+    assert run(table, tmp_path, *words, "--methods", "fedseq") == 0
+    folder = tmp_path / "toy-rounds-0.5" / "first"
+    assert not (folder / "code").exists()
+    assert run(table, tmp_path, *words, "--methods", "joins", f"--use={own}") == 0
+    assert (folder / "code" / "joins.py").read_text() == own.read_text()
+    assert read_json(folder / "run.json")["use"] == ["code/joins.py"]
+    assert main(["verify", str(folder)]) == 0
+    own.write_text(f"{own.read_text()}# edited")
+    assert run(table, tmp_path, *words, "--methods", "joins", f"--use={own}") == 1
+    assert "joins.py was changed since" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     "calls",
     [
