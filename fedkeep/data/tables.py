@@ -183,7 +183,9 @@ def _guess(
     different = len(set(texts))
     few_each = column.kind == "category" and different > max(10, len(texts) / 5)
     counted = column.kind == "number" and different >= 0.95 * len(texts) >= 19 and all(map(_WHOLE.fullmatch, texts))
-    if not named and (few_each or (counted and (_ID_NAME.fullmatch(name) or _counts_up(texts)))):
+    # Whole numbers of one length, such as 4711234, are numbers of records rather than amounts.
+    of_one_length = len({*map(len, texts)}) == 1 and len(texts[0].partition(".")[0]) >= 6
+    if not named and (few_each or (counted and (_ID_NAME.fullmatch(name) or _counts_up(texts) or of_one_length))):
         words = f" A column of texts: data.text={name!r}." if any(text.count(" ") > 3 for text in texts[:50]) else ""
         raise DataError(
             f"{wheres[0]}: the column {name!r} has {different} different values in {len(texts)} rows, as ids, names "

@@ -331,6 +331,23 @@ def test_all_problems_are_told_at_once_with_the_lines_of_the_file(tmp_path: Path
     assert """--set 'data.exclude=["patient_id"]'""" in message
 
 
+@pytest.mark.parametrize(
+    ("factor", "ids"), [(1, True), (10, True), (0.05, False)], ids=["seven", "eight", "five or six"]
+)
+def test_whole_numbers_of_one_length_are_ids_whatever_their_column_is_called(
+    factor: float, ids: bool, tmp_path: Path
+) -> None:
+    numbers = [int(factor * (1_000_003 + row * 44_987 % 8_999_993)) for row in range(100)]
+    path = written(tmp_path, "mrn,label", [f"{number},{'xy'[row % 2]}" for row, number in enumerate(numbers)])
+    if ids:
+        with pytest.raises(DataError, match="'mrn' has 100 different values in 100 rows"):
+            load(path)
+        dataset = load(path, options=DataOptions(columns=("mrn",)))
+    else:
+        dataset = load(path)
+    assert dataset.features == ("mrn",)
+
+
 def test_empty_cells_dates_and_rare_values_of_a_hospitals_table(tmp_path: Path) -> None:
     path = written(tmp_path, HEADER, hospital())
     dataset = load(path, options=DataOptions(client="hospital", exclude=("patient_id",)))
@@ -796,7 +813,7 @@ def test_classes_without_a_test_example_are_named(tmp_path: Path) -> None:
 
 def test_a_column_that_only_test_rows_fill_is_refused_but_at_a_site_of_a_run() -> None:
     train = pandas.DataFrame({**people(), "late": [np.nan] * 60})
-    test = train.assign(late=np.arange(60) + 1e6)
+    test = train.assign(late=np.arange(60) * 1e5 + 0.5)
     with pytest.raises(DataError, match=r"'late' is empty in the training rows, .*exclude=\['late'\] in Python"):
         dataset_of((train, test))
     columns = (TableColumn("age", mean=50, scale=9), TableColumn("late", fill=5, mean=1, scale=2))
