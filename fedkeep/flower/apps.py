@@ -94,14 +94,15 @@ class FlowerTransport:
 
     ``grid``: Flower's access to the connected nodes.
     ``max_reply_size``: The largest allowed size of a reply, in bytes.
+    ``seconds``: The longest that one reply may take to arrive, once its first part is there.
     """
 
-    def __init__(self, grid: Grid, max_reply_size: float) -> None:
+    def __init__(self, grid: Grid, max_reply_size: float, seconds: float = math.inf) -> None:
         self.grid = grid
         self.max_reply_size = max_reply_size
         self._client: _LimitedClient | None = None
         if isinstance(grid, HttpGrid):
-            self._client = grid._client = _LimitedClient(grid._runtime_client, max_reply_size)  # type: ignore[assignment]
+            self._client = grid._client = _LimitedClient(grid._runtime_client, max_reply_size, seconds)  # type: ignore[assignment]
 
     def nodes(self) -> dict[int, str]:
         """Return the registered names of the connected nodes; see `fedkeep.flower.transport.Transport`."""
@@ -116,15 +117,15 @@ class FlowerTransport:
         return message_id or no_reply("Flower's SuperLink did not accept the message; its log says why")
 
     def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | Fault]:
-        """Return replies that have arrived, of a SuperLink one; see `fedkeep.flower.transport.Transport`."""
+        """Return replies, at most one of those that a SuperLink has; see `fedkeep.flower.transport.Transport`."""
         try:
             replies: list[Message] = list(self.grid.pull_messages(list(message_ids))) if message_ids else []
         except Exception as error:  # Flower builds a message from whatever a site wrote
             if self._client is None or not self._client.reading.is_whole:
                 raise
-            return {self._client.reading.asked: _strange(error)}
+            return {self._client.reading.answers: _strange(error)}
         # A site can write anything into what its reply says that it answers.
-        asked = [self._client.reading.asked] if self._client else [r.metadata.reply_to_message_id for r in replies]
+        asked = [self._client.reading.answers] if self._client else [r.metadata.reply_to_message_id for r in replies]
         return {message_id: self._read(reply) for message_id, reply in zip(asked, replies, strict=False)}
 
     def _read(self, reply: Message) -> Envelope | Fault:
@@ -146,15 +147,16 @@ def _strange(error: Exception) -> Fault:
 class _Reading:
     """The message that is read now.
 
-    ``asked``: The message that it answers, as the SuperLink says.
-    ``size``: What was read of it, in bytes, where a small object counts as a larger one.
+    ``answers``: The id of the message that it answers, as the SuperLink says.
+    ``num_bytes``: What was read of it.
+    ``charged``: The same, where a small object counts as `MIN_OBJECT_SIZE`.
     ``is_whole``: Whether all of it was read.
     """
 
-    asked: str = ""
+    answers: str = ""
     began: float = field(default_factory=time.monotonic)
-    size: int = 0
     num_bytes: int = 0
+    charged: int = 0
     is_whole: bool = False
 
 
@@ -167,11 +169,12 @@ class _LimitedClient:
     build takes no other with it.
 
     ``max_size``: The largest allowed size of a message, in bytes.
+    ``seconds``: The longest that reading a message may take.
     """
 
-    def __init__(self, client: Any, max_size: float) -> None:
+    def __init__(self, client: Any, max_size: float, seconds: float) -> None:
         self._client = client
-        self._max_size = max_size
+        self._max_size, self._seconds = max_size, seconds
         self._arrived: dict[str, tuple[Any, Any]] = {}  # messages that the SuperLink gave, by what they answer
         self.reading = _Reading()
         self._lock = Lock()  # objects are read in several threads
@@ -180,14 +183,15 @@ class _LimitedClient:
         return getattr(self._client, name)
 
     def PullMessages(self, request: Any) -> Any:
+        self.reading = _Reading()  # what goes wrong before another message is there is no fault of the last one
         if not any(asked in self._arrived for asked in request.message_ids):
             response = self._client.PullMessages(request)
             for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
                 self._arrived[message.metadata.reply_to_message_id] = message, tree
         self.reading = _Reading(next((asked for asked in request.message_ids if asked in self._arrived), ""))
-        if not self.reading.asked:
+        if not self.reading.answers:
             return PullAppMessagesResponse()
-        message, tree = self._arrived.pop(self.reading.asked)
+        message, tree = self._arrived.pop(self.reading.answers)
         return PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
 
     def PullObject(self, request: Any) -> Any:
@@ -196,7 +200,7 @@ class _LimitedClient:
         response = self._client.PullObject(request)
         with self._lock:
             message.num_bytes += len(response.object_content)
-            message.size += max(len(response.object_content), MIN_OBJECT_SIZE)
+            message.charged += max(len(response.object_content), MIN_OBJECT_SIZE)
         self._check(request.object_id, message)
         return response
 
@@ -206,10 +210,10 @@ class _LimitedClient:
         return response
 
     def _check(self, part: str, message: _Reading) -> None:
-        if message.size > self._max_size + MAX_HEAD_SIZE:
+        if message.charged > self._max_size + MAX_HEAD_SIZE:
             raise ObjectPullError(part, f"its message has more than {self._max_size / 1e6:.1f} MB, which are taken")
         seconds = time.monotonic() - message.began
-        if seconds > UPLOAD_SECONDS + message.num_bytes / SLOWEST:
+        if seconds > min(UPLOAD_SECONDS + message.num_bytes / SLOWEST, max(UPLOAD_SECONDS, self._seconds)):
             raise ObjectPullError(part, f"its message was not whole after {seconds:.0f} s")
 
 
@@ -269,7 +273,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     show_logs()
     config = read_run_config(context.run_config)
-    serve(FlowerTransport(grid, config.largest_reply * 1e6), config)
+    serve(FlowerTransport(grid, config.largest_reply * 1e6, config.deadline), config)
 
 
 def show_logs() -> logging.Logger:

@@ -73,8 +73,6 @@ def data_of_form(about: Mapping[str, Any], name: str = "the sites' data") -> Dat
         row = {"input": torch.zeros(1, *shape, dtype=_TYPES[about["kind"]]), "label": torch.zeros(1, dtype=torch.int64)}
         columns = columns_from_json({"columns": about["columns"]})
         names, mean, std = (tuple(about[key]) for key in ("label_names", "mean", "std"))
-        if any(len(column.values) > MAX_VALUES for column in columns):
-            raise ValueError(f"a column of more than {MAX_VALUES} values")
         numbers = [*mean, *std, *(number for c in columns for number in (c.fill, c.mean, c.scale))]
         if len(mean) != len(std) or not all(abs(number) < LARGEST_STATISTIC for number in numbers):
             raise ValueError(f"statistics beyond {LARGEST_STATISTIC:g}, or not all of them")
@@ -302,6 +300,9 @@ def _usable(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
     for site, about in described.items():
         try:
             told[site] = data_of_form(about, f"site {site}")
+            if any(len(column.values) > MAX_VALUES for column in told[site].columns):
+                del told[site]
+                raise DataError(f"site {site} tells of a column of more than {MAX_VALUES} values.")
         except DataError as error:
             log.warning("%s It is left out.", in_one_line(str(error)))
             refusal = error

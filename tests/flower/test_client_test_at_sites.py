@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from trial import Killed, config, embedded, killing, model, records
 from fedkeep._utils.digests import read_json
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, load
+from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.errors import ConfigError, DataError, FedKeepError
 from fedkeep.export.trained_model import export_model
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.server import data_of_form, pool, serve
+from fedkeep.flower.server import _usable, data_of_form, pool, serve
 from fedkeep.flower.transport import Envelope
 from fedkeep.flower.views import describe_dataset, with_true_deviations
 from fedkeep.reporting.run_folder import read_run
@@ -220,6 +222,21 @@ def test_statistics_are_those_of_all_sites_rows(tmp_path: Path, monkeypatch: pyt
     assert (age.mean, age.scale, age.fill) == pytest.approx((known.mean, known.scale, known.fill))
     assert ward.values == ("a", "b", "c")
     assert pooled.shape == (4,)
+
+
+def test_columns_may_have_more_values_together_than_one_site_may_tell() -> None:
+    def told(names: Iterable[int]) -> dict[str, Any]:
+        column = TableColumn("code", "category", values=tuple(map(str, names)))
+        size = len(column.features)
+        about = {"shape": [size], "kind": "numbers", "label_names": ["n", "y"], "mean": [], "std": []}
+        return {**about, "columns": columns_to_json([column])}
+
+    pooled = pool({"a": told(range(600)), "b": told(range(400, 1100))}, {"a": 40, "b": 40})
+    again = data_of_form(describe_dataset(pooled, left_out=False, generator=""))
+    assert again.columns == pooled.columns
+    assert len(again.columns[0].values) == 1100
+    with pytest.raises(DataError, match="site a tells of a column of more than 1000 values"):
+        _usable({"a": told(range(1100))}, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import socket
 import subprocess
@@ -119,11 +120,11 @@ class PretendedSuperLink:
         pass
 
 
-def connect(superlink: PretendedSuperLink, max_size: float = 1e6) -> FlowerTransport:
+def connect(superlink: PretendedSuperLink, max_size: float = 1e6, seconds: float = math.inf) -> FlowerTransport:
     grid = HttpGrid(token="t")
     grid.set_run(Run.create_empty(1))
     grid._client = superlink  # type: ignore[assignment]
-    return FlowerTransport(grid, max_size)
+    return FlowerTransport(grid, max_size, seconds)
 
 
 def receive(superlink: PretendedSuperLink, max_size: float) -> Envelope | Fault:
@@ -169,6 +170,28 @@ def test_a_reply_of_many_small_objects_does_not_keep_the_server(monkeypatch: pyt
     reply = receive(PretendedSuperLink(answered(*(torch.rand(1) for _ in range(99))), seconds=0.02), 2e6)
     assert isinstance(reply, Fault)
     assert "was not whole" in reply.text
+
+
+def test_a_trickling_reply_is_given_up_at_the_deadline_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "UPLOAD_SECONDS", 0.05)
+    monkeypatch.setattr(records_module, "SLOWEST", 1e-3)
+    superlink = PretendedSuperLink(answered(*(torch.rand(1) for _ in range(99))), seconds=0.02)
+    (reply,) = connect(superlink, 2e6, seconds=0.1).receive(["m"]).values()
+    assert isinstance(reply, Fault)
+    assert "was not whole" in reply.text
+
+
+def test_a_superlink_that_fails_is_no_fault_of_the_site_that_answered_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    superlink = PretendedSuperLink(answered(torch.rand(4)))
+    transport = connect(superlink)
+    assert isinstance(transport.receive(["m"])["m"], Envelope)
+
+    def fail(request: Any) -> Any:
+        raise OSError("the database is locked")
+
+    monkeypatch.setattr(superlink, "PullMessages", fail)
+    with pytest.raises(OSError, match="the database is locked"):
+        transport.receive(["n"])
 
 
 def test_a_reply_that_is_too_large_is_not_read_to_its_end() -> None:
