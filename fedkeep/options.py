@@ -5,6 +5,7 @@ derive from `Options`, so that Python code, recipes and the command line have th
 """
 
 import dataclasses
+import datetime
 import inspect
 import math
 import sys
@@ -82,6 +83,8 @@ class Options:
         """Check combinations of options; override it where options can contradict each other."""
 
 
+TOML_TYPES = (bool, int, float, str, list, dict, datetime.datetime, datetime.date, datetime.time)
+"""What a value of a recipe can be."""
 NO_OPTION: Mapping[str, Any] = MappingProxyType({"option": False})
 """The metadata of a field of `Options` that tables shall not hold."""
 
@@ -98,7 +101,7 @@ def undeclared(cls: type[Options]) -> list[str]:
 
 
 def unwritable(cls: type[Options], hints: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with options whose annotated type no value of a recipe can have.
+    """Return what is wrong with options whose annotated type no value of a recipe can be read as.
 
     ``hints``: The evaluated annotations of the class.
     """
@@ -116,8 +119,10 @@ def _is_writable(hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return all(map(_is_writable, arguments))
     if origin is tuple:
-        return _is_writable(arguments[0])
-    return origin in (Literal, Mapping) or hint in (int, float, bool, str, dict, type(None)) or _is_options(hint)
+        return bool(arguments) and _is_writable(arguments[0])
+    if isinstance(hint, type) and not arguments and any(issubclass(kind, hint) for kind in (*TOML_TYPES, type(None))):
+        return True
+    return origin in (Literal, Mapping) or _is_options(hint)
 
 
 def _as_written(annotation: Any) -> str:

@@ -109,7 +109,8 @@ def _read_stream(stream: Any, library: Any, arrow: Any) -> Any:
     if not batches:
         raise DataError("the stream has no examples.")
     joined = arrow.concat_tables(batches, promote_options="permissive")
-    return library.Dataset(joined, info=library.DatasetInfo(features=stream.features))
+    info = library.DatasetInfo(features=stream.features)
+    return library.Dataset(joined, info=info, fingerprint="stream")  # without one, a copy of all is hashed
 
 
 def _without_categories(table: Any, arrow: Any) -> Any:
@@ -151,7 +152,7 @@ def _array(value: Any, number: int) -> Any:
     """Return an input as an array; a picture of Pillow is read as one of a file is."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
-    if not hasattr(value, "getbands"):
+    if not hasattr(value, "getbands") or value.mode == "F":  # Pillow's pictures of float32
         return np.asarray(value)
     try:
         return picture(value)

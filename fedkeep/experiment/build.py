@@ -235,7 +235,7 @@ def check_label_loss(training: Training, dataset: DataSet, device: torch.device)
             f"{', '.join(dataset.label_names[:12])}. Give one for each, in this order."
         )
     find_loss(training.loss, device)
-    if own := OWN_LOSSES.get(training.loss):
+    if (own := OWN_LOSSES.get(training.loss)) is not None:  # a module may have no truth value
         try:
             own = deepcopy(own)  # it may count its calls
         except (TypeError, RuntimeError):  # it holds what cannot be copied, such as a lock, and is not tried

@@ -252,6 +252,8 @@ def describe_trial(
         dependencies["partition"] = " ".join(partition.hash for partition in federation.partitions)
         if digest := build.data_digest(recipe, data_dir):
             dependencies["data set"] = digest
+        if recipe.public.name:
+            dependencies["public data"] = tensor_hash(federation.server_data["input"])
     description = {
         "label": method.label,
         "algorithm": method.algorithm.name(),

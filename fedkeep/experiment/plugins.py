@@ -9,11 +9,13 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,8 @@ _PREFIX = "fedkeep_used_"
 
 _MODULES: dict[str, ModuleType] = {}
 """The modules that the user named."""
+_DIGESTS: dict[str, str] = {}
+"""Of each of `OWN_LOSSES` the digest when it was given: what training changes in it makes it no other loss."""
 
 
 def import_user_code(names: Iterable[str]) -> None:
@@ -65,7 +69,8 @@ def keep_loss(loss: Any) -> str:
         raise ConfigError(f"loss must be a function of logits and labels, or a torch.nn.Module, not {loss!r:.60}.")
     of = loss if why_not_importable(loss) is None else type(loss)
     name = f"{of.__module__}.{of.__qualname__}" if of is loss else f"given.{getattr(loss, '__name__', of.__name__)}"
-    OWN_LOSSES[name] = loss
+    if OWN_LOSSES.get(name) is not loss:
+        OWN_LOSSES[name], _DIGESTS[name] = loss, _digest(loss)
     return name
 
 
@@ -75,22 +80,30 @@ def find_loss(name: str, device: torch.device) -> None:
         return
     module, _, function = name.rpartition(".")
     held = sys.modules.get(f"{_PREFIX}{module.removeprefix(_PREFIX)}") or _MODULES.get(module)
-    found = OWN_LOSSES.get(name) or getattr(held, function, None)
-    if found is None or not callable(found):
+    found = OWN_LOSSES[name] if name in OWN_LOSSES else getattr(held, function, None)
+    if not callable(found):
         raise ConfigError(
             f"training.loss = {name!r} is not known here. Write module.function, with --use module or --use module.py; "
             "or give the loss in Python, loss=...; a resume too needs it."
         )
+    if name not in OWN_LOSSES:
+        _DIGESTS[name] = _digest(found)
     made = found() if isinstance(found, type) else found
     OWN_LOSSES[name] = made.to(device) if isinstance(made, nn.Module) else made
 
 
 def describe_loss(name: str) -> str:
-    """Return the digest of what the user gave as a loss: its code and its numbers; empty where nothing was given."""
-    if name not in OWN_LOSSES:
-        return ""
-    loss: Any = OWN_LOSSES[name]
-    return _short(repr(_described(loss() if isinstance(loss, type) else loss)).encode())
+    """Return the digest of what the user gave as a loss: its code, and its numbers when it was given.
+
+    Empty where nothing was given, and for what cannot be looked into.
+    """
+    return _DIGESTS.get(name, "") if name in OWN_LOSSES else ""
+
+
+def _digest(loss: Any) -> str:
+    with suppress(Exception):  # such as a compiled module, or a function whose variables are not set yet
+        return _short(repr(_described(loss)).encode())
+    return ""
 
 
 def _described(value: Any, within: tuple[int, ...] = ()) -> Any:
@@ -99,6 +112,8 @@ def _described(value: Any, within: tuple[int, ...] = ()) -> Any:
         return "itself"
     if isinstance(value, Tensor):
         return tensor_hash(value)
+    if isinstance(value, np.ndarray):
+        return repr(value.tolist())  # all of them, which repr(value) would not show
     if isinstance(value, type | FunctionType) and value.__module__.startswith(("torch.", "fedkeep.")):
         return f"{value.__module__}.{value.__qualname__}"
     parts: Any
@@ -122,8 +137,8 @@ def _described(value: Any, within: tuple[int, ...] = ()) -> Any:
         parts = type(value), own | value._parameters | value._buffers | value._modules
     elif isinstance(value, tuple | list):
         parts = value
-    elif callable(value) and hasattr(value, "__dict__"):
-        parts = type(value), vars(value)
+    elif type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # an object of the user's class
+        parts = type(value), value.__getstate__()
     else:
         return sorted(map(repr, value)) if isinstance(value, set | frozenset) else ADDRESS.sub("", repr(value))
     return [_described(part, (*within, id(value))) for part in parts]

@@ -3,6 +3,7 @@
 That is told from recipe.toml and run.json alone: nothing is imported.
 """
 
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -223,7 +224,8 @@ def check_code(folder: Path, used_now: Iterable[str]) -> None:
     alone = {name: str(copies / f"{name}.py") for name in names if f"{name}.py" in recorded}
     # Of a package, a file alone may lack what stands beside it.
     packages = any(not name.endswith(".py") and name not in alone for name in names)
-    use = f"PYTHONPATH={copies} " * packages + " ".join(f"--use {alone.get(name, name)}" for name in names)
+    use = " ".join(f"--use {shlex.quote(alone.get(name, name))}" for name in names)
+    use += f", with {copies} in PYTHONPATH" if packages else ""
     damaged = "".join(f" {damage}" for damage in find_code_damage(folder))
     raise RunError(
         f"{folder} was begun with code of its own, and {' and '.join(changed)} was changed since, or is not given: its "

@@ -123,7 +123,8 @@ def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = (
                 return create_run_folder(recipe, folder, experiment.machine, command, **inputs)
     except Timeout:
         raise RunError(f"{folder} is locked by another process. End it, then repeat this command.") from None
-    if read_toml(folder / "recipe.toml").rstrip() != recipe.to_toml().rstrip():
+    begun, given = (tomllib.loads(text) for text in (read_toml(folder / "recipe.toml"), recipe.to_toml()))
+    if {**begun, "title": ""} != {**given, "title": ""}:
         raise RunError(f"{folder} was begun with another recipe. Choose another --out, or give the recipe as it was.")
     return folder
 

@@ -37,7 +37,7 @@ FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 _BUILT: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
 """Trained parameters of all networks in use that users' functions built, by `id`."""
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 

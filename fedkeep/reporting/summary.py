@@ -187,8 +187,11 @@ def deduplicate(rows: Iterable[Row]) -> list[TrialResult]:
 def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:
     """Split the trials of one label into groups that may be averaged, each with a name that says what sets it apart."""
     groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
-    for run, trial in members:
-        groups.setdefault(tuple(sorted(_settings(run, trial).items())), []).append((run, trial))
+    settings = [_settings(run, trial) for run, trial in members]
+    # Older runs do not tell the code of a method or loss: then nothing says that it differs.
+    untold = {name for name in ("code", "loss") if not all(name in of for of in settings)}
+    for member, of in zip(members, settings, strict=True):
+        groups.setdefault(tuple(sorted((k, v) for k, v in of.items() if k not in untold)), []).append(member)
     tables = [dict(key) for key in groups]
     differing = sorted(
         {key for table in tables for key in table if any(other.get(key) != table[key] for other in tables)},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ from fedkeep.training.context import ClientContext
 from fedkeep.training.evaluation import ModelCheck, mean_of_labels
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.per_example import fisher, num_steps, private_fit, sample_rate
+
+log = logging.getLogger(__name__)
 
 
 class TeacherCache:
@@ -208,12 +212,7 @@ class LocalParty(Party[Any]):
             # Methods of FedKeep have trainings without labels too, or say that they weigh classes themselves.
             terms = (type(term) for term in iter_instances(replaced, Loss))
             if own := next((cls for cls in terms if not cls.__module__.startswith("fedkeep.")), None):
-                raise ConfigError(
-                    "training.loss and training.class_weights take the place of a fedkeep.losses.CrossEntropy, and "
-                    f"would change nothing in a training whose loss is {own.__name__}. Leave them out, or build the "
-                    "loss of CrossEntropy(). One that reads no labels gets examples without the column: "
-                    'client.fit(model, loss, {"input": client.data["input"]}).'
-                )
+                _tell_unchanged(own.__name__)
         return replaced
 
     def _to_device(self, loss: Loss) -> Loss:
@@ -438,3 +437,13 @@ def _loggable(name: str, value: Any) -> float | list[float] | list[str]:
             f"server.log({name!r}, ...) takes a number, or a list of numbers or of client ids, not {value!r:.80}."
         )
     return list(value) if isinstance(value, tuple) else value
+
+
+@cache
+def _tell_unchanged(loss: str) -> None:
+    """Warn once of a training that the recipe's loss or class weights leave as it is, such as a phase of its own."""
+    log.warning(
+        "training.loss and training.class_weights take the place of a fedkeep.losses.CrossEntropy, and change nothing "
+        "in a training whose loss is %s. Build it of CrossEntropy() if they should.",
+        loss,
+    )

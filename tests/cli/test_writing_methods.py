@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedkeep.interface import Algorithm, Client, Cohort, Fit, algorithms, get_al
 from fedkeep.interface.method_checks import check_method
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
-from fedkeep.options import option, unwritable
+from fedkeep.options import build, option, unwritable
 from fedkeep.testing import checks_for
 
 AS_WRITTEN = '''@dataclass(frozen=True)
@@ -211,12 +212,23 @@ def test_a_name_that_is_taken_is_named(errors: list[str]) -> None:
     assert HEIR_MESSAGE in errors[-1]
 
 
-@pytest.mark.parametrize("hint", [list[float], Sequence[float], dict[str, float], Path, list | None, tuple[Path, ...]])
+@pytest.mark.parametrize("hint", [list[float], Sequence[float], dict[str, float], Path, tuple[()], tuple[Path, ...]])
 def test_an_option_that_cannot_stand_in_a_recipe_is_named(hint: Any) -> None:
     fields, more = [("w", hint, option(None, "weights"))], {"title": "Odd"}
     odd = make_dataclass("Odd", fields, bases=(FedAvg,), namespace=more, frozen=True)
     with pytest.raises(ConfigError, match=r"Odd: the option w: .* cannot stand in a recipe\. Write tuple\[float, "):
         check_method(odd)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [(list, [1, 2]), (list | None, [1]), (Mapping, {"a": 1}), (object, "x"), (date, date(2026, 1, 2)), (int | list, 3)],
+)
+def test_an_option_of_any_type_that_is_read_from_a_recipe_is_taken(hint: Any, value: Any) -> None:
+    fields, more = [("w", hint, option(None, "weights"))], {"title": "Read"}
+    cls = make_dataclass("Read", fields, bases=(FedAvg,), namespace=more, frozen=True)
+    check_method(cls)
+    assert build(cls, {"w": value}).w == value
 
 
 def test_the_options_of_all_methods_can_stand_in_a_recipe() -> None:

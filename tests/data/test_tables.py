@@ -765,6 +765,8 @@ def test_pictures_of_pillow_are_read_as_files_are(tmp_path: Path) -> None:
             one.save(path)
         of_file, found = load(str(tmp_path / mode)).train["input"], dataset_of(Pictures(one)).train["input"]
         assert torch.equal(found[0], of_file[0]), mode
+    floats = dataset_of(Pictures(pillow.fromarray(colours[..., 0] / np.float32(7)))).train["input"]
+    assert floats.dtype == torch.float32
     for wrong, says in (
         (pillow.new("I;16", (8, 8)), r"example 1 of the data set has more than 8 bits a channel \(Pillow mode I;16\)"),
         (pillow.new("RGBA", (8, 8), (9, 9, 9, 0)), "example 1 of the data set has transparent pixels"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,63 @@ def test_a_run_does_not_go_on_with_another_loss(loss: Any, other: Any, tmp_path:
         fedkeep.resume(tmp_path / "run", loss=other)
 
 
+class Counting(nn.Module):
+    """A loss that remembers: its warm-up is of its first calls, and a buffer follows its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.projection = nn.Linear(2, 2)  # with numbers of its own in each instance
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        loss = cross_entropy(logits, labels) * min(1.0, self.calls / 10)
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss
+
+
+class Closed:
+    """A loss that nobody may look into, as compiled ones."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, labels)
+
+    def __getstate__(self) -> Any:
+        raise TypeError("cannot be looked into")
+
+    def __len__(self) -> int:
+        raise TypeError("has no truth value")
+
+
+@pytest.mark.parametrize("loss", [Counting(), Counting, Closed()], ids=["object", "class", "closed"])
+def test_what_training_changes_in_a_loss_makes_it_no_other(loss: Any, tmp_path: Path) -> None:
+    run(arrays(0), tmp_path, "run", loss=loss, rounds=1)
+    assert fedkeep.resume(tmp_path / "run", loss=loss).trials
+
+
+class Rate:
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+def test_numbers_in_arrays_and_objects_of_a_loss_count() -> None:
+    def digest(numbers: Any) -> str:
+        plugins.keep_loss(given := partial(cross_entropy, label_smoothing=numbers))
+        return plugins.describe_loss(f"given.{type(given).__name__}")
+
+    many = np.zeros(3000)
+    changed = many.copy()
+    changed[1500] = 1
+    digests = [digest(numbers) for numbers in (many, changed, Rate(0.1), Rate(0.2), Rate(0.2))]
+    assert len(set(digests)) == 4
+    assert digests[-1] == digests[-2]
+    address = "<at.Cfg object at 0x000001E5A5A5F0D0>"  # as Windows writes it
+    assert plugins.ADDRESS.sub("", address) == "<at.Cfg object>"
+
+
 def test_a_run_does_not_go_on_with_another_method_of_the_program_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +184,9 @@ def test_runs_with_two_versions_of_a_method_are_no_seeds_of_it(tmp_path: Path) -
     labels = [row.label for row in summary([read_run(tmp_path / name) for name in ("one", "other")])]
     assert [label for label in labels if "code=" in label] == [one for one in labels if one.startswith("Versioned")]
     assert "FedAvg" in labels
+    one, other = (read_run(tmp_path / name) for name in ("one", "other"))
+    older = replace(one, info={key: value for key, value in one.info.items() if key != "own_methods"})
+    assert len(summary([older, other])) == 4, "averages too; what an older run does not tell is no difference"
 
 
 def begun(tmp_path: Path, data: str | Path) -> Path:

@@ -232,7 +232,11 @@ def test_of_a_module_the_copy_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(RunError) as caught:
             check_code(run, [name])
         copies = run / "code"
-        whole = f"(--use {copies}/kept_module.py)" if name == "kept_module" else f"(PYTHONPATH={copies} --use {name})"
+        whole = (
+            f"(--use {copies}/kept_module.py)"
+            if name == "kept_module"
+            else f"(--use {name}, with {copies} in PYTHONPATH)"
+        )
         assert whole in str(caught.value)
 
 

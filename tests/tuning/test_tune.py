@@ -78,7 +78,8 @@ def test_a_stopped_tuning_continues(tuning: Tuning, recipe: str, tmp_path: Path)
         fedkeep.tune(recipe, GRID, validation=0.2, out=out, on_progress=stop)
     finished = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     assert 0 < len(finished) < 8
-    again = fedkeep.tune(recipe, GRID, validation=0.2, out=out)
+    renamed = replace(load_recipe(recipe), title="By another title, it goes on")
+    again = fedkeep.tune(renamed, GRID, validation=0.2, out=out)
     assert [tuned.values for tuned in again.points] == [tuned.values for tuned in tuning.points]
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     with pytest.raises(RunError, match="another recipe"):
