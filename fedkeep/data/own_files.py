@@ -183,12 +183,12 @@ class OwnSplits:
     """Opened tables by split name.
 
     separator : that of text files, whose columns have no types; empty for others.
-    lines : says for a row of a split on which line it stands.
+    lines : of each row of a split on which line it stands, in words.
     """
 
     splits: RawSplits
     separator: str = ""
-    lines: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
 
 
@@ -213,16 +213,12 @@ def split_by_column(own: OwnSplits, column: str, where: str) -> OwnSplits:
         )
     if len(rows) < 2:
         raise DataError(f"{where}: the column {column!r} (data.split) says {values[0]} in all rows. Mark some as test.")
-    place = own.lines.get("train")
+    lines = own.lines.get("train", ())
     return replace(
         own,
         splits={name: table.select(numbers).remove_columns([column]) for name, numbers in rows.items()},
-        lines={name: _line_of_part(place, numbers) for name, numbers in rows.items()} if place else {},
+        lines={name: [lines[row] for row in numbers] for name, numbers in rows.items()} if lines else {},
     )
-
-
-def _line_of_part(place: Callable[[int], str], rows: Sequence[int]) -> Callable[[int], str]:
-    return lambda row: place(rows[row])
 
 
 @dataclass(frozen=True)
@@ -240,17 +236,15 @@ def find_data_files(path: Path) -> DataFiles:
 
     Raises `DataError` if there are none.
     """
+    left_out = LeftOut()
     if path.is_file():
-        return _tables({"train": [(path, "")]})
+        return _tables({"train": {path: ""}}, left_out)
     clients = path / CLIENTS_FOLDER
     if clients.is_dir():
         return _files_of_clients(path, clients)
-    splits = table_files(path)
-    left_out = LeftOut()
-    if splits:
-        found = _tables({split: [(file, "") for file in files] for split, files in splits.items()})
-        left_out.add(_BESIDE, *unused_entries(path, found.files))
-        return replace(found, note=left_out.note(), examples=left_out.examples())
+    if splits := table_files(path):
+        left_out.add(_BESIDE, *unused_entries(path, chain(*splits.values())))
+        return _tables({split: dict.fromkeys(files, "") for split, files in splits.items()}, left_out)
     return _images(*image_files(path, left_out), left_out)
 
 
@@ -272,16 +266,16 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
-    """Return tables by split, each with the name of the client whose it is, or none."""
-    every = [path for files in splits.values() for path, _ in files]
+def _tables(splits: Mapping[str, Mapping[Path, str]], left_out: LeftOut) -> DataFiles:
+    """Return tables as a data set: those of each split, with the name of the client whose each is, or none."""
+    every = [path for files in splits.values() for path in files]
 
     def read() -> OwnSplits:
         opened = {path: parquet_table(path) for path in every if path.suffix.lower() == ".parquet"}
         texts = {path: read_text_table(path) for path in every if path not in opened}
         opened |= {path: text.table for path, text in texts.items()}
         tables = {
-            split: [(path, _of_client(client, path, opened[path])) for path, client in files]
+            split: [(path, _of_client(client, path, opened[path])) for path, client in files.items()]
             for split, files in splits.items()
         }
         if 0 < len(texts) < len(every):
@@ -290,17 +284,22 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
                 f"{one} is text and {other} Parquet, whose cells are read in different ways. Save all tables of a data "
                 "set as one of the two."
             )
-        separator, lines = "", {}
+        separator, lines = "", dict[str, list[str]]()
         if texts:
             separator = _common_separator(texts)
-            lines = {split: _line_finder({path: texts[path].lines for path, _ in of}) for split, of in splits.items()}
+            for split, of in splits.items():
+                lines[split] = [
+                    f"{path.name}, line {line}" if len(of) > 1 else f"line {line}"
+                    for path in of
+                    for line in texts[path].lines
+                ]
         notes = dict.fromkeys(text.note for text in texts.values() if text.note)
         if without := sum(not len(table) for table in opened.values()):
             notes[f"{without} of {len(every)} files have no rows."] = None
         joined = {split: to_dataset(each) for split, each in _alike(tables).items()}
         return OwnSplits(joined, separator, lines, " ".join(notes))
 
-    return DataFiles(every, read)
+    return DataFiles(every, read, left_out.note(), left_out.examples())
 
 
 def _common_separator(files: Mapping[Path, DelimitedText]) -> str:
@@ -319,19 +318,6 @@ def _common_separator(files: Mapping[Path, DelimitedText]) -> str:
                 f"is unclear whether {comma!r} has a decimal comma. Save all tables of a data set in the same way."
             )
     return ","
-
-
-def _line_finder(files: Mapping[Path, Sequence[int]]) -> Callable[[int], str]:
-    """Return what says where in its files a row of a table stands."""
-
-    def place(row: int) -> str:
-        for path, lines in files.items():
-            if row < len(lines):
-                return f"{f'{path.name}, ' if len(files) > 1 else ''}line {lines[row]}"
-            row -= len(lines)
-        return f"row {row}"
-
-    return place
 
 
 def to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
@@ -380,7 +366,7 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     """Return the files of a folder that holds a file or a folder for each client."""
     check_links(clients)
     visible = [entry for entry in sorted(clients.iterdir()) if not is_hidden(entry.name)]
-    tables: dict[str, list[tuple[str, Path]]] = {}
+    tables: dict[str, dict[Path, str]] = {}
     images: list[ImageFile] = []
     notes: list[str] = []
     left_out = LeftOut()
@@ -390,11 +376,11 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
         leave_out_system_folders(folder, left_out)
     for entry in visible:
         if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES:
-            tables.setdefault("train", []).append((entry.stem, entry))
+            tables.setdefault("train", {})[entry] = entry.stem
         elif entry.is_dir():
             splits = table_files(entry)
             for split, files in splits.items():
-                tables.setdefault(split, []).extend((entry.name, file) for file in files)
+                tables.setdefault(split, {}).update(dict.fromkeys(files, entry.name))
             left_out.add(_BESIDE, *unused_entries(entry, chain(*splits.values())) if splits else ())
             if not splits:
                 found, empty = image_files(entry, left_out, entry.name)
@@ -409,8 +395,9 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
             "train.csv and test.csv, or with CLASS/*.png."
         )
     # The shards of a client's folder lie in one folder; files of one client beside each other are two sources.
-    origins = {(name, file if file.parent == clients else file.parent) for name, file in tables.get("train", [])}
-    twice = next((name for name, count in Counter(name for name, _ in origins).items() if count > 1), None)
+    owners = tables.get("train", {}).items()
+    sources = {file if file.parent == clients else file.parent: name for file, name in owners}
+    twice = next((name for name, count in Counter(sources.values()).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{clients} has two sources of client {twice!r}. Remove one.")
     if images:
@@ -418,16 +405,12 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     return _table_clients(path, tables, left_out)
 
 
-def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]], left_out: LeftOut) -> DataFiles:
-    shared = {split: files for split, files in table_files(path).items() if split != "train"}
+def _table_clients(path: Path, tables: Mapping[str, Mapping[Path, str]], left_out: LeftOut) -> DataFiles:
+    shared = {split: dict.fromkeys(files, "") for split, files in table_files(path).items() if split != "train"}
     own = {split: files for split, files in tables.items() if split == "train" or not shared}
     for split in tables.keys() - own.keys():
-        left_out.add(f"clients' own {split} files, since there is one for all", *(file for _, file in tables[split]))
-    found = _tables(
-        {split: [(file, name) for name, file in files] for split, files in own.items()}
-        | {split: [(file, "") for file in files] for split, files in shared.items()}
-    )
-    return replace(found, note=left_out.note(), examples=left_out.examples())
+        left_out.add(f"clients' own {split} files, since there is one for all", *tables[split])
+    return _tables(own | shared, left_out)
 
 
 def _of_client(name: str, path: Path, table: Any) -> Any:

@@ -6,7 +6,7 @@ Problems of a data set are collected, so that one error tells all of them, with 
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,10 @@ _SHARD = re.compile(r"-of-(\d+)\.parquet$")
 
 @dataclass(frozen=True)
 class Where:
-    """What errors call a split; with `line`, the line of a file on which a row stands."""
+    """What errors call a split; with `lines`, the line of a file on which each row stands."""
 
     name: str
-    line: Callable[[int], str] | None = None
+    lines: Sequence[str] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -32,8 +32,8 @@ class Where:
 
 def at(where: Where | str, rows: Sequence[int]) -> str:
     """Return the places of rows in words: the first few, and how many more."""
-    line = where.line if isinstance(where, Where) else None
-    shown = [f"row {row}" if line is None else line(int(row)) for row in rows[:_SHOWN]]
+    lines = where.lines if isinstance(where, Where) else ()
+    shown = [lines[row] if lines else f"row {row}" for row in rows[:_SHOWN]]
     return ", ".join(shown) + (f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else "")
 
 
@@ -223,9 +223,8 @@ def image_files(root: Path, left_out: LeftOut, client: str = "") -> tuple[list[I
     if "train" in named:
         test = [named[name] for name in TEST_NAMES if name in named][:1]
         splits = dict(zip(("train", "test"), [named["train"], *test], strict=False))
-        left_out.add(
-            "folders beside train and test", *(path for path in folders.values() if path not in splits.values())
-        )
+        beside = [path for path in folders.values() if path not in splits.values()]
+        left_out.add("folders beside train and test", *beside)
         left_out.add("files beside train and test", *(path for path in unused_entries(root, ()) if path.is_file()))
     found: list[ImageFile] = []
     empty: list[str] = []
