@@ -128,7 +128,8 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
 
     dtype : the type of their items, if a file says it: whole numbers of 8 bits are pixels or counts, and no token ids.
     """
-    if rows and (dtype in ("uint8", "int8", "bool") or _holds_floats(rows)):
+    has_floats = any(isinstance(one, float) for row in rows if isinstance(row, list) for one in row)
+    if has_floats or (rows and dtype in ("uint8", "int8", "bool")):
         return _vectors(rows, where)
     sizes = {len(ids) for ids in rows if isinstance(ids, list)}
     if len(sizes) == 1 and max(sizes) > length:
@@ -138,10 +139,6 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
             "(float32) or uint8."
         )
     return pad(rows, where, length, problems)
-
-
-def _holds_floats(rows: Sequence[Any]) -> bool:
-    return any(isinstance(one, float) for row in rows if isinstance(row, list) for one in row)
 
 
 def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
@@ -251,32 +248,26 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
     """Return a column's values as float64, with NaN for empty cells, or as names, with None; see `TableColumn`."""
     texts = [_text(value, separator) for value in values]
     if column.kind == "category":
-        # Whole numbers become floats once a cell of their column is empty: 1.0 is the 1 of training.
-        floats = [bool(column.values) or isinstance(value, float) for value in values]
-        known = {*column.values}
-        # True of Parquet is the true of a text file on which the column was learned.
-        spelled = {value.casefold(): value for value in column.values}
-        texts = [
-            spelled.get(text.casefold(), text) if text and isinstance(value, bool) else text
-            for text, value in zip(texts, values, strict=True)
-        ]
-        return np.asarray(
-            [_AS_FLOAT.sub(r"\1", t) if t and f and t not in known else t for t, f in zip(texts, floats, strict=True)],
-            dtype=object,
-        )
+        known, spelled = {*column.values}, {value.casefold(): value for value in column.values}
+
+        def name(value: Any, text: str | None) -> str | None:
+            if text and isinstance(value, bool):  # True of Parquet is the true of a text file of training
+                text = spelled.get(text.casefold(), text)
+            if text and text not in known and (known or isinstance(value, float)):
+                # Whole numbers become floats once a cell of their column is empty: 1.0 is the 1 of training.
+                text = _AS_FLOAT.sub(r"\1", text)
+            return text
+
+        return np.asarray([*map(name, values, texts)], dtype=object)
     if column.kind == "date":
         numbers = _days(texts, column.date)
     elif all(value is None or isinstance(value, bool | int | float) for value in values):
-        numbers = np.asarray([np.nan if value is None else min(max(value, -1e300), 1e300) for value in values], float)
-        numbers[[value is not None and value != value for value in values]] = np.nan
+        numbers = np.asarray([value if value is None else min(max(value, -1e300), 1e300) for value in values], float)
     else:
         flags = {"true": 1.0, "false": 0.0}  # of a column that was Boolean in training
         flags = flags if all(text is None or text.lower() in flags for text in texts) else {}
-        parsed = [
-            None if text is None else flags.get(text.lower(), _to_number(text, separator or ".", column.unit))
-            for text in texts
-        ]
-        numbers = np.asarray([np.nan if one is None else one for one in parsed], float)
+        parsed = (text and flags.get(text.lower(), _to_number(text, separator or ".", column.unit)) for text in texts)
+        numbers = np.asarray([*parsed], float)  # None becomes NaN
     unread = np.flatnonzero(np.isnan(numbers) & np.asarray([text is not None for text in texts], bool))
     if len(unread):
         date = f"a date of 1678 to 2261, written as {column.date or 'YYYY-MM-DD'} as in training,"
