@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.data.readers import RawSplits, datasets_library, parquet_files, read_column
+from fedkeep.data.own_files import parquet_files
+from fedkeep.data.readers import RawSplits, datasets_library, read_column
 from fedkeep.data.schema import Normalisation, Schema
 from fedkeep.errors import DataError, MissingExtra, in_one_line, require_optional
 

@@ -23,12 +23,11 @@ from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alph
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import hold_out, hold_out_groups, note_on_copies
-from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column, to_dataset
+from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
 from fedkeep.data.readers import (
     Problems,
     RawSplits,
     Where,
-    check_utf8,
     hub_commit,
     is_offline,
     parquet_table,
@@ -177,7 +176,6 @@ _FEMNIST_SUBSETS = {
     "femnist-alphabet": femnist_alphabet,
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DIGITS_TEST_SHARE = 0.2
 
 
 def load(
@@ -242,11 +240,8 @@ def _load_digits() -> DataSet:
     assert package.origin is not None
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     rows = np.loadtxt(file, delimiter=",")
-    image = (torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8)) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
-    label = torch.from_numpy(rows[:, -1]).long()
-    chosen = hold_out(label, _DIGITS_TEST_SHARE)
-    train, test = (select_rows({"input": image, "label": label}, held) for held in (~chosen, chosen))
-    return DataSet("digits", train, test, tuple(map(str, range(10))), *channel_statistics(train["input"]))
+    images = (torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8)) * (255 / 16)).round().to(torch.uint8)
+    return replace(from_arrays(images, rows[:, -1], name="digits"), note="", test_held_out=False)
 
 
 def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:

@@ -19,8 +19,8 @@ from fedkeep.data import DataOptions
 from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.columns import columns_from_json, transform, unknown_values
 from fedkeep.data.decode import decode
-from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
-from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column, read_columns
+from fedkeep.data.own_files import IMAGE_SUFFIXES, TABLE_SUFFIXES, find_data_files, is_hidden
+from fedkeep.data.readers import Problems, Where, read_column, read_columns
 from fedkeep.data.tables import is_list, parse, read_lists, tokenise
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.python_recipe import architecture_of
