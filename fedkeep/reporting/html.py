@@ -92,7 +92,6 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
         "in_points": headline(trials_of(rows))[0].unit == "%",
         "charts": [figures.line_chart(rows, name, window) for name in drawn],
-        "legend": list(line_styles),
         "class_heatmaps": figures.class_heatmaps(rows),
         "teachers": figures.teacher_heatmaps(rows),
         "confusions": figures.confusion_heatmaps(rows),
