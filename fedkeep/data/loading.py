@@ -24,17 +24,8 @@ from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import hold_out, hold_out_groups, note_on_copies
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
-from fedkeep.data.readers import (
-    Problems,
-    RawSplits,
-    Where,
-    hub_commit,
-    is_offline,
-    parquet_table,
-    read_batches,
-    read_hub,
-)
-from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
+from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub
+from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, Splits, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, DataNotFound, did_you_mean
 from fedkeep.options import as_table
@@ -42,7 +33,7 @@ from fedkeep.options import as_table
 
 def assemble(
     name: str,
-    splits: RawSplits,
+    splits: Splits,
     schema: Schema,
     where: str,
     normalisation: Normalisation | None = None,
@@ -342,7 +333,7 @@ def assemble_own(
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:
     def build(commit: str | None) -> DataSet:
-        splits: RawSplits = read_hub(hub_id, commit)
+        splits: Splits = read_hub(hub_id, commit)
         if entry is None:
             return assemble_own(name, OwnSplits(splits), hub_id, options or DataOptions())
         splits = splits if entry.prepare is None else entry.prepare(splits)

@@ -9,8 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeep.data.readers import TEST_NAMES, RawSplits, datasets_library, parquet_table, read_column, to_nfc
-from fedkeep.data.schema import CLIENT
+from fedkeep.data.readers import TEST_NAMES, datasets_library, parquet_table, read_column, to_nfc
+from fedkeep.data.schema import CLIENT, Splits
 from fedkeep.data.tables import NUMBER_WITH_COMMA, DelimitedText, read_text_table
 from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
 
@@ -67,7 +67,7 @@ class OwnSplits:
     lines : of each row of a split on which line it stands, in words.
     """
 
-    splits: RawSplits
+    splits: Splits
     separator: str = ""
     lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""

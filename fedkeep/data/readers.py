@@ -5,15 +5,14 @@ Problems of a data set are collected, so that one error tells all of them, with 
 
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from fedkeep.errors import DataError, first_line, in_one_line, require_optional
 
-SINGLE_LABEL = "FedKeep does single-label classification only: one class for each example, an integer or a text."
 _SHOWN = 5
 
 
@@ -60,16 +59,8 @@ class Problems:
             raise DataError(f"{where}: {len(found)} problems.{listed}")
 
 
-RawSplits: TypeAlias = Mapping[str, Any]
-"""Tables by split name, each a ``datasets.Dataset`` whose images are still encoded."""
-
 TEST_NAMES = ("test", "validation", "valid", "val")
 """The names that a test split may have, the preferred one first."""
-
-MISSING_TEXTS = frozenset(
-    ["", "#n/a", "#n/a n/a", "#na", "-nan", "n/a", "na", "nan", "null", "none", "1.#ind", "1.#qnan", "-1.#ind"]
-)
-"""What an empty cell of a text file looks like, in lower case."""
 
 _HUB_TIMEOUT = 8.0  # seconds; `datasets` itself retries for half a minute before it says that there is no network
 _BATCH = 500  # rows that are read at a time

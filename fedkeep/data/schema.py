@@ -8,28 +8,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data.readers import (
-    MISSING_TEXTS,
-    SINGLE_LABEL,
-    TEST_NAMES,
-    Problems,
-    RawSplits,
-    Where,
-    at,
-    check_filled,
-    datasets_library,
-    read_column,
-    to_nfc,
-)
+from fedkeep.data.readers import TEST_NAMES, Problems, Where, at, check_filled, datasets_library, read_column, to_nfc
 from fedkeep.errors import ConfigError, DataError, did_you_mean
 from fedkeep.options import Options, option
 
+SINGLE_LABEL = "FedKeep does single-label classification only: one class for each example, an integer or a text."
+Splits: TypeAlias = Mapping[str, Any]
+"""Tables by split name, each a ``datasets.Dataset`` whose images are still encoded."""
+MISSING_TEXTS = frozenset(
+    ["", "#n/a", "#n/a n/a", "#na", "-nan", "n/a", "na", "nan", "null", "none", "1.#ind", "1.#qnan", "-1.#ind"]
+)
+"""What an empty cell of a text file looks like, in lower case."""
 _IMAGE_NAMES = ("image", "img")
 CLIENT = "client"
 """The column of a `DataSet` that says whose an example is."""
@@ -117,7 +112,7 @@ class Schema:
                 )
 
 
-def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
+def infer_schema(splits: Splits, where: str, options: DataOptions) -> Schema:
     """Return the schema of a data set that is not in the catalog.
 
     ``splits``: The splits by name.

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform, unknown_values
-from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, read_columns, to_nfc
-from fedkeep.data.schema import DataOptions, Schema
+from fedkeep.data.readers import Problems, Where, at, read_column, read_columns, to_nfc
+from fedkeep.data.schema import MISSING_TEXTS, DataOptions, Schema
 from fedkeep.errors import DataError, in_one_line, require_optional
 
 MOSTLY_NUMBERS = 0.9
