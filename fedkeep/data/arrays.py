@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.holdout import hold_out
-from fedkeep.data.readers import SINGLE_LABEL, check_filled, to_nfc
-from fedkeep.data.schema import CLIENT, check_classes, check_spelling, number_names
+from fedkeep.data.readers import check_filled, to_nfc
+from fedkeep.data.schema import CLIENT, SINGLE_LABEL, check_classes, check_spelling, number_names
 from fedkeep.errors import DataError, did_you_mean, in_one_line
 
 TEST_SHARE = 0.2

@@ -41,14 +41,13 @@ def cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / f"fedkeep-{os.getuid()}"
 
 
-def file_digests(files: Iterable[Path], root: Path) -> list[tuple[str, str]]:
-    """Return the name below `root` and the SHA-256 of each file: times and sizes do not tell a corrected file."""
-    return [(path.relative_to(root).as_posix(), _file_digest(path)) for path in files]
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_digests(path: Path, files: Iterable[Path]) -> tuple[tuple[str, str], ...]:
+    """Return names and SHA-256 of the files of a file or folder, wherever it lies: times do not tell corrected ones."""
+    root, found = path if path.is_dir() else path.parent, []
+    for each in files:
+        with each.open("rb") as file:
+            found.append((each.relative_to(root).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()))
+    return tuple(found)
 
 
 def digest(dataset: DataSet) -> str:
@@ -113,24 +112,15 @@ def read_entry(path: Path, expected: str = "") -> DataSet | None:
             return None
         with safe_open(path, framework="pt") as opened:
             metadata = json.loads(opened.metadata()["dataset"])
-            columns: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
+            splits: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
             for key in opened.keys():  # noqa: SIM118 - not a mapping
                 split, column = key.split(".", 1)
-                columns[split][column] = opened.get_tensor(key)
-        texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std")}
-        of_table = columns_from_json({"columns": metadata.get("columns", ())})
-        values = {column: tuple(names) for column, names in metadata["values"].items()}
-        name, note, held_out = metadata["name"], metadata["note"], metadata.get("test_held_out", False)
-        dataset = DataSet(
-            name,
-            columns["train"],
-            columns["test"],
-            **texts,
-            note=note,
-            values=values,
-            columns=of_table,
-            test_held_out=held_out,
-        )
+                splits[split][column] = opened.get_tensor(key)
+        given: dict[str, Any] = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std")}
+        given |= {"name": metadata["name"], "note": metadata["note"], "columns": columns_from_json(metadata)}
+        given["values"] = {column: tuple(names) for column, names in metadata["values"].items()}
+        given["test_held_out"] = metadata.get("test_held_out", False)
+        dataset = DataSet(train=splits["train"], test=splits["test"], **given)
         if digest(dataset) != (expected or metadata["digest"]):
             raise ValueError("its content is not what was written")
         return dataset

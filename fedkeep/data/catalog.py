@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.data.readers import RawSplits, datasets_library, parquet_files, read_column
-from fedkeep.data.schema import Normalisation, Schema
+from fedkeep.data.own_files import parquet_files
+from fedkeep.data.readers import datasets_library, read_column
+from fedkeep.data.schema import Normalisation, Schema, Splits
 from fedkeep.errors import DataError, MissingExtra, in_one_line, require_optional
 
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
@@ -24,7 +25,7 @@ _SHORT_NAMES = {
 }
 
 
-def split_by_lesion(splits: RawSplits) -> dict[str, Any]:
+def split_by_lesion(splits: Splits) -> dict[str, Any]:
     """Pool all splits, keep each image once, and split again by lesion.
 
     The splits on the Hub repeat images: most of its test images are training images too. A lesion goes to test if the
@@ -87,7 +88,7 @@ class CatalogEntry:
     num_local_classes: int | None = None
     damage: str = ""
     made_from: str = ""
-    prepare: Callable[[RawSplits], RawSplits] | None = None
+    prepare: Callable[[Splits], Splits] | None = None
 
     @property
     def path(self) -> str:

@@ -81,12 +81,8 @@ def femnist_digits(femnist: DataSet) -> DataSet:
 def femnist_alphabet(femnist: DataSet) -> DataSet:
     """Return FEMNIST's letters in 26 classes, a capital and its small letter in one, as in EMNIST's Letters."""
     letters = select_classes(femnist, string.ascii_uppercase + string.ascii_lowercase)
-
-    def merge_cases(data: Data) -> Data:
-        return {**data, "label": data["label"] % len(string.ascii_uppercase)}
-
-    train, test = merge_cases(letters.train), merge_cases(letters.test)
     names = tuple(string.ascii_uppercase)
+    train, test = ({**data, "label": data["label"] % len(names)} for data in (letters.train, letters.test))
     return replace(letters, name="femnist-alphabet", train=train, test=test, label_names=names)
 
 

@@ -55,10 +55,11 @@ def decode(
     row = 0
     for batch in images:
         for encoded in batch:
-            place = f"row {row}{_path_of(encoded)}"
+            source = _source(encoded)
+            place = f"row {row} ({source})" if isinstance(source, str | Path) else f"row {row}"
             row += 1
             try:
-                image = _open(pillow, _source(encoded))
+                image = _open(pillow, source)
                 upright = _upright(image)
             except DataError as error:
                 refused.setdefault(str(error), []).append(place)
@@ -127,19 +128,19 @@ def _raise_refused(refused: Mapping[str, Sequence[str]], where: str) -> None:
 
 
 def _source(encoded: Any) -> Any:
-    """Return the bytes or the path of an image."""
-    if isinstance(encoded, dict):
-        encoded = encoded["bytes"] if encoded.get("bytes") is not None else encoded.get("path")
-    if encoded is None:
-        raise DataError("has no image. Remove the row.")
-    # A pipe or a device would be read for ever.
-    if isinstance(encoded, str | Path) and not isfile(encoded):
-        raise DataError(f"names the image {str(encoded)[:200]!r}, which is no file.")
-    return encoded
+    """Return the bytes or the path of an image; None without either."""
+    if not isinstance(encoded, dict):
+        return encoded
+    return encoded["bytes"] if encoded.get("bytes") is not None else encoded.get("path")
 
 
 def _open(pillow: Any, source: Any) -> Any:
     """Return the image with its pixels loaded."""
+    if source is None:
+        raise DataError("has no image. Remove the row.")
+    # A pipe or a device would be read for ever.
+    if isinstance(source, str | Path) and not isfile(source):
+        raise DataError(f"names the image {str(source)[:200]!r}, which is no file.")
     try:
         image = pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
@@ -226,12 +227,6 @@ def _upright(image: Any) -> Any:
         return operations.exif_transpose(image)
     except Exception as error:  # damaged EXIF makes Pillow raise almost anything
         raise DataError(f"has damaged EXIF data ({in_one_line(error, 200)}). Save it anew.") from error
-
-
-def _path_of(encoded: Any) -> str:
-    if isinstance(encoded, dict) and encoded.get("bytes") is None:
-        encoded = encoded.get("path")
-    return f" ({encoded})" if isinstance(encoded, str | Path) else ""
 
 
 def _convert(image: Any, channels: int | None) -> Any:

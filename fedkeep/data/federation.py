@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
 import torch
@@ -81,6 +81,9 @@ class Federation:
     task: int = 1
     owners: Tensor | None = None
 
+    holds_client_data: ClassVar[bool] = True
+    """Whether the clients' examples are here, as in a simulation, and not at sites of their own."""
+
     def __post_init__(self) -> None:
         rows, have = self.partition.rows, len(self.dataset.train["label"])
         if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= have):
@@ -102,11 +105,6 @@ class Federation:
     def clients(self) -> Sequence[str]:
         """The clients' names, ``"0"`` to the last, made on demand."""
         return ClientNames(len(self.partition))
-
-    @property
-    def holds_client_data(self) -> bool:
-        """Whether the clients' examples are here, as in a simulation, and not at sites of their own."""
-        return True
 
     @property
     def holds_test_data(self) -> bool:

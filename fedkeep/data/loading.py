@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing import parent_process
@@ -23,19 +23,9 @@ from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alph
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import hold_out, hold_out_groups, note_on_copies
-from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, find_data_files, split_by_column, to_dataset
-from fedkeep.data.readers import (
-    Problems,
-    RawSplits,
-    Where,
-    check_utf8,
-    hub_commit,
-    is_offline,
-    parquet_table,
-    read_batches,
-    read_hub,
-)
-from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, infer_schema, number_values
+from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
+from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub
+from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, Splits, infer_schema, number_values
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, DataNotFound, did_you_mean
 from fedkeep.options import as_table
@@ -43,7 +33,7 @@ from fedkeep.options import as_table
 
 def assemble(
     name: str,
-    splits: RawSplits,
+    splits: Splits,
     schema: Schema,
     where: str,
     normalisation: Normalisation | None = None,
@@ -67,42 +57,34 @@ def assemble(
     present = [split for split in (schema.train, schema.test) if split in splits]
     tables = [splits[split] for split in present]
     own = own or OwnSplits(splits)
-    wheres = [Where(f"{where} (split {split!r})", own.lines.get(split)) for split in present]
+    wheres = [Where(f"{where} (split {split!r})", own.lines.get(split, ())) for split in present]
     for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
         # Test examples need not be anybody's.
         schema.check(table, str(what), optional=(CLIENT, GROUP) if number else ())
     is_own, problems, as_text, of_run = options is not None, Problems(), bool(own.separator), bool(columns)
     options = options or DataOptions()
     # Labels come first: what is wrong with them shows before the images have been decoded.
-    labels: list[Tensor] = []
-    label_names: tuple[str, ...] = ()
-    declared, noted = 0, problems if is_own else None
-    with problems.collect():
-        labels, label_names, declared = number_values(
-            tables, wheres, schema.label, problems=noted, as_text=as_text, is_class=True
-        )
-    further = {}
-    for stored, column in schema.columns:
+    noted, numbered = problems if is_own else None, {}
+    for stored, column in ((schema.label, "label"), *schema.columns):
         with problems.collect():
-            further[column] = _number_column(tables, wheres, stored, noted, as_text)
-    if schema.image or not schema.inputs:
-        problems.check(wheres[0])
+            is_class = column == "label"
+            numbered[column] = number_values(tables, wheres, stored, noted, as_text=as_text, is_class=is_class)
     # Before inputs are read, since test rows must not have a part in their scaling.
     held_out = None
     if len(tables) == 1 and not problems.found:
-        within = further[schema.group][0][0] if schema.group else labels[0]
+        within, labels = (numbered[column][0][0] for column in (schema.group or "label", "label"))
         whole = schema.group == GROUP
         share = schema.test_share
-        held_out = hold_out_groups(within, labels[0], share) if whole else hold_out(within, share)
+        held_out = hold_out_groups(within, labels, share) if whole else hold_out(within, share)
         if of_run and not whole and len(held_out) > 1 and not bool(held_out.any()):
             held_out[0] = True  # of a small site, which mostly trains on all its rows
     inputs: list[Tensor] = []
     seen: Counter[str] = Counter()
     if schema.image:
-        for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
+        problems.check(wheres[0])
+        for table, what in zip(tables, wheres, strict=True):
             batches = (images for [images] in read_batches(table, [schema.image], str(what)))
-            rows = len(labels[number])
-            inputs.append(decode(batches, rows, str(what), schema.channels, schema.side, options.size, seen))
+            inputs.append(decode(batches, len(table), str(what), schema.channels, schema.side, options.size, seen))
     else:
         with problems.collect():
             inputs, columns = read_inputs(
@@ -110,16 +92,13 @@ def assemble(
             )
         problems.check(where)
     notes = [note, own.note, schema.note, *dict.fromkeys(problems.notes)]
+    _, label_names, declared = numbered["label"]
     if len(label_names) < declared:
         notes.append(
             f"{len(label_names)} of the {declared} declared classes occur in this copy; labels are renumbered."
         )
     parts = [
-        {
-            "input": inputs[number],
-            "label": labels[number],
-            **{column: of[number] for column, (of, _) in further.items()},
-        }
+        {"input": inputs[number], **{column: numbers[number] for column, (numbers, _, _) in numbered.items()}}
         for number in range(len(tables))
     ]
     if held_out is not None:
@@ -130,11 +109,11 @@ def assemble(
     if held_out is None and schema.group == GROUP:
         shared = int(torch.isin(parts[1][GROUP], parts[0][GROUP]).sum())
         notes.append(f"{shared} test examples are of groups that are in the training split too." if shared else "")
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    scaling: Normalisation = ((), ())
     if schema.image:
-        parts = _equal_channels(parts)
-        mean, std = normalisation or channel_statistics(parts[0]["input"])
+        channels = max(part["input"].shape[1] for part in parts)  # greyscale images get three if others have colour
+        parts = [{**part, "input": part["input"].expand(-1, channels, -1, -1).contiguous()} for part in parts]
+        scaling = normalisation or channel_statistics(parts[0]["input"])
     notes += [f"{what}: {count}." for what, count in sorted(seen.items())]
     unused = sorted({*splits} - {*present}) if is_own else []
     notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
@@ -143,24 +122,13 @@ def assemble(
     untested = "No test example is of {named}, and {others} training examples are: results say nothing about them."
     notes.append(_missing(parts[::-1], "label", label_names, untested) if is_own else "")
     train, test = parts
-    values = {column: names for column, (_, names) in further.items() if column != GROUP}  # patients stay unnamed
-    if held_out is not None:
+    unnamed = ("label", GROUP)  # patients stay unnamed
+    values = {column: names for column, (_, names, _) in numbered.items() if column not in unnamed}
+    held = held_out is not None
+    if held:
         notes.append(_missing(parts, CLIENT, values.get(CLIENT, ()), _ALL_HELD_OUT))
     noted_all = " ".join(filter(None, notes))
-    held = held_out is not None
-    return DataSet(name, train, test, label_names, mean, std, noted_all, values, tuple(columns), held)
-
-
-def _number_column(
-    tables: Sequence[Any], wheres: Sequence[Where], stored: str, problems: Problems | None, as_text: bool
-) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the numbers of a further column in each split, -1 in a split without it, and what they stand for."""
-    have = [number for number, table in enumerate(tables) if stored in table.features]
-    numbers, names, _ = number_values(
-        [tables[n] for n in have], [wheres[n] for n in have], stored, problems=problems, as_text=as_text
-    )
-    by_split = dict(zip(have, numbers, strict=True))
-    return [by_split.get(n, torch.full((len(table),), -1)) for n, table in enumerate(tables)], names
+    return DataSet(name, train, test, label_names, *scaling, noted_all, values, tuple(columns), held)
 
 
 _ALL_HELD_OUT = (
@@ -191,12 +159,6 @@ def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -
     return parts, f"No test split in the source: {schema.test_share:.0%} of {of} held out."
 
 
-def _equal_channels(parts: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Give greyscale images three channels if the other split has colour."""
-    channels = max(part["input"].shape[1] for part in parts)
-    return [{**part, "input": part["input"].expand(-1, channels, -1, -1).contiguous()} for part in parts]
-
-
 log = logging.getLogger(__name__)
 
 _FEMNIST_SUBSETS = {
@@ -205,7 +167,6 @@ _FEMNIST_SUBSETS = {
     "femnist-alphabet": femnist_alphabet,
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DIGITS_TEST_SHARE = 0.2
 
 
 def load(
@@ -270,11 +231,8 @@ def _load_digits() -> DataSet:
     assert package.origin is not None
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     rows = np.loadtxt(file, delimiter=",")
-    image = (torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8)) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
-    label = torch.from_numpy(rows[:, -1]).long()
-    chosen = hold_out(label, _DIGITS_TEST_SHARE)
-    train, test = (select_rows({"input": image, "label": label}, held) for held in (~chosen, chosen))
-    return DataSet("digits", train, test, tuple(map(str, range(10))), *channel_statistics(train["input"]))
+    images = (torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8)) * (255 / 16)).round().to(torch.uint8)
+    return replace(from_arrays(images, rows[:, -1], name="digits"), note="", test_held_out=False)
 
 
 def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:
@@ -294,7 +252,7 @@ def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:
         tables = {split: to_dataset([(path, parquet_table(path)) for path in paths]) for split, paths in files.items()}
         return assemble(entry.name, tables, schema, str(folder), entry.normalisation, entry.note)
 
-    version = _version(folder, (path for paths in files.values() for path in paths))
+    version = cache.file_digests(folder, (path for paths in files.values() for path in paths))
     return cache.load_or_build(cache.entry_path(entry.name, _decoding(entry), version), build)
 
 
@@ -317,7 +275,7 @@ def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
     path = local_path(name, data_dir)
     if path is None:
         return ()
-    return _version(path, [path] if path.is_file() else find_data_files(path).files)
+    return cache.file_digests(path, [path] if path.is_file() else find_data_files(path).files)
 
 
 def local_path(name: str, data_dir: str | Path | None) -> Path | None:
@@ -329,11 +287,6 @@ def local_path(name: str, data_dir: str | Path | None) -> Path | None:
         return None
     found = _find_path(name, data_dir)
     return None if found is None else found[0].resolve()
-
-
-def _version(path: Path, files: Iterable[Path]) -> tuple[object, ...]:
-    """Return what tells the content of a file or folder from all others, wherever it lies."""
-    return tuple(cache.file_digests(files, path if path.is_dir() else path.parent))
 
 
 def _find_path(name: str, data_dir: str | Path | None) -> tuple[Path, str] | None:
@@ -358,7 +311,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
     how = ["folder 4", as_table(options), found.note, columns_to_json(columns)]
-    dataset = cache.load_or_build(cache.entry_path(name, how, _version(path, found.files)), build)
+    dataset = cache.load_or_build(cache.entry_path(name, how, cache.file_digests(path, found.files)), build)
     if found.note and parent_process() is None:  # workers read the same; what cannot be read is tried more than once
         such_as = f" Such as: {found.examples}." if found.examples else ""
         log.warning("%s: %s%s", name, found.note, such_as)
@@ -380,7 +333,7 @@ def assemble_own(
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:
     def build(commit: str | None) -> DataSet:
-        splits: RawSplits = read_hub(hub_id, commit)
+        splits: Splits = read_hub(hub_id, commit)
         if entry is None:
             return assemble_own(name, OwnSplits(splits), hub_id, options or DataOptions())
         splits = splits if entry.prepare is None else entry.prepare(splits)

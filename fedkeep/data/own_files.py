@@ -1,181 +1,62 @@
 """A user's own files: one table, a folder of splits or of images, or a file or a folder for each client."""
 
-import csv
-import io
+import os
 import re
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedkeep.data.readers import (
-    TEST_NAMES,
-    ImageFile,
-    LeftOut,
-    RawSplits,
-    check_links,
-    datasets_library,
-    image_files,
-    is_hidden,
-    leave_out_system_folders,
-    parquet_files,
-    parquet_table,
-    read_column,
-    to_nfc,
-    unused_entries,
-)
-from fedkeep.data.schema import CLIENT
-from fedkeep.data.tables import NUMBER_WITH_COMMA
+from fedkeep.data.readers import TEST_NAMES, datasets_library, parquet_table, read_column, to_nfc
+from fedkeep.data.schema import CLIENT, Splits
+from fedkeep.data.tables import NUMBER_WITH_COMMA, DelimitedText, read_text_table
 from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
 
-_BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_SEPARATORS = ",;\t|"
-_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?\n')  # a first line that some spreadsheets write, no row of the table
-_SAMPLE = 1 << 16
-_BESIDE = "files or folders beside the tables"
-
-
-@dataclass(frozen=True)
-class DelimitedText:
-    """A table of text cells, on which line each row begins, how it was separated, and what is to be told about it."""
-
-    table: Any
-    lines: Sequence[int]
-    separator: str
-    note: str = ""
-
-
-def read_text_table(path: Path) -> DelimitedText:
-    """Read a text file as a pyarrow table of strings.
-
-    Raises `DataError` for two columns of one name, lines with more or fewer cells than the first, or a quotation mark
-    whose cell swallows other rows; it names them. Text that is separated by tabs may have such marks: they are kept.
-    """
-    arrow = require_optional("pyarrow", "Reading CSV files", "data")
-    text, note = _decoded(path)
-    separator = _separator(text, "\t" if path.suffix.lower() == ".tsv" else ",")
-    records = [*_records(text, separator)]
-    if not records:
-        raise DataError(f"{path} is empty. Its first line must name the columns.")
-    if (swallowed := _swallowed_rows(text, separator, records)) is not None:
-        literal = [*_records(text, separator, quoting=csv.QUOTE_NONE)]
-        if separator != "\t" or len({len(row) for _, row in literal}) > 1:
-            raise DataError(
-                f"{path}: a quotation mark in the row of line {swallowed} opens a cell that runs on over the rows "
-                "after it. Close or remove it. A mark of the text itself is written twice, in a cell within marks."
-            )
-        literal = [(line, [_without_marks(cell) for cell in row]) for line, row in literal]
-        records, note = literal, f"{note} Quotation marks in {path.name} were kept as they are.".lstrip()
-    names = [to_nfc(name.strip()) for name in records[0][1]]
-    if twice := [repr(name) for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{path} has two columns that are called {twice[0]}. Rename one; the first line names columns.")
-    if wrong := [f"line {line} has {len(row)}" for line, row in records if len(row) != len(names)]:
-        more = f", and {len(wrong) - 5} more lines differ" if len(wrong) > 5 else ""
-        raise DataError(
-            f"{path}: the first line names {len(names)} columns, and {', '.join(wrong[:5])}{more}. Write a cell that "
-            f"holds {separator!r} in quotation marks."
-        )
-    columns = [arrow.array(column[1:], arrow.string()) for column in zip(*(row for _, row in records), strict=True)]
-    return DelimitedText(arrow.table(columns, names), [line for line, _ in records[1:]], separator, note)
-
-
-def _decoded(path: Path) -> tuple[str, str]:
-    """Return a file's text, and a note if its encoding had to be guessed."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({in_one_line(error, 200)}).") from error
-    if content.startswith(b"PK\3\4"):
-        raise DataError(f"{path} is a spreadsheet or another archive by another name. Save it as CSV from its program.")
-    encoding = next((name for start, name in _BOMS.items() if content.startswith(start)), "utf-8")
-    head = content[:_SAMPLE]
-    if encoding == "utf-8" and b"\0" in head:  # of UTF-16 without a mark, every other byte is 0
-        encoding = "utf-16-le" if head[1::2].count(0) > len(head) // 4 else "utf-16-be"
-    note = "" if encoding.startswith("utf-8") else f"{path.name} was read as UTF-16."
-    try:
-        try:
-            text = content.decode(encoding)
-        except UnicodeDecodeError:
-            if encoding != "utf-8":
-                raise
-            text, note = content.decode("cp1252"), f"{path.name} is not UTF-8, and was read as Windows-1252 (Latin-1)."
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is no text in UTF-8, UTF-16 or Windows-1252 ({in_one_line(error, 200)}). Save it as UTF-8."
-        ) from error
-    if "\0" in text:
-        raise DataError(f"{path} cannot be read as CSV (it holds NUL characters). Save it as text, in UTF-8.")
-    return text, note
-
-
-def _swallowed_rows(text: str, separator: str, records: Sequence[tuple[int, list[str]]]) -> int | None:
-    """Return the line of a record that goes on to the end of the file, or over lines that are whole rows themselves."""
-    try:
-        deque(_records(text, separator, strict=True), maxlen=0)
-    except csv.Error as error:
-        if "end of data" in str(error):
-            return records[-1][0]
-    lines = [*io.StringIO(text, newline="")]
-    spans = [(begin, row, end) for (begin, row), (end, _) in pairwise([*records, (len(lines) + 1, [])])]
-    one_line = [row for begin, row, end in spans[1:] if end == begin + 1]
-    usual = [set(column) for column in zip(*one_line, strict=True)] if len({*map(len, one_line)}) == 1 else []
-
-    def is_row(line: str) -> bool:
-        """Tell whether a line has as many cells as others, and one that another row has too, such as its class."""
-        ways = [next(csv.reader([line], delimiter=separator, quoting=how), []) for how in (0, csv.QUOTE_NONE)]
-        return any(
-            len(row) == len(usual) > 1 and any(cell.strip() in known for cell, known in zip(row, usual, strict=True))
-            for row in ways
-        )
-
-    for begin, _, end in spans:
-        parts = [line for line in lines[begin - 1 : end - 1] if line.strip()]
-        if len(parts) > 1 and all(map(is_row, parts)):
-            return begin
-    return None
-
-
-def _without_marks(cell: str) -> str:
-    return cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
-
-
-def _records(text: str, separator: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record with the line on which it begins; empty lines are none."""
-    reader, begin = csv.reader(io.StringIO(text, newline=""), delimiter=separator, **dialect), 1
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    named = _SEPARATOR_LINE.match(text) is not None
-    for row in reader:
-        if row and not (named and begin == 1):
-            yield begin, row
-        begin = reader.line_num + 1
-
-
-def _separator(text: str, usual: str) -> str:
-    """Return what separates the cells: what makes most columns, as many in all of the first lines.
-
-    If the lines differ by all of them, it is the usual one, or what makes most columns of the first line; the error
-    then names the others.
-    """
-    if named := _SEPARATOR_LINE.match(text):
-        return named[1]
-    columns: dict[str, int] = {}
-    first: dict[str, int] = {}
-    for separator in (usual, *_SEPARATORS.replace(usual, "")):
-        rows = [row for _, row in islice(_records(text[:_SAMPLE], separator), 20)]
-        sizes = {len(row) for row in (len(text) > _SAMPLE and rows[:-1]) or rows}  # the sample may cut the last line
-        if len(sizes) == 1 and max(sizes) > 1:
-            columns[separator] = max(sizes)
-        first[separator] = len(rows[0]) if rows else 0
-    found = columns or first
-    return usual if found is first and first[usual] > 1 else max(found, key=found.__getitem__)
-
-
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+"""The suffixes of the files that are read as images."""
+_OTHER_IMAGES = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".ico", ".tga", ".psd",
+                 ".dng", ".cr2", ".nef", ".arw")  # fmt: skip
+_DANGLING = "links to nothing"
+_SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+_SHARD = re.compile(r"-of-(\d+)\.parquet$")
+_SHOWN = 5
+_BESIDE = "files or folders beside the tables"
 
 CLIENTS_FOLDER = "clients"
 """The folder in a data set's folder that holds a file or a folder for each client, named after it."""
+
+
+class LeftOut:
+    """Counts what a folder holds and nobody reads, and why."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, dict[Path, None]] = {}
+
+    def add(self, why: str, *paths: Path) -> None:
+        """Count paths, if there are any."""
+        if paths:
+            self.paths.setdefault(why, {}).update(dict.fromkeys(paths))
+
+    def note(self) -> str:
+        """Return numbers and reasons; no names, since those of files may say whose they are. Empty if nothing is."""
+        found = [f"{len(paths)} {why}" for why, paths in self.paths.items()]
+        return f"Left out: {'; '.join(found)}." if found else ""
+
+    def examples(self) -> str:
+        """Return the first path of each reason, for the person who has the files; empty if there is none."""
+        return ", ".join(in_one_line(next(iter(paths)), 300) for paths in self.paths.values())
+
+
+class ImageFile(NamedTuple):
+    """An image of a class, and whose it is; the name is empty if nobody's."""
+
+    split: str
+    client: str
+    label: str
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -183,12 +64,12 @@ class OwnSplits:
     """Opened tables by split name.
 
     separator : that of text files, whose columns have no types; empty for others.
-    lines : says for a row of a split on which line it stands.
+    lines : of each row of a split on which line it stands, in words.
     """
 
-    splits: RawSplits
+    splits: Splits
     separator: str = ""
-    lines: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
 
 
@@ -213,16 +94,12 @@ def split_by_column(own: OwnSplits, column: str, where: str) -> OwnSplits:
         )
     if len(rows) < 2:
         raise DataError(f"{where}: the column {column!r} (data.split) says {values[0]} in all rows. Mark some as test.")
-    place = own.lines.get("train")
+    lines = own.lines.get("train", ())
     return replace(
         own,
         splits={name: table.select(numbers).remove_columns([column]) for name, numbers in rows.items()},
-        lines={name: _line_of_part(place, numbers) for name, numbers in rows.items()} if place else {},
+        lines={name: [lines[row] for row in numbers] for name, numbers in rows.items()} if lines else {},
     )
-
-
-def _line_of_part(place: Callable[[int], str], rows: Sequence[int]) -> Callable[[int], str]:
-    return lambda row: place(rows[row])
 
 
 @dataclass(frozen=True)
@@ -240,17 +117,15 @@ def find_data_files(path: Path) -> DataFiles:
 
     Raises `DataError` if there are none.
     """
+    left_out = LeftOut()
     if path.is_file():
-        return _tables({"train": [(path, "")]})
+        return _tables({"train": {path: ""}}, left_out)
     clients = path / CLIENTS_FOLDER
     if clients.is_dir():
         return _files_of_clients(path, clients)
-    splits = table_files(path)
-    left_out = LeftOut()
-    if splits:
-        found = _tables({split: [(file, "") for file in files] for split, files in splits.items()})
-        left_out.add(_BESIDE, *unused_entries(path, found.files))
-        return replace(found, note=left_out.note(), examples=left_out.examples())
+    if splits := table_files(path):
+        left_out.add(_BESIDE, *unused_entries(path, chain(*splits.values())))
+        return _tables({split: dict.fromkeys(files, "") for split, files in splits.items()}, left_out)
     return _images(*image_files(path, left_out), left_out)
 
 
@@ -272,16 +147,40 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
-    """Return tables by split, each with the name of the client whose it is, or none."""
-    every = [path for files in splits.values() for path, _ in files]
+def parquet_files(folder: Path, split: str) -> list[Path]:
+    """Return the Parquet files of a split, sorted; an empty list if there are none.
+
+    These are ``SPLIT.parquet``, or the shards ``SPLIT-*.parquet`` in the folder or in one subfolder, as in a copy of a
+    repository of the Hub.
+    """
+    single = folder / f"{split}.parquet"
+    if single.is_file():
+        return [single]
+    shards = sorted(folder.glob(f"{split}-*.parquet")) or sorted(folder.glob(f"*/{split}-*.parquet"))
+    parents = sorted({path.parent.name for path in shards})
+    if len(parents) > 1:
+        raise DataError(
+            f"{folder}: the split {split!r} lies in several folders ({', '.join(parents)}), which are different "
+            "versions of the data set. Name the one to load."
+        )
+    announced = {int(found[1]) for path in shards if (found := _SHARD.search(path.name))}
+    if announced and announced != {len(shards)}:
+        raise DataError(
+            f"{folder}: {len(shards)} of {max(announced)} files of the split {split!r} are there. Copy all of them."
+        )
+    return shards
+
+
+def _tables(splits: Mapping[str, Mapping[Path, str]], left_out: LeftOut) -> DataFiles:
+    """Return tables as a data set: those of each split, with the name of the client whose each is, or none."""
+    every = [path for files in splits.values() for path in files]
 
     def read() -> OwnSplits:
         opened = {path: parquet_table(path) for path in every if path.suffix.lower() == ".parquet"}
         texts = {path: read_text_table(path) for path in every if path not in opened}
         opened |= {path: text.table for path, text in texts.items()}
         tables = {
-            split: [(path, _of_client(client, path, opened[path])) for path, client in files]
+            split: [(path, _of_client(client, path, opened[path])) for path, client in files.items()]
             for split, files in splits.items()
         }
         if 0 < len(texts) < len(every):
@@ -290,17 +189,22 @@ def _tables(splits: Mapping[str, Sequence[tuple[Path, str]]]) -> DataFiles:
                 f"{one} is text and {other} Parquet, whose cells are read in different ways. Save all tables of a data "
                 "set as one of the two."
             )
-        separator, lines = "", {}
+        separator, lines = "", dict[str, list[str]]()
         if texts:
             separator = _common_separator(texts)
-            lines = {split: _line_finder({path: texts[path].lines for path, _ in of}) for split, of in splits.items()}
+            for split, of in splits.items():
+                lines[split] = [
+                    f"{path.name}, line {line}" if len(of) > 1 else f"line {line}"
+                    for path in of
+                    for line in texts[path].lines
+                ]
         notes = dict.fromkeys(text.note for text in texts.values() if text.note)
         if without := sum(not len(table) for table in opened.values()):
             notes[f"{without} of {len(every)} files have no rows."] = None
         joined = {split: to_dataset(each) for split, each in _alike(tables).items()}
         return OwnSplits(joined, separator, lines, " ".join(notes))
 
-    return DataFiles(every, read)
+    return DataFiles(every, read, left_out.note(), left_out.examples())
 
 
 def _common_separator(files: Mapping[Path, DelimitedText]) -> str:
@@ -319,19 +223,6 @@ def _common_separator(files: Mapping[Path, DelimitedText]) -> str:
                 f"is unclear whether {comma!r} has a decimal comma. Save all tables of a data set in the same way."
             )
     return ","
-
-
-def _line_finder(files: Mapping[Path, Sequence[int]]) -> Callable[[int], str]:
-    """Return what says where in its files a row of a table stands."""
-
-    def place(row: int) -> str:
-        for path, lines in files.items():
-            if row < len(lines):
-                return f"{f'{path.name}, ' if len(files) > 1 else ''}line {lines[row]}"
-            row -= len(lines)
-        return f"row {row}"
-
-    return place
 
 
 def to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
@@ -380,7 +271,7 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     """Return the files of a folder that holds a file or a folder for each client."""
     check_links(clients)
     visible = [entry for entry in sorted(clients.iterdir()) if not is_hidden(entry.name)]
-    tables: dict[str, list[tuple[str, Path]]] = {}
+    tables: dict[str, dict[Path, str]] = {}
     images: list[ImageFile] = []
     notes: list[str] = []
     left_out = LeftOut()
@@ -390,11 +281,11 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
         leave_out_system_folders(folder, left_out)
     for entry in visible:
         if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES:
-            tables.setdefault("train", []).append((entry.stem, entry))
+            tables.setdefault("train", {})[entry] = entry.stem
         elif entry.is_dir():
             splits = table_files(entry)
             for split, files in splits.items():
-                tables.setdefault(split, []).extend((entry.name, file) for file in files)
+                tables.setdefault(split, {}).update(dict.fromkeys(files, entry.name))
             left_out.add(_BESIDE, *unused_entries(entry, chain(*splits.values())) if splits else ())
             if not splits:
                 found, empty = image_files(entry, left_out, entry.name)
@@ -409,8 +300,9 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
             "train.csv and test.csv, or with CLASS/*.png."
         )
     # The shards of a client's folder lie in one folder; files of one client beside each other are two sources.
-    origins = {(name, file if file.parent == clients else file.parent) for name, file in tables.get("train", [])}
-    twice = next((name for name, count in Counter(name for name, _ in origins).items() if count > 1), None)
+    owners = tables.get("train", {}).items()
+    sources = {file if file.parent == clients else file.parent: name for file, name in owners}
+    twice = next((name for name, count in Counter(sources.values()).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{clients} has two sources of client {twice!r}. Remove one.")
     if images:
@@ -418,16 +310,12 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
     return _table_clients(path, tables, left_out)
 
 
-def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]], left_out: LeftOut) -> DataFiles:
-    shared = {split: files for split, files in table_files(path).items() if split != "train"}
+def _table_clients(path: Path, tables: Mapping[str, Mapping[Path, str]], left_out: LeftOut) -> DataFiles:
+    shared = {split: dict.fromkeys(files, "") for split, files in table_files(path).items() if split != "train"}
     own = {split: files for split, files in tables.items() if split == "train" or not shared}
     for split in tables.keys() - own.keys():
-        left_out.add(f"clients' own {split} files, since there is one for all", *(file for _, file in tables[split]))
-    found = _tables(
-        {split: [(file, name) for name, file in files] for split, files in own.items()}
-        | {split: [(file, "") for file in files] for split, files in shared.items()}
-    )
-    return replace(found, note=left_out.note(), examples=left_out.examples())
+        left_out.add(f"clients' own {split} files, since there is one for all", *tables[split])
+    return _tables(own | shared, left_out)
 
 
 def _of_client(name: str, path: Path, table: Any) -> Any:
@@ -479,3 +367,116 @@ def read_images(images: Sequence[ImageFile]) -> dict[str, Any]:
         owners = [file.client for file in files]  # test images that are there for all clients are nobody's
         tables[split] = table.add_column(CLIENT, owners) if any(owners) else table
     return tables
+
+
+def image_files(root: Path, left_out: LeftOut, client: str = "") -> tuple[list[ImageFile], list[str]]:
+    """Return the images of a folder by split and class, all in sorted order, and the classes without images.
+
+    The folder holds ``train/CLASS/*.png`` and ``test/CLASS/*.png`` (or ``valid``, ``val``, ``validation``), or
+    ``CLASS/*.png`` alone. What is not read is counted in ``left_out``.
+    """
+    folders = _subfolders(root, left_out)
+    of_classes = [path for path in folders.values() if any(entry.is_dir() for entry in path.iterdir())]
+    named = {path.name.lower().removesuffix("ing"): path for path in of_classes} | folders  # Train, testing
+    splits = {"train": root}
+    if "train" in named:
+        test = [named[name] for name in TEST_NAMES if name in named][:1]
+        splits = dict(zip(("train", "test"), [named["train"], *test], strict=False))
+        beside = [path for path in folders.values() if path not in splits.values()]
+        left_out.add("folders beside train and test", *beside)
+        left_out.add("files beside train and test", *(path for path in unused_entries(root, ()) if path.is_file()))
+    found: list[ImageFile] = []
+    empty: list[str] = []
+    for split, folder in splits.items():
+        loose = [path for path in unused_entries(folder, ()) if not path.is_dir()]
+        images = [path for path in loose if path.suffix.lower() in (*IMAGE_SUFFIXES, *_OTHER_IMAGES)]
+        left_out.add("images outside the folders of classes", *images)
+        left_out.add("other files outside the folders of classes", *(path for path in loose if path not in images))
+        for name, path in sorted((to_nfc(path.name), path) for path in _subfolders(folder, left_out).values()):
+            unread = {file: _unread(file) for file in sorted(path.iterdir())}
+            for why, files in unread.values():
+                left_out.add(why, *files)
+            of_class = [ImageFile(split, client, name, file) for file, (why, _) in unread.items() if not why]
+            found += of_class
+            empty += [] if of_class else [path.relative_to(root).as_posix()]
+    if dangling := list(left_out.paths.pop(_DANGLING, {})):
+        raise DataError(
+            f"{root}: {len(dangling)} of {len(dangling) + len(found)} images are links to files that are not there, "
+            f"such as {dangling[0]}. Fetch the files (git annex get, dvc pull, git lfs pull), or remove the links."
+        )
+    if without := [split for split in splits if not any(file.split == split for file in found)]:
+        raise DataError(
+            f"{root}: the split {without[0]!r} has no images. Expected are train/CLASS/*.png and test/CLASS/*.png, or "
+            f"CLASS/*.png alone (file types: {', '.join(IMAGE_SUFFIXES)}), or the Parquet files train.parquet and "
+            f"test.parquet (or .csv). {left_out.note()}".rstrip()
+        )
+    return found, empty
+
+
+def _unread(path: Path) -> tuple[str, list[Path]]:
+    """Return why what lies in the folder of a class is not read, and which files these are; no reason for an image."""
+    suffix = path.suffix.lower()
+    if is_hidden(path.name):
+        return "hidden images", _images_in(path)
+    if path.is_dir():
+        return "images in subfolders of classes: move them up, into the folder of their class", _images_in(path, "**/*")
+    if suffix not in IMAGE_SUFFIXES:
+        unread = "images that are not read here: save them as JPEG or PNG"
+        return f"{suffix} {unread if suffix in _OTHER_IMAGES else 'other files'}".lstrip(), [path]
+    if path.is_file():
+        return "", []
+    return _DANGLING if path.is_symlink() else "that are no files, such as pipes", [path]
+
+
+def _images_in(path: Path, pattern: str = "*") -> list[Path]:
+    """Return the images in a folder, or the image itself."""
+    files = sorted(path.glob(pattern)) if path.is_dir() else [path]
+    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is the system's, such as what macOS adds to archives."""
+    return name.startswith(".") or name in _SYSTEM_FOLDERS
+
+
+def unused_entries(folder: Path, used: Iterable[Path]) -> list[Path]:
+    """Return what a folder holds beside the used files and may hold examples; no texts such as README.md, LICENSE."""
+    known = {part for path in used for part in (path, path.parent)}
+    return [path for path in sorted(folder.iterdir()) if not is_hidden(path.name) and path not in known
+            and (path.is_dir() or path.suffix.lower() not in ("", ".md"))]  # fmt: skip
+
+
+def check_links(folder: Path) -> None:
+    """Raise `DataError` if a folder has links to nothing: they may stand for a class, a client or a test split."""
+    gone = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name) and not path.exists()]
+    if gone:
+        raise DataError(
+            f"{folder}: {', '.join(path.name for path in gone[:_SHOWN])} {'are links' if gone[1:] else 'is a link'} to "
+            "what is not there. Fetch it (git annex get, dvc pull), or remove the link."
+        )
+
+
+def check_utf8(paths: Iterable[Path]) -> None:
+    """Raise `DataError` for a path that is no UTF-8, as in archives of old systems."""
+    for path in paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"the name {os.fsencode(path)!r} is not UTF-8. Rename it; convmv -r -f latin1 -t utf8 --notest does so."
+            ) from None
+
+
+def leave_out_system_folders(root: Path, left_out: LeftOut) -> None:
+    """Count what systems add to folders and archives."""
+    of_system = (root / name for name in _SYSTEM_FOLDERS if (root / name).is_dir())
+    left_out.add("folders of the system (__MACOSX and such)", *of_system)
+
+
+def _subfolders(root: Path, left_out: LeftOut) -> dict[str, Path]:
+    check_links(root)
+    leave_out_system_folders(root, left_out)
+    folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir()}
+    hidden = [path for name, path in folders.items() if name.startswith(".")]
+    left_out.add("hidden images", *(image for path in hidden for image in _images_in(path)))
+    return {name: path for name, path in folders.items() if not is_hidden(name)}

@@ -1,8 +1,7 @@
 """Data sets that are given in Python: arrays, data frames, tables of Hugging Face, PyTorch's data sets and streams."""
 
 import sys
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,12 @@ def _examples(data: Any) -> tuple[Any, Any]:
         return data.tensors
     stream = data if isinstance(data, torch_data.IterableDataset) else (data[row] for row in range(len(data)))
     inputs, labels = [], []
-    for number, example in enumerate(islice(_pairs(stream), STREAM_LIMIT + 1)):
+    for number, example in enumerate(stream):
+        if not isinstance(example, tuple | list) or len(example) != 2:
+            raise DataError(
+                f"an example of the data set must be a pair (input, class), not {type(example).__name__}: "
+                f"{example!r:.60}. Give arrays: (x, y)."
+            )
         _check_limit(number + 1)
         inputs.append(_array(example[0], number).copy())  # some data sets fill one array again and again
         labels.append(example[1].item() if isinstance(example[1], Tensor) and example[1].ndim == 0 else example[1])
@@ -136,16 +140,6 @@ def _examples(data: Any) -> tuple[Any, Any]:
     if shapes := {one.shape for one in inputs} - {inputs[0].shape}:
         raise DataError(f"inputs of the data differ in shape: {inputs[0].shape} and {min(shapes)}. Make them alike.")
     return np.stack(inputs), labels
-
-
-def _pairs(stream: Iterable[Any]) -> Iterable[Any]:
-    for example in stream:
-        if not isinstance(example, tuple | list) or len(example) != 2:
-            raise DataError(
-                f"an example of the data set must be a pair (input, class), not {type(example).__name__}: "
-                f"{example!r:.60}. Give arrays: (x, y)."
-            )
-        yield example
 
 
 def _array(value: Any, number: int) -> Any:

@@ -8,28 +8,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data.readers import (
-    MISSING_TEXTS,
-    SINGLE_LABEL,
-    TEST_NAMES,
-    Problems,
-    RawSplits,
-    Where,
-    at,
-    check_filled,
-    datasets_library,
-    read_column,
-    to_nfc,
-)
+from fedkeep.data.readers import TEST_NAMES, Problems, Where, at, check_filled, datasets_library, read_column, to_nfc
 from fedkeep.errors import ConfigError, DataError, did_you_mean
 from fedkeep.options import Options, option
 
+SINGLE_LABEL = "FedKeep does single-label classification only: one class for each example, an integer or a text."
+Splits: TypeAlias = Mapping[str, Any]
+"""Tables by split name, each a ``datasets.Dataset`` whose images are still encoded."""
+MISSING_TEXTS = frozenset(
+    ["", "#n/a", "#n/a n/a", "#na", "-nan", "n/a", "na", "nan", "null", "none", "1.#ind", "1.#qnan", "-1.#ind"]
+)
+"""What an empty cell of a text file looks like, in lower case."""
 _IMAGE_NAMES = ("image", "img")
 CLIENT = "client"
 """The column of a `DataSet` that says whose an example is."""
@@ -117,7 +112,7 @@ class Schema:
                 )
 
 
-def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
+def infer_schema(splits: Splits, where: str, options: DataOptions) -> Schema:
     """Return the schema of a data set that is not in the catalog.
 
     ``splits``: The splits by name.
@@ -151,7 +146,7 @@ def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
             )
     images = [name for name in features if _is_image(features[name]) and name not in {label, *taken}]
     if images and not (options.text or options.columns):
-        image = _only("Image", images, _IMAGE_NAMES, features, where)
+        image = _only("Image", images, _IMAGE_NAMES, where)
         beside = ", ".join(repr(name) for name in features if name not in {image, label, *taken})
         note = f"Not used beside the images: {beside}." if beside else ""
         return Schema(image=image, label=label, test=test, columns=columns, group=group, test_share=0.2, note=note)
@@ -188,35 +183,33 @@ def _class_names(feature: Any) -> list[str] | None:
 def _label_column(features: Mapping[str, Any], where: str) -> str:
     declared = [name for name in features if _class_names(features[name]) is not None]
     if declared:
-        return _only("ClassLabel", declared, LABEL_NAMES, features, where)
-    for name in LABEL_NAMES:
-        if name in features:
-            return name
+        return _only("ClassLabel", declared, LABEL_NAMES, where)
+    if usual := [name for name in LABEL_NAMES if name in features]:
+        return usual[0]
     raise DataError(
         f"{where}: no column says which class an example has (columns: {', '.join(features)}). Name it: "
         'data.label, --set data.label=COLUMN, or label="COLUMN" in Python.'
     )
 
 
-def _only(kind: str, names: Sequence[str], usual: tuple[str, ...], features: Mapping[str, Any], where: str) -> str:
+def _only(kind: str, names: Sequence[str], usual: tuple[str, ...], where: str) -> str:
     """Return the only column of a kind, or the one of several with a usual name."""
-    chosen = names[:1] if len(names) == 1 else [name for name in usual if name in names][:1]
-    if chosen:
+    if chosen := names if len(names) == 1 else [name for name in usual if name in names]:
         return chosen[0]
-    found = f"several ({', '.join(names)})" if names else f"none among {', '.join(features) or 'no columns'}"
+    found = f"several ({', '.join(names)})"
     raise DataError(f"{where}: one {kind} column is needed but there is {found}. Name the one to use {usual[0]!r}.")
 
 
 def number_values(
-    splits: Sequence[Any],
-    wheres: Sequence[Where | str],
+    tables: Sequence[Any],
+    wheres: Sequence[Where],
     column: str,
+    problems: Problems | None,
     *,
-    problems: Problems | None = None,
-    as_text: bool = False,
-    is_class: bool = False,
+    as_text: bool,
+    is_class: bool,
 ) -> tuple[list[Tensor], tuple[str, ...], int]:
-    """Replace a column's values by numbers 0, 1, ..., the same ones in all splits.
+    """Replace a column's values by numbers 0, 1, ..., the same ones in all splits, and -1 in a split without it.
 
     Values that a ClassLabel feature declares keep their order and lose those that do not occur; others are sorted.
 
@@ -228,6 +221,8 @@ def number_values(
 
     Raises `DataError` if values are missing, are no names or whole numbers, or lie outside the declared classes.
     """
+    have = [number for number, table in enumerate(tables) if column in table.features]
+    splits, wheres = [tables[number] for number in have], [wheres[number] for number in have]
     raw = [read_column(split, column, str(where)) for split, where in zip(splits, wheres, strict=True)]
     if problems is not None:
         every = [value for values in raw for value in values if isinstance(value, str)]
@@ -256,8 +251,9 @@ def number_values(
                 )
     number, occurring = number_names([value for values in columns for value in values], as_text)
     names = tuple(to_nfc(str(one if isinstance(one, str) or not declared else declared[one])) for one in occurring)
-    cuts = np.cumsum([len(values) for values in columns])[:-1]
-    numbers = [torch.from_numpy(np.ascontiguousarray(part)) for part in np.split(number, cuts)]
+    parts = np.split(number, np.cumsum([len(values) for values in columns])[:-1])
+    found = {split: torch.from_numpy(np.ascontiguousarray(part)) for split, part in zip(have, parts, strict=True)}
+    numbers = [found.get(split, torch.full((len(table),), -1)) for split, table in enumerate(tables)]
     return numbers, names, len(declared) if declared is not None else len(names)
 
 
@@ -277,7 +273,6 @@ def check_classes(values: Sequence[Any], where: str) -> None:
     numbers = [float(text) for text in counts if _NUMBER.fullmatch(text)]
     are_numbers = len(numbers) == len(counts)
     example = next(iter(texts), "")
-    problem = ""
     if any(isinstance(value, list | dict | bytes) for value in values):
         problem = f"holds {example[:60]!r}: several labels, a mask or an array"
     elif are_numbers and any(number != round(number) for number in numbers if math.isfinite(number)):

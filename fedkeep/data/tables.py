@@ -1,14 +1,22 @@
-"""Tables and texts as inputs: what a column holds is found out; cells become numbers or names, words token ids."""
+"""Tables and texts as inputs: text files are read, and what a column holds is found out.
 
+Cells become numbers or names, words token ids.
+"""
+
+import csv
+import io
 import json
 import re
 import shlex
 import unicodedata
 import zlib
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import time, timedelta
 from decimal import Decimal
-from itertools import islice
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +24,9 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform, unknown_values
-from fedkeep.data.readers import MISSING_TEXTS, Problems, Where, at, read_column, read_columns, to_nfc
-from fedkeep.data.schema import DataOptions, Schema
-from fedkeep.errors import DataError, require_optional
+from fedkeep.data.readers import Problems, Where, at, read_column, read_columns, to_nfc
+from fedkeep.data.schema import MISSING_TEXTS, DataOptions, Schema
+from fedkeep.errors import DataError, in_one_line, require_optional
 
 MOSTLY_NUMBERS = 0.9
 """The share of numbers from which on a column of text is taken for one of numbers with something wrong in it."""
@@ -39,6 +47,146 @@ _ISO = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
 _DATES = {"%d.%m.%Y": re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}"), "/": re.compile(r"\d{1,2}/\d{1,2}/\d{4}")}
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ID_NAME = re.compile(r"(.*[\W_])?(?i:ids?|uuid|guid|key|no|nr|number|index)|.*[a-z](Id|ID)", re.DOTALL)
+
+_BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_SEPARATORS = ",;\t|"
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?\n')  # a first line that some spreadsheets write, no row of the table
+_SAMPLE = 1 << 16
+
+
+@dataclass(frozen=True)
+class DelimitedText:
+    """A table of text cells, on which line each row begins, how it was separated, and what is to be told about it."""
+
+    table: Any
+    lines: Sequence[int]
+    separator: str
+    note: str = ""
+
+
+def read_text_table(path: Path) -> DelimitedText:
+    """Read a text file as a pyarrow table of strings.
+
+    Raises `DataError` for two columns of one name, lines with more or fewer cells than the first, or a quotation mark
+    whose cell swallows other rows; it names them. Text that is separated by tabs may have such marks: they are kept.
+    """
+    arrow = require_optional("pyarrow", "Reading CSV files", "data")
+    text, note = _decoded(path)
+    separator = _separator(text, "\t" if path.suffix.lower() == ".tsv" else ",")
+    records = [*_records(text, separator)]
+    if not records:
+        raise DataError(f"{path} is empty. Its first line must name the columns.")
+    if (swallowed := _swallowed_rows(text, separator, records)) is not None:
+        literal = [*_records(text, separator, quoting=csv.QUOTE_NONE)]
+        if separator != "\t" or len({len(row) for _, row in literal}) > 1:
+            raise DataError(
+                f"{path}: a quotation mark in the row of line {swallowed} opens a cell that runs on over the rows "
+                "after it. Close or remove it. A mark of the text itself is written twice, in a cell within marks."
+            )
+        literal = [(line, [_without_marks(cell) for cell in row]) for line, row in literal]
+        records, note = literal, f"{note} Quotation marks in {path.name} were kept as they are.".lstrip()
+    names = [to_nfc(name.strip()) for name in records[0][1]]
+    if twice := [repr(name) for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{path} has two columns that are called {twice[0]}. Rename one; the first line names columns.")
+    if wrong := [f"line {line} has {len(row)}" for line, row in records if len(row) != len(names)]:
+        more = f", and {len(wrong) - 5} more lines differ" if len(wrong) > 5 else ""
+        raise DataError(
+            f"{path}: the first line names {len(names)} columns, and {', '.join(wrong[:5])}{more}. Write a cell that "
+            f"holds {separator!r} in quotation marks."
+        )
+    columns = [arrow.array(column[1:], arrow.string()) for column in zip(*(row for _, row in records), strict=True)]
+    return DelimitedText(arrow.table(columns, names), [line for line, _ in records[1:]], separator, note)
+
+
+def _decoded(path: Path) -> tuple[str, str]:
+    """Return a file's text, and a note if its encoding had to be guessed."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({in_one_line(error, 200)}).") from error
+    if content.startswith(b"PK\3\4"):
+        raise DataError(f"{path} is a spreadsheet or another archive by another name. Save it as CSV from its program.")
+    encoding = next((name for start, name in _BOMS.items() if content.startswith(start)), "utf-8")
+    head = content[:_SAMPLE]
+    if encoding == "utf-8" and b"\0" in head:  # of UTF-16 without a mark, every other byte is 0
+        encoding = "utf-16-le" if head[1::2].count(0) > len(head) // 4 else "utf-16-be"
+    note = "" if encoding.startswith("utf-8") else f"{path.name} was read as UTF-16."
+    try:
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError:
+            if encoding != "utf-8":
+                raise
+            text, note = content.decode("cp1252"), f"{path.name} is not UTF-8, and was read as Windows-1252 (Latin-1)."
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no text in UTF-8, UTF-16 or Windows-1252 ({in_one_line(error, 200)}). Save it as UTF-8."
+        ) from error
+    if "\0" in text:
+        raise DataError(f"{path} cannot be read as CSV (it holds NUL characters). Save it as text, in UTF-8.")
+    return text, note
+
+
+def _swallowed_rows(text: str, separator: str, records: Sequence[tuple[int, list[str]]]) -> int | None:
+    """Return the line of a record that goes on to the end of the file, or over lines that are whole rows themselves."""
+    try:
+        deque(_records(text, separator, strict=True), maxlen=0)
+    except csv.Error as error:
+        if "end of data" in str(error):
+            return records[-1][0]
+    lines = [*io.StringIO(text, newline="")]
+    spans = [(begin, row, end) for (begin, row), (end, _) in pairwise([*records, (len(lines) + 1, [])])]
+    one_line = [row for begin, row, end in spans[1:] if end == begin + 1]
+    usual = [set(column) for column in zip(*one_line, strict=True)] if len({*map(len, one_line)}) == 1 else []
+
+    def is_row(line: str) -> bool:
+        """Tell whether a line has as many cells as others, and one that another row has too, such as its class."""
+        ways = [next(csv.reader([line], delimiter=separator, quoting=how), []) for how in (0, csv.QUOTE_NONE)]
+        return any(
+            len(row) == len(usual) > 1 and any(cell.strip() in known for cell, known in zip(row, usual, strict=True))
+            for row in ways
+        )
+
+    for begin, _, end in spans:
+        parts = [line for line in lines[begin - 1 : end - 1] if line.strip()]
+        if len(parts) > 1 and all(map(is_row, parts)):
+            return begin
+    return None
+
+
+def _without_marks(cell: str) -> str:
+    return cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
+
+
+def _records(text: str, separator: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield each record with the line on which it begins; empty lines are none."""
+    reader, begin = csv.reader(io.StringIO(text, newline=""), delimiter=separator, **dialect), 1
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    named = _SEPARATOR_LINE.match(text) is not None
+    for row in reader:
+        if row and not (named and begin == 1):
+            yield begin, row
+        begin = reader.line_num + 1
+
+
+def _separator(text: str, usual: str) -> str:
+    """Return what separates the cells: what makes most columns, as many in all of the first lines.
+
+    If the lines differ by all of them, it is the usual one, or what makes most columns of the first line; the error
+    then names the others.
+    """
+    if named := _SEPARATOR_LINE.match(text):
+        return named[1]
+    columns: dict[str, int] = {}
+    first: dict[str, int] = {}
+    for separator in (usual, *_SEPARATORS.replace(usual, "")):
+        rows = [row for _, row in islice(_records(text[:_SAMPLE], separator), 20)]
+        sizes = {len(row) for row in (len(text) > _SAMPLE and rows[:-1]) or rows}  # the sample may cut the last line
+        if len(sizes) == 1 and max(sizes) > 1:
+            columns[separator] = max(sizes)
+        first[separator] = len(rows[0]) if rows else 0
+    found = columns or first
+    return usual if found is first and first[usual] > 1 else max(found, key=found.__getitem__)
 
 
 def read_inputs(
@@ -128,7 +276,8 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
 
     dtype : the type of their items, if a file says it: whole numbers of 8 bits are pixels or counts, and no token ids.
     """
-    if rows and (dtype in ("uint8", "int8", "bool") or _holds_floats(rows)):
+    has_floats = any(isinstance(one, float) for row in rows if isinstance(row, list) for one in row)
+    if has_floats or (rows and dtype in ("uint8", "int8", "bool")):
         return _vectors(rows, where)
     sizes = {len(ids) for ids in rows if isinstance(ids, list)}
     if len(sizes) == 1 and max(sizes) > length:
@@ -138,10 +287,6 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
             "(float32) or uint8."
         )
     return pad(rows, where, length, problems)
-
-
-def _holds_floats(rows: Sequence[Any]) -> bool:
-    return any(isinstance(one, float) for row in rows if isinstance(row, list) for one in row)
 
 
 def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
@@ -253,32 +398,26 @@ def parse(values: Sequence[Any], column: TableColumn, where: Where | str, separa
     """Return a column's values as float64, with NaN for empty cells, or as names, with None; see `TableColumn`."""
     texts = [_text(value, separator) for value in values]
     if column.kind == "category":
-        # Whole numbers become floats once a cell of their column is empty: 1.0 is the 1 of training.
-        floats = [bool(column.values) or isinstance(value, float) for value in values]
-        known = {*column.values}
-        # True of Parquet is the true of a text file on which the column was learned.
-        spelled = {value.casefold(): value for value in column.values}
-        texts = [
-            spelled.get(text.casefold(), text) if text and isinstance(value, bool) else text
-            for text, value in zip(texts, values, strict=True)
-        ]
-        return np.asarray(
-            [_AS_FLOAT.sub(r"\1", t) if t and f and t not in known else t for t, f in zip(texts, floats, strict=True)],
-            dtype=object,
-        )
+        known, spelled = {*column.values}, {value.casefold(): value for value in column.values}
+
+        def name(value: Any, text: str | None) -> str | None:
+            if text and isinstance(value, bool):  # True of Parquet is the true of a text file of training
+                text = spelled.get(text.casefold(), text)
+            if text and text not in known and (known or isinstance(value, float)):
+                # Whole numbers become floats once a cell of their column is empty: 1.0 is the 1 of training.
+                text = _AS_FLOAT.sub(r"\1", text)
+            return text
+
+        return np.asarray([*map(name, values, texts)], dtype=object)
     if column.kind == "date":
         numbers = _days(texts, column.date)
     elif all(value is None or isinstance(value, bool | int | float) for value in values):
-        numbers = np.asarray([np.nan if value is None else min(max(value, -1e300), 1e300) for value in values], float)
-        numbers[[value is not None and value != value for value in values]] = np.nan
+        numbers = np.asarray([value if value is None else min(max(value, -1e300), 1e300) for value in values], float)
     else:
         flags = {"true": 1.0, "false": 0.0}  # of a column that was Boolean in training
         flags = flags if all(text is None or text.lower() in flags for text in texts) else {}
-        parsed = [
-            None if text is None else flags.get(text.lower(), _to_number(text, separator or ".", column.unit))
-            for text in texts
-        ]
-        numbers = np.asarray([np.nan if one is None else one for one in parsed], float)
+        parsed = (text and flags.get(text.lower(), _to_number(text, separator or ".", column.unit)) for text in texts)
+        numbers = np.asarray([*parsed], float)  # None becomes NaN
     unread = np.flatnonzero(np.isnan(numbers) & np.asarray([text is not None for text in texts], bool))
     if len(unread):
         date = f"a date of 1678 to 2261, written as {column.date or 'YYYY-MM-DD'} as in training,"

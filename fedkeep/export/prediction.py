@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from safetensors.torch import load
@@ -19,8 +19,8 @@ from fedkeep.data import DataOptions
 from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.columns import columns_from_json, transform, unknown_values
 from fedkeep.data.decode import decode
-from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
-from fedkeep.data.readers import IMAGE_SUFFIXES, Problems, Where, is_hidden, read_column, read_columns
+from fedkeep.data.own_files import IMAGE_SUFFIXES, TABLE_SUFFIXES, find_data_files, is_hidden
+from fedkeep.data.readers import Problems, Where, read_column, read_columns
 from fedkeep.data.tables import is_list, parse, read_lists, tokenise
 from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.python_recipe import architecture_of
@@ -78,7 +78,7 @@ def _lines(path: Path, options: DataOptions) -> list[str]:
 
 def _read_table(path: Path, about: Mapping[str, Any], options: DataOptions) -> Tensor:
     own, problems = find_data_files(path).read(), Problems()
-    table, where = own.splits["train"], Where(str(path), own.lines.get("train"))
+    table, where = own.splits["train"], Where(str(path), own.lines.get("train", ()))
     columns = columns_from_json(about)
     if columns:
         values, features = {}, table.features
@@ -109,6 +109,8 @@ def _check_column(column: str, columns: Any, where: Where) -> None:
 
 BATCH = 64
 """Examples that are predicted at once."""
+Places: TypeAlias = Sequence[tuple[Path, int | None]]
+"""Of each example its file, and its row of a table."""
 
 
 @dataclass(frozen=True)
@@ -270,23 +272,17 @@ def predict(
     read = partial(read_image, shape, options.size, resizing) if images else None
     vocabulary = min((m.num_embeddings for m in predictor.modules() if isinstance(m, nn.Embedding)), default=None)
     paths = _paths(files, IMAGE_SUFFIXES if images else SUFFIXES)
-    for part in _batches(paths, about, options, read):
+    for places, inputs in _batches(paths, about, options, read):
         if vocabulary is not None:
-            _check_token_ids(part, vocabulary)
-        for start in range(0, len(part.inputs), BATCH):
-            best = predictor(part.inputs[start : start + BATCH]).softmax(-1).max(-1)
-            for place, label, probability in zip(
-                part.places[start : start + BATCH], best.indices.tolist(), best.values.tolist(), strict=True
-            ):
+            _check_token_ids(places, inputs, vocabulary)
+        found = iter(places)
+        for start in range(0, len(inputs), BATCH):
+            best = predictor(inputs[start : start + BATCH]).softmax(-1).max(-1)
+            for label, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
                 if label >= len(names):
                     raise RunError(_unreadable(Path(folder), f"it has no name of class {label}"))
-                yield Prediction(place[0], names[label], probability, place[1])
-
-
-@dataclass(frozen=True)
-class _Batch:
-    places: Sequence[tuple[Path, int | None]]
-    inputs: Tensor
+                path, row = next(found)
+                yield Prediction(path, names[label], probability, row)
 
 
 def read_image(shape: Sequence[int], size: tuple[int, ...], resizing: Resizing, path: Path) -> Tensor:
@@ -302,25 +298,25 @@ def read_image(shape: Sequence[int], size: tuple[int, ...], resizing: Resizing, 
     return image
 
 
-def _check_token_ids(part: _Batch, vocabulary: int) -> None:
-    unknown = ((part.inputs < 0) | (part.inputs >= vocabulary)).flatten(1).any(1).nonzero().flatten().tolist()
+def _check_token_ids(places: Places, inputs: Tensor, vocabulary: int) -> None:
+    unknown = ((inputs < 0) | (inputs >= vocabulary)).flatten(1).any(1).nonzero().flatten().tolist()
     if unknown:
-        path, row = part.places[unknown[0]]
+        path, row = places[unknown[0]]
         raise DataError(f"{path}: row {row} has a token id outside 0 to {vocabulary - 1}, which the model knows.")
 
 
 def _batches(
     paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, read: Callable[[Path], Tensor] | None
-) -> Iterator[_Batch]:
+) -> Iterator[tuple[Places, Tensor]]:
     """Yield images, some at a time, and each file of rows."""
     for are_images, group in groupby(paths, lambda path: read is not None and path.suffix != ".npz"):
         if read is not None and are_images:
             while some := list(islice(group, BATCH)):
-                yield _Batch([(path, None) for path in some], torch.cat(list(map(read, some))))
+                yield [(path, None) for path in some], torch.cat(list(map(read, some)))
             continue
         for path in group:
             rows = read_rows(path, about, options)
-            yield _Batch([(path, row) for row in range(len(rows))], rows)
+            yield [(path, row) for row in range(len(rows))], rows
 
 
 def _paths(files: Sequence[str | Path], suffixes: Sequence[str]) -> Iterator[Path]:

@@ -29,7 +29,7 @@ from fedkeep._utils.templates import template
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.catalog import is_known
 from fedkeep.data.columns import columns_from_json
-from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
+from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean, first_line
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.experiment.recipe import Recipe, model_to_table
 from fedkeep.experiment.recipe_loader import parse_recipe
@@ -145,7 +145,6 @@ class TrainedModel:
     ``which``: Which model of the trial it is (see `EvaluationModel`).
     """
 
-    run: Run
     recipe: Recipe
     trial: TrialResult
     weights: Weights
@@ -224,7 +223,7 @@ def trained_model(
     rows = recipe.method(trial.method).algorithm.rows_per_class
     predictor = build_predictor(recipe.model, weights, trial.info["input"], _first_classes(trial), rows)
     scores = {name: other.last for name, other in of_model.items()}
-    return TrainedModel(run, recipe, trial, weights, predictor, which, scores)
+    return TrainedModel(recipe, trial, weights, predictor, which, scores)
 
 
 def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
@@ -293,20 +292,14 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
 
     ``onnx``: Whether the model was written for ONNX too.
     """
-    trial, recipe, read = model.trial, model.recipe, model.trial.data_read()
+    trial, read = model.trial, model.trial.data_read()
     values = trial.class_history[-1]
     shown = ("no test examples" if math.isnan(value) else f"{100 * value:.1f} %" for value in values)
     return template("export", "card.md.jinja").render(
         model=model,
-        trial=trial,
-        recipe=recipe,
-        privacy=recipe.privacy,
         onnx=onnx,
-        dataset=str(trial.info.get("dataset", recipe.data)),
-        kind=model.input["type"],
-        shape=model.input["shape"],
         has_columns=bool(columns_from_json(model.input)),
-        is_custom=isinstance(recipe.model, Custom),
+        is_custom=isinstance(model.recipe.model, Custom),
         training=_training(model),
         facts=[(what, text) for what, text in read.facts() if text and what in ("inputs", "examples", "noted")],
         classes=[
@@ -472,9 +465,8 @@ def _program(model: TrainedModel, weights: Path) -> torch.export.ExportedProgram
                 model.predictor, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
             )
     except Exception as error:  # whatever a user's network does that cannot be captured
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"PyTorch cannot export the network {model.recipe.model.name}: {reason} Its weights are in "
+            f"PyTorch cannot export the network {model.recipe.model.name}: {first_line(error)} Its weights are in "
             f"{weights}, and load into the same class with load_state_dict."
         ) from error
     for node in program.graph.nodes:

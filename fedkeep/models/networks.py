@@ -373,7 +373,6 @@ class EmbeddingBag(Architecture):
 
 Norm = Literal["batch", "group"]
 
-MAPS = (64, 128, 256, 512)
 GROUPS = 32  # groups of group norm: its authors' default, which divides every number of maps here
 SMALLEST = 8  # pixels: three stages halve the side, and from less the last convolutions would read mostly padding
 
@@ -454,7 +453,7 @@ class ResNet(Architecture):
     ``bottleneck``: Whether a block is 1x1, 3x3, 1x1 with four times the maps at its end, instead of 3x3, 3x3.
     """
 
-    maps: ClassVar[tuple[int, ...]] = MAPS
+    maps: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
     blocks: ClassVar[tuple[int, ...]]
     bottleneck: ClassVar[bool] = False
 

@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError, RunError, first_line, require_optional
 from fedkeep.models.base import Architecture, Network, Shape, image_shape
-from fedkeep.models.weights import hash_weights, parameter_count, tensor_hash
+from fedkeep.models.weights import dtype_name, hash_weights, parameter_count, tensor_hash
 from fedkeep.options import option
 
 READING = "preprocessor_config.json"
@@ -51,8 +51,8 @@ class InputSpec:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):
             raise ConfigError(
                 f"a pre-trained extractor reads images as they are stored, uint8 [n, {len(self.mean)}, height, width], "
-                f"not {str(images.dtype).removeprefix('torch.')} {list(images.shape)}. Use it with such images, and "
-                "with methods that do not change them."
+                f"not {dtype_name(images)} {list(images.shape)}. Use it with such images, and with methods that do not "
+                "change them."
             )
         pixels = images.to(torch.float32).div_(255)
         if pixels.shape[-2:] != (self.side, self.side):
@@ -102,27 +102,19 @@ class Extractor:
 
     @torch.no_grad()
     def _features(self, images: Tensor) -> Tensor:
+        """Compute features: the first token of a ViT, or a ResNet's mean over pixels."""
         self.network.to(images.device)
         self.read += len(images)
-        parts = [features_of(self.network, self.reading(part)) for part in torch.split(images, BATCH)]
+        parts = []
+        for part in torch.split(images, BATCH):
+            outputs = self.network(self.reading(part))
+            features: Tensor = outputs.last_hidden_state[:, 0] if self.kind == "vit" else outputs.pooler_output
+            parts.append(features.flatten(1))
         return torch.cat(parts)
 
     def hash(self) -> str:
         """Return a hash of the bits of all weights."""
         return hash_weights(self.network.state_dict())
-
-
-def features_of(network: Any, pixels: Tensor) -> Tensor:
-    """Compute the features of a network: the first token of a ViT, or a ResNet's mean over pixels.
-
-    ``network``: A ViT or ResNet of `transformers` without its classifier.
-    ``pixels``: Normalised images, float32 [b, channels, side, side].
-    Returns: Features, [b, width].
-    """
-    outputs = network(pixels)
-    is_vit = network.config.model_type == "vit"
-    features: Tensor = outputs.last_hidden_state[:, 0] if is_vit else outputs.pooler_output
-    return features.flatten(1)
 
 
 @lru_cache(maxsize=2)
@@ -131,7 +123,7 @@ def load_extractor(source: str) -> Extractor:
 
     Only weights in safetensors are read, and no code is run.
     """
-    library = _library("A pre-trained extractor")
+    library = require_optional("transformers", "A pre-trained extractor", "diffusion")
     try:
         with quietly(library), seeds.temporary_seed(0):  # a missing classifier is initialised at random; it is not used
             whole, loaded = library.AutoModelForImageClassification.from_pretrained(
@@ -164,7 +156,7 @@ def class_of_folder(path: Path) -> str:
 
 def load_state_dict(path: Path, class_name: str, shown: str) -> dict[str, Tensor]:
     """Return the weights of a folder of Hugging Face by the names of its module, which may differ from the file's."""
-    library = _library(f"{shown}, a folder of Hugging Face,")
+    library = require_optional("transformers", f"{shown}, a folder of Hugging Face,", "diffusion")
     cls: Any = getattr(library, class_name, None)
     is_model = isinstance(cls, type) and issubclass(cls, library.PreTrainedModel)
     try:
@@ -179,11 +171,6 @@ def load_state_dict(path: Path, class_name: str, shown: str) -> dict[str, Tensor
         ) from error
     state = module.state_dict()
     return {name: state[name].clone() for name in state if name not in loaded["missing_keys"]}
-
-
-def _library(what: str) -> Any:
-    """Import `transformers`."""
-    return require_optional("transformers", what, "diffusion")
 
 
 @contextmanager

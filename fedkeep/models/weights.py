@@ -15,7 +15,6 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -143,8 +142,7 @@ class StoredWeights(Mapping[str, Tensor]):
         Returns: [stop - start].
         """
         form, position, device = self._places[name]
-        size = prod(form.shape)
-        start, stop = min(start, size), min(stop, size)
+        start, stop = min(start, form.numel()), min(stop, form.numel())
         return self._file.read(position + start * form.itemsize, (stop - start,), form.dtype).to(device)
 
 

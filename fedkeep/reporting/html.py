@@ -33,7 +33,6 @@ from fedkeep.reporting.findings import findings, warnings
 from fedkeep.reporting.metric import METRICS, columns_for, headline, main_metric, show_number, shown_in
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import (
-    EXPLANATION,
     Row,
     Spread,
     deduplicate,
@@ -92,7 +91,6 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "compared": headline(trials_of(rows))[0].heading(trials_of(rows)),
         "in_points": headline(trials_of(rows))[0].unit == "%",
         "charts": [figures.line_chart(rows, name, window) for name in drawn],
-        "legend": list(line_styles),
         "class_heatmaps": figures.class_heatmaps(rows),
         "teachers": figures.teacher_heatmaps(rows),
         "confusions": figures.confusion_heatmaps(rows),
@@ -192,7 +190,7 @@ def _differences(rows: Sequence[Row]) -> table.TextTable:
         each = [", ".join(values) * (len(values) > 1) for values in texts]
         gains = [f"{show_difference(gain)}\n{values}" for gain, values in zip(found, each, strict=True)]
         lines.append([row.label, *gains, *[""] * (len(rows) - 1 - place)])
-    return table.TextTable(["method", *(f"minus {row.label}" for row in rows[:-1])], lines, EXPLANATION)
+    return table.TextTable(["method", *(f"minus {row.label}" for row in rows[:-1])], lines, table.EXPLANATION)
 
 
 def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:

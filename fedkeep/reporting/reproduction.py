@@ -20,16 +20,8 @@ from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, place_in, table_of
 from fedkeep.reporting.metric import Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, open_run, read_run, runs_in
-from fedkeep.reporting.summary import (
-    EXPLANATION,
-    Difference,
-    Row,
-    Spread,
-    difference_or_reason,
-    show_difference,
-    summary,
-)
-from fedkeep.reporting.table import NOTHING, TextTable, frozen, show
+from fedkeep.reporting.summary import Difference, Row, Spread, difference_or_reason, show_difference, summary
+from fedkeep.reporting.table import EXPLANATION, NOTHING, TextTable, frozen, show
 from fedkeep.reporting.trial import without_average
 
 NOTES = "notes.md"

@@ -302,13 +302,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-EXPLANATION = (
-    "In brackets the 95 % interval of the mean difference: Student's t over the seeds that both have. With one seed, "
-    "marked *, it is estimated from the means of blocks of the window's evaluations and says nothing of other seeds. "
-    "Where it contains 0, the two are not separated."
-)
-
-
 @dataclass(frozen=True)
 class Difference:
     """What a method gained on the reference, on the seeds that both have.

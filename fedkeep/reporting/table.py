@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NOTHING = "–"
+EXPLANATION = (
+    "In brackets the 95 % interval of the mean difference: Student's t over the seeds that both have. With one seed, "
+    "marked *, it is estimated from the means of blocks of the window's evaluations and says nothing of other seeds. "
+    "Where it contains 0, the two are not separated."
+)
 SYLLABLES = {
     "tting": "t- ting",
     "accuracy": "accu- racy",
@@ -262,7 +267,7 @@ def difference_table(rows: Sequence[Row], against: str = "") -> TextTable | None
         for of_row in zip(*found, strict=True)
     ]
     others = "".join(f", {metric.title} in its own numbers" for metric in columns if metric.unit != "%")
-    note = f"Difference to {reference}, paired by seed, in percentage points{others}. {summary.EXPLANATION}"
+    note = f"Difference to {reference}, paired by seed, in percentage points{others}. {EXPLANATION}"
     return TextTable(heads, lines, note, name="differences")
 
 

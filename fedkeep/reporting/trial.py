@@ -597,19 +597,18 @@ class TrialResult:
     @property
     def client_accuracy(self) -> dict[str, float]:
         """Return the accuracy of each client on its own test examples at the last evaluation, by its name."""
-        names = self.partition.get("client_names") or ()
-        last = list(self.client_history.values())[-1:]
-        return {names[int(client)] if names else client: value for told in last for client, value in told.items()}
+        return self._by_name(next(reversed(self.client_history.values()), {}))
 
     def client_scores(self, name: str) -> dict[str, float]:
         """Return a score (`fedkeep.metrics.scores`) of each client at the last evaluation; NaN where it has none."""
-        names = self.partition.get("client_names") or ()
-        told = self.evaluations[-1].get("client_scores") if self.evaluations else None
-        values = {client: scores.get(name) for client, scores in (told or {}).items()}
-        return {
-            names[int(client)] if names else client: math.nan if value is None else float(np.mean(value))
-            for client, value in values.items()
-        }
+        told = (self.evaluations[-1].get("client_scores") if self.evaluations else None) or {}
+        values = {client: scores.get(name) for client, scores in told.items()}
+        return self._by_name({c: math.nan if value is None else float(np.mean(value)) for c, value in values.items()})
+
+    def _by_name(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return values of clients by their names in the data, if they have some, instead of their numbers."""
+        names = self.partition.get("client_names")
+        return {names[int(client)] if names else client: value for client, value in values.items()}
 
     @property
     def train_seconds(self) -> float:
