@@ -603,7 +603,9 @@ class TrialResult:
         """Return a score (`fedkeep.metrics.scores`) of each client at the last evaluation; NaN where it has none."""
         told = (self.evaluations[-1].get("client_scores") if self.evaluations else None) or {}
         values = {client: scores.get(name) for client, scores in told.items()}
-        return self._by_name({c: math.nan if value is None else float(np.mean(value)) for c, value in values.items()})
+        # Of one score for each class, those of absent classes are not known.
+        known = {c: [one for one in np.atleast_1d(value) if one is not None] for c, value in values.items()}
+        return self._by_name({client: mean_of(scores) for client, scores in known.items()})
 
     def _by_name(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return values of clients by their names in the data, if they have some, instead of their numbers."""

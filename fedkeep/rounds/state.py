@@ -143,7 +143,7 @@ class SimulationState:
             settings.augmentation,
             settings.training,
             seed,
-            self.federation.cumulative_classes[-1],
+            self.federation.cumulative_classes,
             dataset.image_format,
             dataset.label_names,
             load_generator,

@@ -68,12 +68,11 @@ class ClientContext:
     ``augmentation``: Random changes of training images.
     ``training``: Settings of local training.
     ``seed``: The run's seed.
-    ``num_classes``: Number of classes seen so far.
+    ``seen``: Number of classes seen with each task so far, in all.
     ``image_format``: Shape and normalisation of images; None if the inputs are no images.
     ``label_names``: Names of all classes, in order of arrival.
     ``load_generator``: Returns the image generator.
     ``num_rounds``: Number of rounds of each task.
-    ``num_old_classes``: Number of classes that arrived before the current task.
     ``timer``: Shared by all contexts of a simulation.
     ``privacy``: What of a client is noised before it leaves.
     ``noise_secret``: What a real site, or a real server, keeps to itself, so that its noise is its own; None: noise
@@ -85,15 +84,24 @@ class ClientContext:
     augmentation: Augmentation
     training: Training
     seed: int
-    num_classes: int
+    seen: Sequence[int]
     image_format: ImageFormat | None
     label_names: tuple[str, ...]
     load_generator: LoadGenerator
     num_rounds: int
-    num_old_classes: int = 0
     timer: Timer = field(default_factory=Timer)
     privacy: Privacy = field(default_factory=Privacy)
     noise_secret: bytes | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes seen so far."""
+        return self.seen[-1]
+
+    @property
+    def num_old_classes(self) -> int:
+        """Number of classes that arrived before the current task."""
+        return self.seen[-2] if len(self.seen) > 1 else 0
 
     def fresh_noise(self, purpose: str, *, task: int, round: int, client: str, use: int) -> NoiseStream:
         """Return noise for what is told once.
@@ -133,7 +141,7 @@ class ClientContext:
 
         ``seen``: Number of classes seen with each task so far, in all; the last is the task to go to.
         """
-        self.num_classes, self.num_old_classes = seen[-1], seen[-2] if len(seen) > 1 else 0
+        self.seen = seen
         self.runner.set_task(seen)
 
     def training_time(self) -> AbstractContextManager[None]:

@@ -270,6 +270,8 @@ def test_a_split_column_names_test_rows_and_clients_test_on_their_own(tmp_path: 
     (trial, *_) = run.trials
     assert set(trial.client_accuracy) == {"a", "b", "c"}
     assert trial.client_scores("auroc").keys() == {"a", "b", "c"}
+    trial.evaluations[-1]["client_scores"]["0"] = {"specificity": [0.5, None]}  # all its examples are of one class
+    assert trial.client_scores("specificity")["a"] == 0.5
     assert trial.rounds[-1]["clients"]["0"][1] == 6
     assert trial.info["input"]["features"] == ["age", "sex=f", "sex=m"]
     assert sum(map(sum, trial.partition["counts"])) == 72
