@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,24 +54,17 @@ def load_data(
     ``options``: How files are read that are not known by name.
     ``columns``: How a run has imputed and scaled the columns of a table.
     """
-    version = local_version(name, data_dir)
-    return _load(name, data_folder(data_dir), validation, options or DataOptions(), version, tuple(columns))
+    how: dict[str, Any] = {"data_dir": data_folder(data_dir), "options": options or DataOptions()}
+    return _load(name, validation, local_version(name, data_dir), **how, columns=tuple(columns))
 
 
 @lru_cache(maxsize=2)  # a recipe may have a public data set too
-def _load(
-    name: str,
-    folder: Path | None,
-    validation: float,
-    options: DataOptions,
-    version: tuple[object, ...],
-    columns: tuple[TableColumn, ...],
-) -> DataSet:
-    dataset = load(name, data_dir=folder, options=options, columns=columns)
+def _load(name: str, validation: float, version: tuple[object, ...], **how: Any) -> DataSet:
+    dataset = load(name, **how)
     # Copies are counted only in a user's own files; the notes of known data sets stay as they were.
     if not validation:
         return dataset
-    return validated(dataset, validation, count_copies=bool(version), rescale=not columns)
+    return validated(dataset, validation, count_copies=bool(version), rescale=not how["columns"])
 
 
 def data_digest(recipe: Recipe, data_dir: str | Path | None = None) -> str:
@@ -387,8 +381,7 @@ def untrained_classes(federation: Federation) -> tuple[str, ...]:
 
     Returns: The names, in the order of the classes; mostly none.
     """
-    stream = federation.stream
-    dataset = federation.dataset if stream is None else stream.dataset
+    dataset = federation.dataset if federation.stream is None else federation.stream.dataset
     trained = torch.zeros(dataset.num_classes, dtype=torch.bool)
     for partition in federation.partitions:
         trained[dataset.train["label"].cpu()[partition.rows]] = True
