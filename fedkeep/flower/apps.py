@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -216,40 +217,8 @@ class _LimitedClient:
 client, server = ClientApp(), ServerApp()
 
 
-@client.query("introduce")
-def introduce(message: Message, context: Context) -> Message:
-    """Reply with this site's name and its number of examples.
-
-    ``message``: The server's message, with the recipe and a description of the data.
-    ``context``: Flower's context, with the node's and the run's configuration.
-    Returns: The reply, or the reason why the site cannot take part.
-    """
-    return _reply("introduce", message, context)
-
-
-@client.train("perform")
-def perform(message: Message, context: Context) -> Message:
-    """Run a client step on this site's examples.
-
-    ``message``: The server's message, with the step and its arguments.
-    ``context``: Flower's context, with the node's and the run's configuration.
-    Returns: The step's result, or the reason why there is none.
-    """
-    return _reply("perform", message, context)
-
-
-@client.train("aggregate")
-def aggregate(message: Message, context: Context) -> Message:
-    """Answer in one stage of secure aggregation.
-
-    ``message``: The server's message, with the stage and its question.
-    ``context``: Flower's context, with the node's and the run's configuration.
-    Returns: The answer, or the reason why there is none.
-    """
-    return _reply("aggregate", message, context)
-
-
 def _reply(kind: MessageKind, message: Message, context: Context) -> Message:
+    """Return the reply to the server's message; ``context`` holds the node's and the run's configuration."""
     log = show_logs()
     try:
         config = read_node_config(context.node_config, context.run_config)
@@ -259,6 +228,14 @@ def _reply(kind: MessageKind, message: Message, context: Context) -> Message:
         log.error("this site cannot answer: %s", error)
         reply = Envelope({"error": str(error)})
     return Message(pack(reply), reply_to=message)
+
+
+introduce = client.query("introduce")(partial(_reply, "introduce"))
+"""Replies with this site's name and its number of examples, or the reason why the site cannot take part."""
+perform = client.train("perform")(partial(_reply, "perform"))
+"""Runs a client step on this site's examples, and replies with its result, or the reason why there is none."""
+aggregate = client.train("aggregate")(partial(_reply, "aggregate"))
+"""Answers in one stage of secure aggregation, or with the reason why there is no answer."""
 
 
 @server.main()
