@@ -116,7 +116,7 @@ def format_json(content: Mapping[str, Any], *, indent: int | None = None) -> str
 
 def read_json(path: Traversable) -> dict[str, Any]:
     """Read a JSON object that `write_json` has written, on disk or in an archive, and check it."""
-    content = _unsealed(path, read_all(path), _JSON_DIGEST) + b"}"
+    content = _unsealed(path, _JSON_DIGEST) + b"}"
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -143,7 +143,7 @@ def write_toml(path: Path, text: str) -> Path:
 
 def read_toml(path: Traversable) -> str:
     """Read the text that `write_toml` has written, on disk or in an archive, and check it."""
-    content = _unsealed(path, read_all(path), _TOML_DIGEST) + b"\n"
+    content = _unsealed(path, _TOML_DIGEST) + b"\n"
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -160,8 +160,9 @@ def read_all(path: Traversable) -> bytes:
         raise _unreadable(path, error) from None
 
 
-def _unsealed(path: Traversable, content: bytes, form: re.Pattern[bytes]) -> bytes:
-    """Return a content without its digest, which must be right."""
+def _unsealed(path: Traversable, form: re.Pattern[bytes]) -> bytes:
+    """Return a file's content without its digest, which must be right."""
+    content = read_all(path)
     found = form.search(content, max(0, len(content) - 120))
     # Of other files their reader knows what to do; this one is read in many places.
     hint = " Restore it from a copy, or repeat the run from its recipe.toml." * (path.name == "run.json")

@@ -31,9 +31,7 @@ def derive(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: st
 
 def rng(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0) -> torch.Generator:
     """Return a new PyTorch generator on the CPU for one use of randomness."""
-    named = torch.Generator()
-    named.manual_seed(derive(seed, purpose, task=task, round=round, client=client, use=use))
-    return named
+    return torch.Generator().manual_seed(derive(seed, purpose, task=task, round=round, client=client, use=use))
 
 
 def numpy_rng(seed: int, purpose: str, *, use: int = 0) -> np.random.Generator:

@@ -32,7 +32,8 @@ def plain_torch(threads: int | None = None) -> Iterator[None]:
             "machine=Machine(device=...) says where FedKeep computes."
         )
     with ExitStack() as restored:
-        for read, write, plain in _settings() if threads is None else [*_settings(), _threads(threads)]:
+        of_threads = [] if threads is None else [(torch.get_num_threads, torch.set_num_threads, threads)]
+        for read, write, plain in [*_settings(), *of_threads]:
             if (before := read()) != plain:
                 restored.callback(write, before)
                 write(plain)
@@ -83,7 +84,8 @@ def _settings() -> list[_Setting]:
     settings += [_float32_of(backends.mkldnn.matmul, "ieee"), _float32_of(backends.cudnn, "ieee")]
     settings += [_float32_of(backends.cudnn.conv, "tf32"), _float32_of(backends.cudnn.rnn, "tf32")]
     for device in ("cpu", "cuda"):
-        settings.append((_autocast_of(device), partial(torch.set_autocast_enabled, device), False))
+        read, write = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        settings.append((read, write, False))
     return settings
 
 
@@ -125,14 +127,6 @@ def _leave_autocast(restored: ExitStack) -> None:
             torch.autocast_increment_nesting()
 
     restored.callback(enter_again)
-
-
-def _threads(threads: int) -> _Setting:
-    return torch.get_num_threads, torch.set_num_threads, threads
-
-
-def _autocast_of(device: str) -> Callable[[], bool]:
-    return lambda: torch.is_autocast_enabled(device)
 
 
 def _anomaly() -> tuple[bool, bool]:

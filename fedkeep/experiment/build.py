@@ -387,8 +387,7 @@ def untrained_classes(federation: Federation) -> tuple[str, ...]:
 
     Returns: The names, in the order of the classes; mostly none.
     """
-    stream = federation.stream
-    dataset = federation.dataset if stream is None else stream.dataset
+    dataset = federation.dataset if federation.stream is None else federation.stream.dataset
     trained = torch.zeros(dataset.num_classes, dtype=torch.bool)
     for partition in federation.partitions:
         trained[dataset.train["label"].cpu()[partition.rows]] = True

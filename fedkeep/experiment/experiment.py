@@ -358,10 +358,8 @@ def _client_names(federation: Federation) -> tuple[str, ...]:
 
 
 def _counts(federation: Federation) -> dict[str, Any]:
-    if federation.stream is None:
-        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.num_classes)
-        return {"counts": counts.tolist()}
     stream = federation.stream
-    label, classes = stream.dataset.train["label"], stream.tasks[-1].num_classes
-    counts_by_task = [task.partition.counts(label, stream.dataset.num_classes)[:, :classes] for task in stream.tasks]
-    return {"counts": torch.stack(counts_by_task).sum(0).tolist()}  # each class belongs to one task
+    dataset = federation.dataset if stream is None else stream.dataset
+    classes = dataset.num_classes if stream is None else stream.tasks[-1].num_classes
+    by_task = [one.counts(dataset.train["label"], dataset.num_classes)[:, :classes] for one in federation.partitions]
+    return {"counts": torch.stack(by_task).sum(0).tolist()}  # each class belongs to one task

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedkeep._utils import progress
 from fedkeep._utils.files import atomic_write, make_folder
 from fedkeep.data import Augmentation, Federation
 from fedkeep.data.cache import cache_folder
@@ -275,7 +274,6 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
         with FileLock(file.with_suffix(".lock")):  # other processes wait for the one that trains
             if (found := _read(file)) is not None:
                 return found
-            steps = recipe.pretraining.passes * -(-len(rows) // recipe.pretraining.batch_size)
             trained = train_on_pool(
                 runner,
                 {name: column.to(runner.device) for name, column in data.items()},
@@ -283,7 +281,6 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
                 recipe.augmentation if runner.extractor is None else Augmentation(),
                 recipe.pretraining,
                 seed,
-                lambda done: progress.report("pooled training, step", done, steps),
             )
             _write(file, trained)
             return trained

@@ -5,7 +5,7 @@ import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -408,6 +408,7 @@ def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> i
     return count if count > 1 else 0
 
 
+@dataclass(eq=False)
 class CohortWorkers(Callback):
     """Starts workers after a round, and uses them once all are ready. Results do not depend on whether or when.
 
@@ -416,15 +417,12 @@ class CohortWorkers(Callback):
     ``all_steps``: As of `ProcessExecutor`.
     """
 
-    def __init__(
-        self, count: int, start: Callable[[], list[Worker]], request: tuple[str, Any], *, all_steps: bool = True
-    ) -> None:
-        self.count = count
-        self.start = start
-        self.request = request
-        self.all_steps = all_steps
-        self.workers: list[Worker] = []
-        self.starting: list[Worker] = []
+    count: int
+    start: Callable[[], list[Worker]]
+    request: tuple[str, Any]
+    all_steps: bool = True
+    workers: list[Worker] = field(init=False, default_factory=list)
+    starting: list[Worker] = field(init=False, default_factory=list)
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         if self.starting:

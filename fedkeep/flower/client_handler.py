@@ -18,30 +18,16 @@ from fedkeep.data import DataSet
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.federation import hold_out_client_test
 from fedkeep.errors import ConfigError, DataError, DataNotFound, FedKeepError
-from fedkeep.experiment.build import (
-    build_simulation,
-    check_token_ids,
-    generator_hash,
-    load_data,
-    split_clients,
-    without_generator_images,
-)
+from fedkeep.experiment import build
+from fedkeep.experiment.build import build_simulation, load_data
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.provenance import code_digests
 from fedkeep.experiment.recipe import Recipe, select_client
 from fedkeep.experiment.recipe_loader import parse_recipe
+from fedkeep.flower import views
 from fedkeep.flower.config import NodeConfig, own_code
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
-from fedkeep.flower.views import (
-    SiteView,
-    client_view,
-    describe_dataset,
-    match_dataset,
-    site_view,
-    split_classes,
-    with_true_deviations,
-)
 from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import encode_structure
@@ -79,8 +65,8 @@ def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
         dataset = _load(recipe, config)
         log.info("site %s tells the server its classes and the statistics of its inputs", config.site)
         if recipe.data_options.scaling == "standard":
-            dataset = with_true_deviations(dataset)
-        about = describe_dataset(dataset, left_out=False, generator="")
+            dataset = views.with_true_deviations(dataset)
+        about = views.describe_dataset(dataset, left_out=False, generator="")
         return Envelope({"site": config.site, "examples": [len(dataset.train["label"])], "data": about})
     federation = _simulation(envelope, config)[0].federation
     examples = [federation.for_task(task).num_examples(config.site) for task in range(1, federation.num_tasks + 1)]
@@ -212,10 +198,10 @@ def _generator(recipe: Recipe, config: NodeConfig) -> GeneratorConfig:
     return recipe.generator if config.partition_id >= 0 else GeneratorConfig()
 
 
-def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: NodeConfig) -> SiteView:
+def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: NodeConfig) -> views.SiteView:
     """Load the site's data and return its view of the federation, with classes numbered as in the run."""
     data_dir = config.data_dir or None
-    site_hash, server_hash = generator_hash(recipe, data_dir), expected["generator"]
+    site_hash, server_hash = build.generator_hash(recipe, data_dir), expected["generator"]
     if site_hash and server_hash and site_hash != server_hash:
         raise ConfigError(
             f"site {config.site} has another generator of images than the run's server. Copy the server's folder to "
@@ -223,24 +209,24 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
         )
     columns = columns_from_json({"columns": expected["columns"]})
     loaded = _load(recipe, config, columns)
-    dataset = without_generator_images(recipe, loaded, data_dir)
+    dataset = build.without_generator_images(recipe, loaded, data_dir)
     if expected["left_out"] and dataset is loaded:
         raise ConfigError(
             f"this run keeps what its generator learned from out of its clients' data, and site {config.site} does not "
             "know these images. Copy the generator there and name its folder in the node-config: "
             'generator="/path/to/it".'
         )
-    dataset = match_dataset(dataset, expected)
-    check_token_ids(recipe.model, dataset)
+    dataset = views.match_dataset(dataset, expected)
+    build.check_token_ids(recipe.model, dataset)
     if config.partition_id < 0:
         tests = bool(recipe.run.client_test)
-        return site_view(config.site, dataset, split_classes(recipe, seed, dataset), tests)
+        return views.site_view(config.site, dataset, views.split_classes(recipe, seed, dataset), tests)
     rest, _ = recipe.auxiliary.split(dataset, seed)
-    federation = split_clients(recipe, seed, rest, {})
+    federation = build.split_clients(recipe, seed, rest, {})
     clients = len(federation.clients)
     if config.num_partitions not in (0, clients):
         raise ConfigError(
             f"the recipe splits its data over {clients} clients, and there are {config.num_partitions} nodes. Start as "
             f"many, or set partition.num_clients={config.num_partitions}."
         )
-    return client_view(federation, str(config.partition_id), config.site)
+    return views.client_view(federation, str(config.partition_id), config.site)

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +42,7 @@ class _Call:
     deadline: float
 
 
+@dataclass(eq=False)
 class FlowerExecutor(Executor):
     """Runs client steps at sites, one call at a time per site, since a SuperNode handles one message after another.
 
@@ -53,27 +54,22 @@ class FlowerExecutor(Executor):
     ``introduction``: The description of the run. It is sent with every call, so that no call depends on an earlier one.
     ``run``: The run's identifier, under which sites store states.
     ``deadline``: Seconds that a call may take.
+    ``trained``: By site, the last call of this round that left a model there.
+    ``round``: The round, counted over all tasks.
     """
 
-    def __init__(
-        self,
-        state: SimulationState,
-        transport: Transport,
-        sites: SiteRegistry,
-        introduction: Envelope,
-        run: str,
-        deadline: float,
-    ) -> None:
-        self.state = state
-        self.transport = transport
-        self.sites = sites
-        self.introduction = introduction
-        self.run = run
-        self.deadline = deadline
-        self.prefetch = len(state.federation.clients)
-        self.names: dict[int, str] = {}
-        self.trained: dict[str, str] = {}  # by site, the last call that left a model there
-        self.round = 0  # counted over all tasks
+    state: SimulationState
+    transport: Transport
+    sites: SiteRegistry
+    introduction: Envelope
+    run: str
+    deadline: float
+    names: dict[int, str] = field(init=False, default_factory=dict)
+    trained: dict[str, str] = field(init=False, default_factory=dict)
+    round: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.prefetch = len(self.state.federation.clients)
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:
         self.round = round

@@ -20,11 +20,15 @@ except ImportError as error:
 
 PEM = serialization.Encoding.PEM
 UNENCRYPTED = serialization.NoEncryption()
+Key = ec.EllipticCurvePrivateKey
+AUTHORITY = "FedKeep test authority"
+DAYS = 365
+"""How many days the certificates are valid."""
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?({_LABEL}\.)*(?!\d+\Z){_LABEL}", re.ASCII | re.IGNORECASE)
 
 
-def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> list[Path]:
+def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str]) -> list[Path]:
     """Write keys and certificates into a new folder. Only the user who runs this can read the private keys.
 
     The files are ``ca.crt``, which every party gets; ``superlink.key`` and ``superlink.crt`` for the SuperLink; and for
@@ -33,7 +37,6 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
 
     ``folder``: A new or empty folder.
     ``hosts``: Host names and IP addresses under which sites reach the SuperLink; ``localhost`` is added.
-    ``days``: How many days the certificates are valid.
     """
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty, and keys are never overwritten. Choose another folder.")
@@ -43,14 +46,12 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
         raise ConfigError(f"no site can be called {reserved[0]!r}, since the SuperLink's own key has that name.")
     named = dict.fromkeys(["localhost", *hosts])  # nginx checks no address of the SuperLink behind it, only a name
     alternatives = x509.SubjectAlternativeName([_host(host) for host in named])
-    authority, authority_name = ec.generate_private_key(ec.SECP384R1()), _name("FedKeep test authority")
+    authority, link = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     of_ca = (
         (x509.BasicConstraints(ca=True, path_length=0), True),
         (_usage("key_cert_sign", "crl_sign"), True),
         (x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), False),
     )
-    ca = _certificate(authority_name, authority.public_key(), authority_name, days, of_ca)
-    link = ec.generate_private_key(ec.SECP384R1())
     of_link = (
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage("digital_signature"), True),
@@ -58,10 +59,9 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
         (alternatives, False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False),
     )
-    cert = _certificate(_name("SuperLink"), link.public_key(), authority_name, days, of_link)
     written = {
-        "ca.crt": ca.sign(authority, hashes.SHA384()).public_bytes(PEM),
-        "superlink.crt": cert.sign(authority, hashes.SHA384()).public_bytes(PEM),
+        "ca.crt": _certificate(AUTHORITY, authority, authority, of_ca),
+        "superlink.crt": _certificate("SuperLink", link, authority, of_link),
         "superlink.key": link.private_bytes(PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED),
     }
     for site in sites:
@@ -77,26 +77,22 @@ def _name(common: str) -> x509.Name:
 
 
 def _certificate(
-    subject: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    issuer: x509.Name,
-    days: int,
-    extensions: Sequence[tuple[x509.ExtensionType, bool]],
-) -> x509.CertificateBuilder:
-    """Return a certificate to be signed; each extension says whether it is critical."""
+    subject: str, key: Key, authority: Key, extensions: Sequence[tuple[x509.ExtensionType, bool]]
+) -> bytes:
+    """Return a certificate that the authority has signed; each extension says whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .subject_name(_name(subject))
+        .issuer_name(_name(AUTHORITY))
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # the machines' clocks may differ
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
     )
     for extension, critical in extensions:
         certificate = certificate.add_extension(extension, critical)
-    return certificate
+    return certificate.sign(authority, hashes.SHA384()).public_bytes(PEM)
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:

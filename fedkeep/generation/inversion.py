@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class BatchNormStatistics:
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                 assert module.running_var is not None
-                module.register_forward_pre_hook(self._record_moments(len(self.running)))
+                module.register_forward_pre_hook(partial(self._record_moments, len(self.running)))
                 self.running.append(torch.stack((module.running_mean, module.running_var)))
 
     def distance(self) -> Tensor | float:
@@ -98,12 +99,10 @@ class BatchNormStatistics:
         moments = self.batch[number]
         return torch.lerp(moments, self.earlier[number], self.momentum) if number in self.earlier else moments
 
-    def _record_moments(self, number: int) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        def hook(norm: nn.Module, inputs: tuple[Tensor]) -> None:
-            dims = [dim for dim in range(inputs[0].ndim) if dim != 1]
-            self.batch[number] = torch.stack((inputs[0].mean(dims), inputs[0].var(dims, correction=0)))
-
-        return hook
+    def _record_moments(self, number: int, norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        """Note a batch before it goes through a batch norm."""
+        dims = [dim for dim in range(inputs[0].ndim) if dim != 1]
+        self.batch[number] = torch.stack((inputs[0].mean(dims), inputs[0].var(dims, correction=0)))
 
 
 IMAGES_PER_LAYER = 10  # images that share one noisy layer, as in LANDER's code
@@ -254,7 +253,11 @@ class Inverter(ABC):
     the last term over images that both classify alike, and only after the warm-up. Of the images on the way those of
     the lowest loss are kept, in 8 bits. Teacher and student see them cropped and flipped at random. The student is
     trained with the images so far. Subclasses say what a generator is, and what becomes of it from batch to batch.
+
+    ``optimizer``: The generator's, for the present batch of images.
     """
+
+    optimizer: torch.optim.Optimizer
 
     def __init__(self, config: InversionConfig, problem: InversionProblem) -> None:
         self.config = config
@@ -289,9 +292,11 @@ class Inverter(ABC):
     def generate(self, labels: Tensor) -> Tensor:
         """Return the generator's present images, pixels in 0..1, with gradient."""
 
-    @abstractmethod
     def step(self, loss: Tensor) -> None:
         """Let the generator take a step."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
 
     def end_batch(self) -> None:  # noqa: B027 — not all inverters have anything to do
         """Finish a batch of images."""
@@ -345,11 +350,9 @@ class Inverter(ABC):
         """Train the student on images, uint8, normalised as those of the data set."""
         self.problem.student.train()
         for _ in range(self.config.student_steps):
-            rows = torch.randperm(len(images), generator=self.problem.rng)[: self.config.student_batch_size].to(
-                self.device
-            )
+            rows = torch.randperm(len(images), generator=self.problem.rng)[: self.config.student_batch_size]
             self.student_optimizer.zero_grad()
-            augmented = AUGMENTATION.move_pixels(images[rows].float() / 255, self.problem.rng)
+            augmented = AUGMENTATION.move_pixels(images[rows.to(self.device)].float() / 255, self.problem.rng)
             loss = self.student_loss(self.problem.format.normalise(augmented))
             loss.backward()  # type: ignore[no-untyped-call]
             self.student_optimizer.step()
@@ -399,13 +402,11 @@ class LatentInverter(Inverter):
         return images
 
     def step(self, loss: Tensor) -> None:
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        super().step(loss)
         # First-order MAML: the generator's gradient is the sum of its copy's over all steps.
         for own, copied in zip(self.generator.parameters(), self.copy.parameters(), strict=True):
             if copied.grad is not None:
                 own.grad = copied.grad.clone() if own.grad is None else own.grad + copied.grad
-        self.optimizer.step()
 
     def end_batch(self) -> None:
         self.meta_optimizer.step()
@@ -451,11 +452,6 @@ class TextInverter(Inverter):
     def generate(self, labels: Tensor) -> Tensor:
         images: Tensor = self.generator(labels)
         return images
-
-    def step(self, loss: Tensor) -> None:
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
 
     def normalise(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std

@@ -134,10 +134,6 @@ def check_held(counts: Tensor, label_names: Sequence[str]) -> None:
         )
 
 
-OnImages = Callable[[int], None]
-"""Called after every batch with the number of images so far."""
-
-
 def sample(
     generator: Generator,
     prototypes: Tensor,
@@ -146,7 +142,7 @@ def sample(
     sampler: Sampler,
     *,
     batch_size: int = 256,
-    on_images: OnImages | None = None,
+    on_images: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
     """Sample one image for each seed.
 
@@ -167,8 +163,7 @@ def sample(
             chosen = torch.tensor(rows[start : start + batch_size], device=generator.device)
             seeds = image_seeds[start : start + batch_size]
             batches.append(_sample_batch(generator, conditioning[chosen], seeds, sampler).cpu())
-            if on_images is not None:
-                on_images(start + len(chosen))
+            on_images(start + len(chosen))
     return torch.cat(batches)
 
 

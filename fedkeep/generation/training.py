@@ -185,7 +185,7 @@ def train_generator(
     seed: int = 0,
     device: torch.device | str = "cpu",
     half: bool = False,
-    on_step: OnStep | None = None,
+    on_step: OnStep = lambda done, loss: None,
 ) -> pixel.PixelGenerator:
     """Train a generator and save it into a folder; continue from the folder's checkpoint if there is one.
 
@@ -217,8 +217,7 @@ def train_generator(
         if time.monotonic() - saved >= settings.checkpoint:
             run.save(path)
             saved = time.monotonic()
-        if on_step is not None:
-            on_step(len(run.losses), loss)
+        on_step(len(run.losses), loss)
     check_finite(run.average)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from greenlet import getcurrent, greenlet
@@ -107,6 +106,7 @@ class _Group:
     results: list[StepResult] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class SerialExecutor(Executor):
     """Carries out steps in this process when their result is waited for.
 
@@ -118,20 +118,14 @@ class SerialExecutor(Executor):
     ``own_contexts``: Contexts of the clients whose architecture differs from the server's, by client id.
     """
 
+    context: ClientContext
+    federation: Federation
+    new_state: Callable[[], Any]
+    own_contexts: Mapping[str, ClientContext]
     partial_aggregation = True
 
-    def __init__(
-        self,
-        context: ClientContext,
-        federation: Federation,
-        new_state: Callable[[], Any],
-        own_contexts: Mapping[str, ClientContext] = MappingProxyType({}),
-    ) -> None:
-        self.context = context
-        self.own_contexts = own_contexts
-        self.federation = federation
-        self.new_state = new_state
-        self.vmap_trainer = VmapTrainer(context.runner, context.training)
+    def __post_init__(self) -> None:
+        self.vmap_trainer = VmapTrainer(self.context.runner, self.context.training)
 
     def submit(self, *requests: StepRequest) -> list[Future]:
         group = _Group(requests)

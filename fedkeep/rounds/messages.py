@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from types import MappingProxyType, MethodType
+from types import MethodType
 from typing import Any
 
 from torch import Tensor
@@ -138,7 +138,7 @@ def decode_request(
     tensors: Mapping[str, Tensor],
     client_state_type: type[Any],
     *,
-    builtin: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    builtin: Mapping[str, Callable[..., Any]],
 ) -> StepRequest:
     """Decode a request that `encode_request` has encoded, and check it against the annotations of its step.
 

@@ -45,14 +45,13 @@ class ReplyStore:
         self._stored = 0
         self._left = IN_MEMORY if in_memory is None else in_memory
 
-    def keep(self, reply: T, size: int | None = None) -> T:
+    def keep(self, reply: T) -> T:
         """Return a reply as it can wait.
 
-        ``size``: Its size in bytes, if that is known.
         Returns: The reply itself as long as there is room in memory. Afterwards one with the same values, whose models,
             and other tensors by name, are `StoredWeights`.
         """
-        size = num_bytes(reply) if size is None else size
+        size = num_bytes(reply)
         if self._expected:
             self._file.check_room(self._expected * size - self._left)
             self._expected = 0

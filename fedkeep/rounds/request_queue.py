@@ -106,19 +106,18 @@ class RequestQueue:
         self, jobs: Sequence[Sequence[StepRequest]], aggregator: PartialAggregator, expected: int
     ) -> Iterator[tuple[int, PartialAggregate]]:
         """Yield the sum of each group of requests when it arrives; progress is reported as in `arriving`."""
-        done, began = 0, time.perf_counter()
+        done, self._began = 0, time.perf_counter()
         for number, found in self.state.executor.aggregate_groups(jobs, aggregator):
             step = jobs[number][0].step.__name__
             done += len(jobs[number])
             progress.report(step, done, expected if done <= expected else None)
-            now = time.perf_counter()
-            self.step_seconds[step] = self.step_seconds.get(step, 0.0) + now - began
+            self.count_seconds(jobs[number][0])
             yield number, found
             del found
-            began = time.perf_counter()
+            self._began = time.perf_counter()
 
     def count_seconds(self, request: StepRequest) -> None:
-        """Count the seconds of waiting for a request, when its result is there."""
+        """Count the seconds of waiting for a request, or for a group with it, when its result is there."""
         step = request.step.__name__
         self.step_seconds[step] = self.step_seconds.get(step, 0.0) + time.perf_counter() - self._began
 

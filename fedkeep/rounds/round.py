@@ -118,11 +118,6 @@ class RoundState:
         return self.attendance.asks_all
 
     @property
-    def set_aside(self) -> dict[str, str]:
-        """Clients that are not asked, and why."""
-        return set_aside(self.steps, self.state)
-
-    @property
     def fewest(self) -> int:
         """With fewer clients the round is rolled back."""
         return 0 if self.asks_all else min(self.state.settings.run.min_clients, len(self.cohort))
@@ -249,7 +244,7 @@ class RoundState:
         return record
 
     def _queue(self, requests: Sequence[StepRequest]) -> None:
-        aside = self.set_aside
+        aside = set_aside(self.steps, self.state)
         for request in requests:
             if request.client in aside and request.client not in self.lost:
                 self._lose(request.client, no_reply(aside[request.client]))

@@ -161,9 +161,8 @@ class SimulationState:
             check_batch_size(context.runner.train_network, settings.training.batch_size)
         defense, data = settings.defense, self.federation.server_data
         check = ModelCheck(self.context, data, defense.loss_examples) if defense.loss_check == "server" else None
-        self.server = LocalServer(
-            self.context, data, server_state(), runner.initial, len(self.federation.clients), check=check
-        )
+        clients = len(self.federation.clients)
+        self.server = LocalServer(self.context, data, server_state(), runner.initial, clients, check)
         self.client_states = ClientStates(client_state)
         self.finished = 0
         self.weights_file = WeightsFile()

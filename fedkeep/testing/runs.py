@@ -37,6 +37,8 @@ from fedkeep.training.party import LocalClient, LocalParty
 from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.simulation import Simulation
 
+AnyAlgorithm = Algorithm[Any, Any]
+Step = Callable[..., Any]
 CLASSES = 3
 SHAPE = (1, 4, 4)
 SIZES = (7, 9, 12, 5, 17, 10)
@@ -125,7 +127,7 @@ class ToyGenerator(Generator):
         return "toy"
 
 
-def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: int = 3, **changes: Any) -> Simulation:
+def simulation(algorithm: AnyAlgorithm, *, rounds: int = 4, cohort_size: int = 3, **changes: Any) -> Simulation:
     """Return a simulation at round 0 on the tiny federation.
 
     ``rounds``, ``cohort_size``: How many rounds, and how many clients in each.
@@ -139,23 +141,16 @@ def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: 
     return Simulation(algorithm, settings=Settings(**{"training": TRAINING, "run": run, **given}), **networks | changes)
 
 
-def simulation_with_tasks(
-    algorithm: Algorithm[Any, Any],
-    tasks: TaskStream | None = None,
-    *,
-    rounds: int = 2,
-    cohort_size: int = 3,
-    **changes: Any,
-) -> Simulation:
-    """Return a simulation at round 0 in which classes arrive in tasks.
+def simulation_with_tasks(algorithm: AnyAlgorithm, tasks: TaskStream | None = None, **changes: Any) -> Simulation:
+    """Return a simulation at round 0 in which classes arrive in tasks, of two rounds each.
 
     ``tasks``: By default three of one class each.
-    ``rounds``, ``cohort_size``: How many rounds in each task, and how many clients in each round.
+    ``**changes``: As of `simulation`.
     """
     first = Federation.from_stream(tasks or stream(), 1, dataset(6, seed=3).train)
     hidden = get_architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]
-    settings = {"federation": first, "factory": lambda: hidden.build(SHAPE, first.cumulative_classes[0])} | changes
-    return simulation(algorithm, rounds=rounds, cohort_size=cohort_size, **settings)
+    networks = {"federation": first, "factory": lambda: hidden.build(SHAPE, first.cumulative_classes[0])}
+    return simulation(algorithm, **{"rounds": 2, **networks, **changes})
 
 
 def run_rounds(simulation: Simulation, rounds: int | None = None) -> list[dict[str, Any]]:
@@ -181,9 +176,6 @@ def finite(model: Weights) -> bool:
     """Tell whether all numbers of a model are finite."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in model.values())
 
-
-AnyAlgorithm = Algorithm[Any, Any]
-Step = Callable[..., Any]
 
 ROUNDS = 4
 GLOBAL_SEED = 11
@@ -273,7 +265,7 @@ def last_step(algorithm: AnyAlgorithm) -> str:
     return [step for number, _, step in undisturbed(algorithm).calls if number == 2][-1]
 
 
-def replies_with(algorithm: Algorithm[Any, Any], kind: type[Any]) -> set[str]:
+def replies_with(algorithm: AnyAlgorithm, kind: type[Any]) -> set[str]:
     """Return the names of a method's steps whose annotated reply is of a kind."""
     replies = {name: annotations_of(step)["return"] for name, step in client_steps(type(algorithm)).items()}
     return {name for name, reply in replies.items() if issubclass(get_origin(reply) or reply, kind)}

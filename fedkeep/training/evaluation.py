@@ -6,7 +6,7 @@ costs one forward pass.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -127,21 +127,16 @@ class ModelCheck:
         self._images = context.normalise(data["input"][chosen])
         member = one_hot(self._labels, context.num_classes).T.float()
         self._mean_of_class = member / member.sum(1, keepdim=True)
-        self._known: dict[tuple[int, ...], tuple[list[weakref.ref[Tensor]], list[int], ClassScores]] = {}
+        self._known: dict[Hashable, tuple[list[weakref.ref[Tensor]], ClassScores]] = {}
 
     def scores(self, model: Weights) -> ClassScores:
         """Measure a model, unless its very tensors have been measured before."""
-        key = tuple(map(id, model.values()))
-        if found := self._known.get(key):
-            references, versions, scores = found
-            # An id may have gone to another tensor since, and a tensor may have been changed in place.
-            unchanged = all(one() is tensor for one, tensor in zip(references, model.values(), strict=True))
-            if unchanged and versions == [tensor._version for tensor in model.values()]:
-                return scores
-        scores = self._measure(model)
-        self._known.pop(key, None)
-        versions = [tensor._version for tensor in model.values()]
-        self._known[key] = [weakref.ref(tensor) for tensor in model.values()], versions, scores
+        key = tuple((id(tensor), tensor._version) for tensor in model.values())  # it may be changed in place
+        references, scores = self._known.pop(key, ([], None))
+        # An id may have gone to another tensor since.
+        if scores is None or any(one() is not tensor for one, tensor in zip(references, model.values(), strict=True)):
+            scores = self._measure(model)
+        self._known[key] = [weakref.ref(tensor) for tensor in model.values()], scores
         if len(self._known) > KEPT:
             self._known.pop(next(iter(self._known)))
         return scores

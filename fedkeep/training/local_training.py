@@ -180,7 +180,7 @@ class TrainJob:
         return tuple(map(tuple, columns)), tree_signature(self.loss)
 
     def most_steps(self, size: int) -> int:
-        """Return how many steps the epochs take, or a few more."""
+        """Return how many batches the epochs have: their steps, or a few more."""
         return self.epochs * ceil(self.num_examples / (self.streams[0].batch_size or size))
 
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
@@ -202,38 +202,35 @@ class TrainJob:
             yield from map(list, zip(first, *others, strict=False))
 
 
+@dataclass(eq=False)
 class SGDStepper:
     """Takes steps of SGD, or of the optimizer that the settings name.
 
     The steps equal those of `torch.optim.SGD` bit for bit. Without the overhead of a general optimizer, a step of a
     small network takes two thirds of the time.
 
-    ``weights``: The weights by name; those that require a gradient are trained.
+    ``weights``: The weights by name; only those that require a gradient are kept, and trained.
     ``forward``: Runs the network with these weights.
     ``loss_sum``: Sum of the losses of all steps so far, a scalar.
     """
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        weights: Mapping[str, Tensor],
-        forward: Callable[[Tensor], Tensor],
-        training: Training,
-        lr: float,
-    ) -> None:
-        self.runner = runner
-        self.weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    runner: ModelRunner
+    weights: Mapping[str, Tensor]
+    forward: Callable[[Tensor], Tensor]
+    training: Training
+    lr: float
+
+    def __post_init__(self) -> None:
+        training = self.training
+        self.weights = {name: weight for name, weight in self.weights.items() if weight.requires_grad}
         self.parameters = list(self.weights.values())
         self.momenta = [torch.zeros_like(weight) for weight in self.parameters] if training.momentum else []
-        self.training = training
-        self.lr = lr
         self.optimizer: torch.optim.Optimizer | None = None
         if training.optimizer != "sgd":
             kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
             first, second = training.betas
-            self.optimizer = kind(self.parameters, lr=lr, betas=(first, second), weight_decay=training.weight_decay)
-        self.loss_sum = torch.zeros((), device=runner.device)
-        self._forward = forward
+            self.optimizer = kind(self.parameters, self.lr, (first, second), weight_decay=training.weight_decay)
+        self.loss_sum = torch.zeros((), device=self.runner.device)
 
     def restart(self) -> None:
         """Begin another training with SGD, as a new stepper would."""
@@ -248,7 +245,7 @@ class SGDStepper:
         training = self.training
         versions = [column._version for batch in batches for column in batch.data.values()]
         with autocast(training.precision, self.runner.device):
-            value = loss(NetworkView(self.runner, self.weights, self._forward), batches)
+            value = loss(NetworkView(self.runner, self.weights, self.forward), batches)
         if versions != [column._version for batch in batches for column in batch.data.values()]:
             raise ConfigError(IN_PLACE.format(f"the network or the loss {type(loss).__name__}"))
         check_scalar(value, loss)
@@ -308,13 +305,20 @@ def clip_gradients(gradients: list[Tensor], limit: float) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, factor))
 
 
+def clip_factors(gradients: Sequence[Tensor], limit: float) -> Tensor:
+    """Return for each row of gradients [m, ...] by what `torch.nn.utils.clip_grad_norm_` would multiply it, [m]."""
+    norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factors: Tensor = (limit / (norms + 1e-6)).clamp(max=1.0)
+    return factors
+
+
 def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
     """Carry out one local training."""
     merge_last = runner.has_batch_norm
     if job.num_examples == 0 or (merge_last and job.num_examples == 1):
         # Nothing to learn from: batch norm cannot learn from one example.
         return Fit(job.model, job.num_examples, 0, 0.0)
-    stepper, trained_weights = _prepare(runner, job, training)
+    stepper, trained_weights = prepare(runner, job, training)
     captured = _captured_steps(runner, stepper, job)
     if captured is not None:
         stepper = captured.stepper
@@ -345,7 +349,7 @@ def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> 
     return steps
 
 
-def _prepare(
+def prepare(
     runner: ModelRunner, job: TrainJob, training: Training
 ) -> tuple[SGDStepper, Callable[[], dict[str, Tensor]]]:
     """Return a stepper, and a function that returns the trained weights."""

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from fedkeep.models.weights import check_weights, load_weights
 from fedkeep.training.context import ClientContext
 from fedkeep.training.evaluation import ModelCheck, mean_of_labels
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
-from fedkeep.training.per_example import fisher, num_steps, private_fit, sample_rate
+from fedkeep.training.per_example import fisher, private_fit, sample_rate
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ class TeacherCache:
     def __init__(self, context: ClientContext, data: Data) -> None:
         self.context = context
         self.data = data
-        self._images: Tensor | None = None
         self._logits: list[tuple[Weights, Tensor]] = []
 
     def __call__(self, model: Weights) -> Tensor:
@@ -55,7 +54,7 @@ class TeacherCache:
         for known, logits in self._logits:
             if known is model:
                 return logits
-        logits = self.context.runner.logits(model, self._normalised())
+        logits = self.context.runner.logits(model, self._images)
         self._logits.append((model, logits))
         return logits
 
@@ -64,7 +63,7 @@ class TeacherCache:
 
         Returns: Features, float32 [n, width].
         """
-        return self.context.runner.features(model, self._normalised())
+        return self.context.runner.features(model, self._images)
 
     def for_data(self, data: Data) -> TeacherCache:
         """Return a cache for another data set.
@@ -73,10 +72,9 @@ class TeacherCache:
         """
         return TeacherCache(self.context, data)
 
-    def _normalised(self) -> Tensor:
-        if self._images is None:
-            self._images = self.context.normalise(self.data["input"])
-        return self._images
+    @cached_property
+    def _images(self) -> Tensor:
+        return self.context.normalise(self.data["input"])
 
 
 class LocalParty(Party[Any]):
@@ -155,7 +153,7 @@ class LocalParty(Party[Any]):
                 f"privacy.noise_multiplier: the loss {type(found).__name__} compares the examples of a batch with each "
                 "other, as by weights, and DP-SGD takes each alone. Take a loss that is a mean over examples."
             )
-        rate, steps = steps_name(sample_rate(job, self.training)), num_steps(job, self.training)
+        rate, steps = steps_name(sample_rate(job, self.training)), job.most_steps(self.training.batch_size)
         self._uses[rate] = self._uses.get(rate, 0) + steps
         use = self._use("noise")
         noise = self.context.fresh_noise("noise", task=self.task, round=self.round, client=self.name, use=use)
@@ -276,9 +274,7 @@ class LocalParty(Party[Any]):
         return network
 
     def rng(self, purpose: str) -> torch.Generator:
-        named = torch.Generator()
-        named.manual_seed(self._derive(purpose))
-        return named
+        return torch.Generator().manual_seed(self._derive(purpose))
 
     def _use(self, purpose: str) -> int:
         """Return how often a purpose has used randomness in this round, and count one use more."""
@@ -373,14 +369,7 @@ class LocalServer(LocalParty, Server[Any]):
     """
 
     def __init__(
-        self,
-        context: ClientContext,
-        data: Data,
-        state: Any,
-        model: Weights,
-        num_clients: int,
-        *,
-        check: ModelCheck | None = None,
+        self, context: ClientContext, data: Data, state: Any, model: Weights, num_clients: int, check: ModelCheck | None
     ) -> None:
         super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model

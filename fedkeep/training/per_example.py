@@ -23,8 +23,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import Batch
 from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
-from fedkeep.models.weights import load_weights, state_dict_copy
-from fedkeep.training.local_training import NetworkView, TrainJob, autocast
+from fedkeep.training.local_training import NetworkView, TrainJob, autocast, clip_factors, prepare
 from fedkeep.training.model_runner import ModelRunner
 
 MOST_BYTES = 2**28
@@ -90,55 +89,39 @@ def sample_rate(job: TrainJob, training: Training) -> float:
     return min(1.0, (job.streams[0].batch_size or training.batch_size) / max(job.num_examples, 1))
 
 
-def num_steps(job: TrainJob, training: Training) -> int:
-    """Return how many steps a private training takes: as many as batches in its epochs.
-
-    Returns: The number of steps; 0 without examples.
-    """
-    size = job.streams[0].batch_size or training.batch_size
-    return job.epochs * -(-job.num_examples // size)
-
-
 def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy: Privacy, noise: NoiseStream) -> Fit:
-    """Carry out one local training with DP-SGD.
+    """Carry out one local training with DP-SGD, in as many steps as its epochs have batches.
 
     ``noise``: What batches and noise are drawn from. Who knows its key can take the noise off again.
     Returns: The trained weights. The loss is 0, since the true one would tell about the examples.
     """
     _check(runner, job)
-    steps = num_steps(job, training)
+    steps = job.most_steps(training.batch_size)
     if not steps:
         return Fit(job.model, job.num_examples, 0, 0.0)
-    network = runner.train_network.train()
-    load_weights(network, job.model)
-    weights = dict(network.named_parameters())
-    trained = [name for name, weight in weights.items() if weight.requires_grad]
-    parameters = [weights[name] for name in trained]
-    momenta = [torch.zeros_like(parameter) if training.momentum else None for parameter in parameters]
+    stepper, trained_weights = prepare(runner, job, training)
+    momenta: list[Tensor | None] = [*stepper.momenta] or [None] * len(stepper.parameters)
     rate = sample_rate(job, training)
-    expected = rate * job.num_examples
+    expected, deviation = rate * job.num_examples, privacy.noise_multiplier * privacy.max_grad_norm
     with seeds.temporary_seed(job.seed, runner.device), torch.no_grad():
         for number in range(steps):
             progress.report("step", number, steps, inside=True)
             batch = job.streams[0].sample(rate, noise)
-            total = clipped_sum(runner, job, batch, dict(zip(trained, parameters, strict=True)), training, privacy)
-            gradients = []
-            for gradient in total:
-                noised = noise.gaussian(gradient, privacy.noise_multiplier * privacy.max_grad_norm)
-                gradients.append(noised / expected)
+            total = clipped_sum(runner, job, batch, stepper.weights, training, privacy)
+            gradients = [noise.gaussian(gradient, deviation) / expected for gradient in total]
             sgd(
-                parameters,
+                stepper.parameters,
                 gradients,
                 momenta,
                 weight_decay=training.weight_decay,
                 momentum=training.momentum,
-                lr=training.lr_in_round(job.round),
+                lr=stepper.lr,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
             )
     runner.classifier_input = None
-    return Fit(state_dict_copy(network), job.num_examples, steps, 0.0)
+    return Fit(trained_weights(), job.num_examples, steps, 0.0)
 
 
 def clipped_sum(
@@ -189,8 +172,7 @@ def clipped_sum(
                 f"this method's loss cannot be computed example by example, as DP-SGD needs: {error}"
             ) from error
         found = list(gradients.values())
-        norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in found]).norm(dim=0)
-        factors = (privacy.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors = clip_factors(found, privacy.max_grad_norm)
         for kept, gradient in zip(total, found, strict=True):
             kept += torch.einsum("b,b...->...", factors, gradient)
     return total

@@ -1,20 +1,18 @@
 """Pooled training: a few passes over all clients' training examples, from which the rounds of a run then begin."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedkeep._utils import seeds
+from fedkeep._utils import progress, seeds
 from fedkeep.data import Augmentation, Data
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Weights
 from fedkeep.models.weights import check_finite, diverged, load_weights, state_dict_copy
 from fedkeep.options import Options, option
-from fedkeep.training.local_training import BatchStream
+from fedkeep.training.local_training import BatchStream, Normalise
 from fedkeep.training.model_runner import ModelRunner
 
 
@@ -35,22 +33,19 @@ class PooledTraining(Options):
 def train_on_pool(
     runner: ModelRunner,
     data: Data,
-    normalise: Callable[[Tensor], Tensor],
+    normalise: Normalise,
     augmentation: Augmentation,
     settings: PooledTraining,
     seed: int,
-    on_step: Callable[[int], None] = lambda done: None,
 ) -> Weights:
-    """Train a runner's network on pooled examples.
-
-    ``on_step``: Called after every step with the number of steps that are done.
-    """
+    """Train a runner's network on pooled examples."""
     network, size, count = runner.train_network.train(), settings.batch_size, len(data["label"])
     load_weights(network, runner.initial)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.SGD(trained, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     alone = runner.has_batch_norm and count > size and count % size == 1  # it joins the batch before it
-    total, done = settings.passes * (math.ceil(count / size) - alone), 0
+    most = settings.passes * math.ceil(count / size)
+    total, done = most - settings.passes * alone, 0
     for number in range(settings.passes):
         order, noise = (seeds.rng(seed, f"pooled {what}", use=number) for what in ("order", "noise"))
         stream = BatchStream(data, normalise, augmentation, order, noise, runner.layout)
@@ -64,7 +59,7 @@ def train_on_pool(
             done += 1
             if not math.isfinite(loss.item()):
                 raise diverged(f"the loss of step {done} is {loss.item()}")
-            on_step(done)
+            progress.report("pooled training, step", done, most)
     weights = state_dict_copy(network, with_frozen=True)
     check_finite(weights)
     return weights

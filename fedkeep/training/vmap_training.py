@@ -26,7 +26,7 @@ from fedkeep.losses.base import check_scalar
 from fedkeep.losses.decoupled import upcast
 from fedkeep.losses.wrappers import replace_cross_entropy
 from fedkeep.models.weights import find_mismatch
-from fedkeep.training.local_training import NetworkView, TrainJob, autocast, fit
+from fedkeep.training.local_training import NetworkView, TrainJob, autocast, clip_factors, fit
 from fedkeep.training.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -93,9 +93,8 @@ class VmapTrainer:
             return False  # the loop raises an error that says what is wrong
         if any(job.parametrization for job in group):
             return False  # a stack contains the network's weights only, and those of all clients in one tensor
-        if (
-            len(self._possible) > MAX_SIGNATURES
-        ):  # losses that contain newly created functions have a new signature each time
+        # Losses that contain newly created functions have a new signature each time.
+        if len(self._possible) > MAX_SIGNATURES:
             self._possible.clear()
         if signature not in self._possible:
             self._possible[signature] = self._succeeds(group[:2])
@@ -261,19 +260,14 @@ def _side_by_side(streams: Sequence[Iterator[list[Batch]]]) -> Iterator[tuple[li
     A stack must be rectangular, but the length of an epoch's last batch depends on the client. Shorter batches are
     taken first, so that all members are together again for the full ones.
     """
-    waiting = {member: batches for member, stream in enumerate(streams) if (batches := next(stream, None)) is not None}
-    while waiting:
+    following = {member: next(stream, None) for member, stream in enumerate(streams)}  # None: it has ended
+    while waiting := {member: batches for member, batches in following.items() if batches is not None}:
         shapes: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for member, batches in waiting.items():
             shapes[tuple(len(batch.index) for batch in batches)].append(member)
         members = shapes[min(shapes)]
         yield members, [waiting[member] for member in members]
-        for member in members:
-            following = next(streams[member], None)
-            if following is None:
-                del waiting[member]
-            else:
-                waiting[member] = following
+        following = {**waiting, **{member: next(streams[member], None) for member in members}}
 
 
 def _stacked(batches: Sequence[Batch]) -> tuple[dict[str, Tensor], Tensor]:
@@ -283,6 +277,5 @@ def _stacked(batches: Sequence[Batch]) -> tuple[dict[str, Tensor], Tensor]:
 
 def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Return each client's gradients, [m, ...], scaled as by `torch.nn.utils.clip_grad_norm_`."""
-    norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-    factors = (limit / (norms + 1e-6)).clamp(max=1.0)
+    factors = clip_factors(gradients, limit)
     return [gradient * factors.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]

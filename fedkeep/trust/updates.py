@@ -237,20 +237,17 @@ def is_replay(update: UpdateSummary, known: Iterable[tuple[str, str]]) -> bool:
 def find_too_large(update: UpdateSummary, defense: Defense) -> str | None:
     """Tell whether an update is too large for the model that it changes."""
     parts = (
-        ("an update", update.parameter_change, defense.model_norm * max(update.parameter_norm, 1.0)),
-        (
-            "buffers with a change",
-            update.buffer_change,
-            BUFFER_FACTOR * defense.model_norm * max(update.buffer_norm, 1.0),
-        ),
+        ("an update", update.parameter_change, update.parameter_norm, defense.model_norm),
+        ("buffers with a change", update.buffer_change, update.buffer_norm, BUFFER_FACTOR * defense.model_norm),
     )
-    for what, norm, limit in parts if defense.model_norm else ():
+    for what, norm, before, times in parts if defense.model_norm else ():
+        limit = times * max(before, 1.0)
         if not norm <= limit:
             return f"{what} of norm {norm:.3g}, where at most {limit:.3g} fits the model that it was sent"
     return None
 
 
-def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] = ()) -> dict[str, str]:
+def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float]) -> dict[str, str]:
     """Find models that have nothing of the one that was sent, where others' have: weights at random, or exchanged rows.
 
     However far an honest training moves a model, some of its direction stays: over 900 honest updates on digits and
@@ -258,9 +255,8 @@ def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] 
     0.11 for one client of 1,000 examples among clients of 30 after 20 epochs with a strong weight decay. Where the
     others' models keep nothing either, as in layers that begin at zero, no client is refused.
     """
-    similarities = [update.similarity for update in updates.values()]
-    similarities = similarities if len(similarities) >= MIN_FOR_MEDIAN else [*known, *similarities]
-    if len(similarities) < MIN_FOR_MEDIAN or (usual := median_low(similarities)) < USUAL_SIMILARITY:
+    usual = _usual([update.similarity for update in updates.values()], known)
+    if usual < USUAL_SIMILARITY:
         return {}
     return {
         client: "weights that have nothing of those that it was sent: their cosine similarity is "
@@ -270,11 +266,7 @@ def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] 
     }
 
 
-def find_outliers(
-    updates: Mapping[str, UpdateSummary],
-    defense: Defense,
-    known: Sequence[float] = (),
-) -> dict[str, str]:
+def find_outliers(updates: Mapping[str, UpdateSummary], defense: Defense, known: Sequence[float]) -> dict[str, str]:
     """Compare the updates of several clients with the median of their norms.
 
     An update of up to `FREE_NORM` times the norm of the model that it changes is never an outlier: where most clients
@@ -288,18 +280,19 @@ def find_outliers(
         ("buffers with a change", 10 * limit, lambda update: (update.buffer_change, update.buffer_norm), ()),
     )
     for what, times, measure, earlier in measures if limit else ():
-        norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
-        norms = norms if len(norms) >= MIN_FOR_MEDIAN else [*earlier, *norms]
-        usual = median_low(norms) if len(norms) >= MIN_FOR_MEDIAN else 0.0
+        usual = _usual([norm for norm, _ in map(measure, updates.values()) if norm > 0], earlier)
         if not usual and what != "an update":
             continue  # batch norm's first variances may be of any size
         for client, update in updates.items():
             norm, before = measure(update)
             if norm > max(times * usual, FREE_NORM * max(before, 1.0)):
-                times_usual = (
-                    f"{norm / usual:.3g} times that of the others' median"
-                    if usual
-                    else (f"more than {FREE_NORM:g} times that of the model, before others have shown what is usual")
-                )
-                found[client] = f"{what} of norm {norm:.3g}, {times_usual}"
+                so_far = f"more than {FREE_NORM:g} times that of the model, before others have shown what is usual"
+                compared = f"{norm / usual:.3g} times that of the others' median" if usual else so_far
+                found[client] = f"{what} of norm {norm:.3g}, {compared}"
     return found
+
+
+def _usual(measured: Sequence[float], earlier: Sequence[float]) -> float:
+    """Return the median of what updates measure, with earlier ones where these are few; 0 if all are too few."""
+    known = measured if len(measured) >= MIN_FOR_MEDIAN else [*earlier, *measured]
+    return median_low(known) if len(known) >= MIN_FOR_MEDIAN else 0.0
