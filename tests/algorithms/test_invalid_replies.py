@@ -61,6 +61,9 @@ def of_importance(change: Callable[[Weights], Weights]) -> Change:
     return lambda reply: replace(reply, importance=change(reply.importance))
 
 
+NETWORKS = [tiny.network, pytest.param(normed, marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("form", [lambda weights: {}, lambda weights: OTHER, lambda weights: weights | OTHER, cut])
 @pytest.mark.parametrize(
     ("method", "change"),
@@ -106,7 +109,7 @@ LIES: list[tuple[Any, Change, str]] = [
 
 
 @pytest.mark.parametrize(("method", "change", "reason"), LIES)
-@pytest.mark.parametrize("factory", [tiny.network, normed])
+@pytest.mark.parametrize("factory", NETWORKS)
 def test_numbers_that_cannot_be(method: Any, change: Change, reason: str, factory: Any) -> None:
     lost = lost_in_second_round(method, "train", change, factory=factory)
     assert list(lost) == ["4"]
@@ -122,7 +125,7 @@ def test_control_variates_of_buffers_are_compared_too() -> None:
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), SGD(lr=0.5, max_grad_norm=0.01), SGD(lr=0.0)])
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedCurv(), CWC()])
-@pytest.mark.parametrize("factory", [tiny.network, normed])
+@pytest.mark.parametrize("factory", NETWORKS)
 def test_honest_numbers_can_be(method: Any, optimizer: Training, factory: Any) -> None:
     training = replace(optimizer, epochs=2, batch_size=6)
     federation = tiny.federation((9, 1, 6, 0, 7, 23))

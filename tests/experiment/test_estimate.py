@@ -59,7 +59,9 @@ def taken(recipe: Recipe, method: Any) -> float:
 
 
 @pytest.mark.usefixtures("counted")
-@pytest.mark.parametrize("settings", [(), ("tasks.num_tasks=2", "tasks.classes_per_task=[8,2]")])
+@pytest.mark.parametrize(
+    "settings", [(), pytest.param(("tasks.num_tasks=2", "tasks.classes_per_task=[8,2]"), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["fedavg", "fedseq", "ft-kd"])
 def test_it_grows_with_the_clients_data_and_with_the_public_set(
     name: str, settings: tuple[str, ...], tmp_path: Path
