@@ -408,7 +408,7 @@ def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> i
     return count if count > 1 else 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CohortWorkers(Callback):
     """Starts workers after a round, and uses them once all are ready. Results do not depend on whether or when.
 

@@ -42,7 +42,7 @@ class _Call:
     deadline: float
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FlowerExecutor(Executor):
     """Runs client steps at sites, one call at a time per site, since a SuperNode handles one message after another.
 

@@ -97,7 +97,7 @@ class Executor(ABC):
         """Discard all requests at once, after an error; an executor that cannot go on puts another in its place."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Group:
     """Requests that were submitted together; ``train`` carries out their local training, by default job by job."""
 
@@ -106,7 +106,7 @@ class _Group:
     results: list[StepResult] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SerialExecutor(Executor):
     """Carries out steps in this process when their result is waited for.
 

@@ -180,7 +180,7 @@ class TrainJob:
         return tuple(map(tuple, columns)), tree_signature(self.loss)
 
     def most_steps(self, size: int) -> int:
-        """Return how many batches the epochs have: their steps, or a few more."""
+        """Return how many batches the epochs have: the steps with DP-SGD; else there may be a few fewer."""
         return self.epochs * ceil(self.num_examples / (self.streams[0].batch_size or size))
 
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
@@ -202,7 +202,7 @@ class TrainJob:
             yield from map(list, zip(first, *others, strict=False))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SGDStepper:
     """Takes steps of SGD, or of the optimizer that the settings name.
 
