@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from each import for_each
 from pages import DOCS, PAGES, ROOT, blocks, headings, text
 
 import fedkeep
@@ -201,7 +202,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in shown}
 
 
-@pytest.mark.parametrize("name", LINKED)
+@for_each(LINKED)
 def test_links_lead_somewhere_in_the_repository_itself(name: str) -> None:
     dead = []
     for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
@@ -242,14 +243,14 @@ def test_the_table_of_metrics_names_and_explains_all(monkeypatch: pytest.MonkeyP
     assert all(len(meaning) > 20 for _, meaning in rows)
 
 
-@pytest.mark.parametrize("name", LINKED)
+@for_each(LINKED)
 def test_every_column_of_a_table_has_a_head(name: str) -> None:
     """Screen readers name a cell by it."""
     heads = re.findall(r"^(\|.*\|)\n\|:?-+", (ROOT / name).read_text(), flags=re.M)
     assert not [head for head in heads if any(not cell.strip() for cell in head.strip("|").split("|"))]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each(PAGES)
 def test_headings_leave_no_level_out(page: str) -> None:
     """Screen readers take them for a table of contents."""
     levels = headings(page)

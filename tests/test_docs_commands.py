@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from each import for_each
 from pages import PAGES, ROOT, command_lines, indented_commands, inline
 from photos import take_photos
 
@@ -109,7 +110,7 @@ def read_other(line: str) -> None:
         assert program in SHELL | FLOWER | {"while"}, f"no test reads {line!r}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each(PAGES)
 def test_every_command_of_a_page_can_be_read(page: str) -> None:
     """Those between the words, too."""
     wrong = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import pytest
+from each import for_each
 
 ROOT = Path(__file__).parents[1]
 shorten = runpy.run_path(str(ROOT / "tools" / "docstrings.py"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "fedkeep").iterdir()), ids=lambda path: path.name)
+@for_each(sorted((ROOT / "fedkeep").iterdir()))
 def test_only_the_reference_has_sections(path: Path) -> None:
     names = shorten["reference"]()
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] * path.name.endswith(".py"):

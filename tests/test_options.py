@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import tiny
+from each import for_each
 
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import Algorithm, Training, algorithms
@@ -154,9 +155,7 @@ def test_did_you_mean() -> None:
     assert did_you_mean("zzz", []) == ""
 
 
-@pytest.mark.parametrize(
-    "cls", [Training, RunSettings, *(c for c in algorithms().values() if c.__module__.startswith("fedkeep."))]
-)
+@for_each([Training, RunSettings, *(c for c in algorithms().values() if c.__module__.startswith("fedkeep."))])
 def test_every_option_of_the_package_survives_a_table_and_says_what_it_is(cls: type[Options]) -> None:
     options = tiny.configured(cls) if issubclass(cls, Algorithm) else cls()
     assert build(cls, as_table(options), "") == options

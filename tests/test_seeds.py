@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,7 +158,7 @@ def faults(source: str, file: str = "x.py") -> Iterator[str]:
                 yield f"{file}:{node.lineno}: {name}"
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@for_each(sorted(PACKAGE.rglob("*.py")))
 def test_no_file_seeds_pickles_evaluates_or_prints(path: Path) -> None:
     found = faults(path.read_text(), str(path.relative_to(PACKAGE)))
     assert [fault for fault in found if not re.sub(r":\d+:", ":", fault).startswith(READS)] == []

@@ -33,8 +33,8 @@ VARIANTS["seqkeep-untaught"] = METHODS["seqkeep"]()
 
 WITH_TASKS = {name: method for name, method in VARIANTS.items() if "auxiliary" not in method.needs}
 
-WHOLE = ("fedavg", "fedcad", "sfedkd", "fedskf", "ft-kd")
-"""One method of each family, of which all checks are quick."""
+WHOLE = ("fedavg", "fedcad", "sfedkd", "fedskf")
+"""Methods of which all checks are quick: parallel, distilling, sequential, and with tasks."""
 QUICK = {
     "two_runs_are_equal": ("round", "train"),
     "tasks": (),

@@ -80,6 +80,7 @@ def test_photos_of_several_sizes_are_resized(cli: Any, tmp_path: Path) -> None:
     assert "t.csv holds no images" in cli("train", tmp_path / "t.csv", "--out", tmp_path / "h", code=1)
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["train", "digits", *TINY, "--set", "training.checkpoint=0"]
     cli(*arguments, "--out", tmp_path / "whole")

@@ -141,6 +141,7 @@ class Sleeping(FedAvg):
         return client.fit(model, CrossEntropy())
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_parent_ends_in_the_middle_of_a_step(with_workers: Any) -> None:
     (executor,) = with_workers(Sleeping(), workers=1)
     simulation = executor.state

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import for_each
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -83,6 +84,7 @@ def test_pooled_training_equals_plain_sgd_by_hand() -> None:
         torch.testing.assert_close(tensor, network.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_methods_and_workers_begin_from_one_model_that_is_made_once(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +139,7 @@ def test_with_tasks_it_knows_the_classes_of_the_first_alone(recipe: str, tmp_pat
     assert len(run.trials[0].evaluations[-1]["correct"]) == 10
 
 
+@pytest.mark.slow
 def test_tables_report_and_cards_say_what_it_is(recipe: str, tmp_path: Path) -> None:
     run = fedkeep.run(recipe, settings=[*POOLED], methods=["fedavg", "fedseq"], seeds=2, out=tmp_path / "run")
     accuracies = sorted({f"{100 * trial.initial_accuracy:.1f}" for trial in run.trials})
@@ -405,7 +408,7 @@ def test_a_training_that_diverges_says_so(recipe: str) -> None:
         made(load_recipe(recipe, settings=["model.pretraining.passes=2", "model.pretraining.lr=1e30"]))
 
 
-@pytest.mark.parametrize("name", algorithms())
+@for_each(algorithms())
 def test_methods_whose_clients_read_the_initial_model_say_so(name: str) -> None:
     cls = get_algorithm(name)
     sources = [inspect.getsource(base) for base in cls.__mro__ if "fedkeep.algorithms" in base.__module__]

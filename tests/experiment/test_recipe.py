@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import for_each
 
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.sequential.cwc import CWC
@@ -56,7 +57,7 @@ def test_a_recipe_is_what_its_file_says(load: Any) -> None:
     assert recipe.methods[2].algorithm == SFedKD(teachers=2)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@for_each(recipe_names())
 def test_the_packages_recipes_are_valid_and_survive_being_written(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     again = load_recipe(tiny.write_recipe(tmp_path, recipe.to_toml()))

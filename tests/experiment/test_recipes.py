@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import for_each
 
 from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
 from fedkeep.algorithms.incremental.fedpass import FedPASS
@@ -101,7 +102,7 @@ def test_every_table_and_its_number_of_columns() -> None:
     assert {table.name: len(table.columns) for table in TABLES if not table.name.startswith("fedkeep/")} == COLUMNS
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+@for_each(TABLES)
 def test_a_table_is_its_folder(table: PaperTable) -> None:
     found = [name for name in recipe_names() if name.rpartition("/")[0] == table.name]
     assert sorted(table.columns) == found
@@ -119,7 +120,7 @@ def test_recipes_of_papers_are_columns_and_ours_have_no_printed_numbers() -> Non
     assert not [name for name in others if set(load_recipe(name).paper) & set(METRICS)]
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@for_each(recipe_names())
 def test_grids_can_be_run(name: str) -> None:
     assert len(load_recipe(name, grid=True).methods) >= len(load_recipe(name).methods)
 
@@ -127,7 +128,7 @@ def test_grids_can_be_run(name: str) -> None:
 # What the papers printed
 
 
-@pytest.mark.parametrize("name", COLUMN_NAMES)
+@for_each(COLUMN_NAMES)
 def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
     recipe = load_recipe(name)
     table = name.split("/")[1]
@@ -195,7 +196,7 @@ def test_a_printed_number(name: str, metric: str, label: str, values: list[float
     assert load_recipe(name).paper[metric][label] == values
 
 
-@pytest.mark.parametrize("name", COLUMN_NAMES)
+@for_each(COLUMN_NAMES)
 def test_no_label_could_be_a_point_of_another_rows_grid(name: str) -> None:
     named = labels(load_recipe(name))
     if not name.split("/")[1].startswith("figure"):
@@ -254,7 +255,7 @@ RUN = {
 FEDSKF = Training(epochs=5, batch_size=128, lr=0.05, momentum=0.9, weight_decay=5e-4)
 
 
-@pytest.mark.parametrize("name", COLUMN_NAMES)
+@for_each(COLUMN_NAMES)
 def test_training_rounds_and_seeds(name: str) -> None:
     recipe = load_recipe(name)
     paper, table, _ = name.split("/")
@@ -575,7 +576,7 @@ def base_of(parents: list[str]) -> dict[str, Any]:
     return base
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if "/" in file])
+@for_each(file for file in FILES if "/" in file)
 def test_nothing_is_repeated_that_is_inherited(file: str) -> None:
     table = tomllib.loads((ROOT / file).read_text())
     parents = table.pop("extends", [])
@@ -601,7 +602,7 @@ def test_redundant_settings_are_found() -> None:
     assert redundant({"paper": {"table": "b", "x": 1}}, base) == [], "another table too"
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each(FILES)
 def test_every_shared_file_is_extended(file: str) -> None:
     path = Path(file)
     if path.name.startswith("_"):

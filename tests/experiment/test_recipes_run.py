@@ -76,7 +76,9 @@ def presets(paper: str) -> dict[str, tuple[Recipe, Method]]:
     return {name: (recipe, method) for name, recipe, method in found.values()}
 
 
-@pytest.mark.parametrize("paper", ["sfedkd", "fedcad", "fedadkd"])
+@pytest.mark.parametrize(
+    "paper", [*(pytest.param(paper, marks=pytest.mark.slow) for paper in ("sfedkd", "fedadkd")), "fedcad"]
+)
 def test_every_recipe_can_be_carried_out(paper: str) -> None:
     run_rounds = presets(paper)
     assert len(run_rounds) > 10

@@ -183,7 +183,7 @@ def test_a_server_that_starts_again_asks_for_nothing_twice(
     assert read_run(tmp_path / "run").trials[0].rounds == whole.trials[0].rounds
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("tasks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sites_and_a_simulation_test_on_the_same_examples(tasks: int, recipe: str, tmp_path: Path) -> None:
     """Also with state at the sites (FedAvg has none), whose calls a test counts too."""
     settings = [*SHARE, *([f"tasks.num_tasks={tasks}"] if tasks > 1 else [])]

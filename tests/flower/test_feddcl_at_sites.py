@@ -106,6 +106,7 @@ def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Pa
         serve(LocalTransport(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2, min_clients=3))
 
 
+@pytest.mark.slow
 def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(recipe: str, tmp_path: Path) -> None:
     sites, wanted = copies(recipe, tmp_path), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2)
     first_round = 2 * 3 + 3 * 3  # prototypes twice, then images, training, feedback

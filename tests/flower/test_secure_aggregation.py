@@ -157,7 +157,9 @@ def test_a_vector_that_is_no_update_loses_the_round_and_changes_nothing(recipe: 
     assert any("which client is the cause cannot be told" in reason for reason in first["lost"].values())
 
 
-@pytest.mark.parametrize("stage", Stage.all())
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=pytest.mark.slow if "key" in stage else ()) for stage in Stage.all()]
+)
 def test_nonsense_loses_a_site_or_a_round_and_no_run(stage: str, recipe: str, tmp_path: Path) -> None:
     nonsense: list[Any] = [["x", "y"], None, 3, {"0": "zz"}, ["", [], {}]]
     spoiled: list[str] = []
@@ -264,7 +266,10 @@ def _cohorts(recipe: str, folder: Path) -> Path:
     return folder / "cohorts"
 
 
-@pytest.mark.parametrize("stage", [Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(Stage.SHARE_KEYS, marks=pytest.mark.slow), Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK],
+)
 def test_a_restarted_server_gets_the_same_sum_and_nobody_trains_twice(
     stage: str, recipe: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

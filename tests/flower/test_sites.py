@@ -298,7 +298,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("method", ["fedavg", "sfedkd"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "sfedkd"])
 def test_a_bad_answer_loses_a_site_and_no_run(
     method: str, recipe: str, cohorts: list[list[str]], tmp_path: Path
 ) -> None:
@@ -580,7 +580,7 @@ def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Pat
         assert len(list(site.glob("*.state"))) <= 3, "this round's, and those of the two checkpoints that are kept"
 
 
-@pytest.mark.parametrize("method", ["sfedkd", "scaffold"])
+@pytest.mark.parametrize("method", [pytest.param("sfedkd", marks=pytest.mark.slow), "scaffold"])
 def test_a_server_that_goes_back_to_its_checkpoint_before_finds_the_states_of_all_sites(
     method: str, recipe: str, tmp_path: Path
 ) -> None:
@@ -833,7 +833,9 @@ def test_a_run_whose_every_round_is_rolled_back_stops_and_can_begin_anew(
     assert run.trials[0].finished
 
 
-@pytest.mark.parametrize(("method", "min_clients"), [("fedavg", 0), ("scaffold", 4)])
+@pytest.mark.parametrize(
+    ("method", "min_clients"), [("fedavg", 0), pytest.param("scaffold", 4, marks=pytest.mark.slow)]
+)
 def test_an_outage_in_mid_run_stops_it_and_its_rounds_are_repeated(
     method: str, min_clients: int, recipe: str, cohorts: list[list[str]], tmp_path: Path
 ) -> None:
@@ -874,6 +876,7 @@ def test_lost_rounds_in_which_sites_spent_of_their_privacy_stay_on_record(
     assert [len(record["privacy"]["clients"]) for record in records(tmp_path / "run")] == [4, 3, 3, 3, 4]
 
 
+@pytest.mark.slow
 def test_what_sites_train_again_is_counted_though_the_server_went_back(recipe: str, tmp_path: Path) -> None:
     """The server's checkpoint of round 2 is damaged: all sites train round 2 again, with other models as it may be."""
     pytest.importorskip("opacus")

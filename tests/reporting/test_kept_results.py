@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from attack_table import read_attacks, run_attacks
+from each import for_each
 from pages import PAGES, text
 
 from fedkeep._utils.digests import read_all, read_json
@@ -38,7 +39,7 @@ def test_there_are_runs() -> None:
     assert len(RUNS) >= 27
 
 
-@pytest.mark.parametrize("name", RUNS)
+@for_each(RUNS)
 def test_a_kept_run_is_read_and_its_recipe_parses(name: str, kept: Callable[[Path], Run], tmp_path: Path) -> None:
     run = kept(RESULTS / name)
     assert run.trials
@@ -55,7 +56,7 @@ def test_a_kept_run_is_read_and_its_recipe_parses(name: str, kept: Callable[[Pat
         assert {key: known.get(key, "no option") for key in trial.options} == trial.options, trial.label
 
 
-@pytest.mark.parametrize("name", RUNS)
+@for_each(RUNS)
 def test_a_kept_run_could_be_continued(name: str, tmp_path: Path) -> None:
     """Whoever unpacks an archive adds methods or seeds to it, so that no file of it may be unreadable."""
     root = open_run(RESULTS / name)

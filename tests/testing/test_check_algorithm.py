@@ -150,6 +150,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 def test_a_method_that_keeps_all_promises_passes() -> None:
     check_algorithm(Promises)
 

@@ -91,6 +91,7 @@ def test_bytes_of_a_frozen_resnet(tmp_path: Path) -> None:
     assert saved_model.keys() == network.state_dict().keys(), "what is exported is whole"
 
 
+@pytest.mark.slow
 def test_an_exported_model_predicts_as_the_run(tmp_path: Path) -> None:
     run = fedkeep.run("demo", model=Adapted, methods=["fedseq"], rounds=2, seeds=[3], out=tmp_path / "run")
     fedkeep.export_model(run, tmp_path / "model", method="FedSeq")

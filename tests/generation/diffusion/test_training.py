@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("killed_at", "saved_at"),
-    [pytest.param(1, 1, marks=pytest.mark.slow), (5, 3), pytest.param(6, 6, marks=pytest.mark.slow), (4, 0)],
+    [(5, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 1), (6, 6), (4, 0)))],
 )
 def test_a_killed_training_ends_in_the_same_bits(killed_at: int, saved_at: int, whole: Any, tmp_path: Path) -> None:
     checkpoint, saved = tmp_path / "killed" / "checkpoint.safetensors", b""
