@@ -48,7 +48,8 @@ from fedkeep.data.partition import (
 )
 from fedkeep.errors import FedKeepError as FedKeepError
 from fedkeep.experiment.recipe import Method as Method, Recipe as Recipe
-from fedkeep.experiment.recipe_loader import load_recipe as load_recipe, recipe_names as recipe_names
+from fedkeep.experiment.recipe_files import recipe_names as recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe as load_recipe
 from fedkeep.experiment.runtime import Machine as Machine
 from fedkeep.export.trained_model import export_model as export_model
 from fedkeep.export.prediction import load_model as load_model, predict as predict

@@ -24,7 +24,8 @@ from fedkeep.cli import main
 from fedkeep.cli.main import parser
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe import OPTIONS
-from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, recipe_names
+from fedkeep.experiment.recipe_files import paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 

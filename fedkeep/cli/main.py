@@ -375,7 +375,7 @@ _command(
 )
 _command(
     "recipes",
-    "show.recipes",
+    "recipes.recipes",
     "list the recipes and the papers' tables, or print one",
     arg("name", "print this recipe with its options written out, or show the columns of this table", nargs="?"),
 )

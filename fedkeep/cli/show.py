@@ -1,14 +1,11 @@
-"""Commands that only read: list methods, data sets and recipes, compare runs, write reports."""
+"""Commands that only read: list methods and data sets, compare runs, write reports."""
 
 import inspect
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from fedkeep._utils.files import atomic_write
@@ -17,7 +14,6 @@ from fedkeep.cli.text import say
 from fedkeep.data.catalog import CATALOG, CatalogEntry, known_datasets
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, read_title, recipe_names
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import default_of, describe_type, options_of
@@ -81,48 +77,6 @@ def _local_copy(entry: CatalogEntry) -> str:
         return f"damaged: {entry.damage}"
     found = entry.num_local_classes
     return "yes" if found in (None, entry.num_classes) else f"{found} classes"
-
-
-def recipes(options: Namespace, console: Console) -> int:
-    """List the recipes and the papers' tables, show the columns of one table, or print one recipe."""
-    tables = paper_tables()
-    if (options.name or "").rstrip("/") in tables:
-        _paper_table(tables[options.name.rstrip("/")], console)
-    elif options.name:
-        console.print(Text(load_recipe(options.name).to_toml()), soft_wrap=True)
-    else:
-        _recipe_list(tables, console)
-    return 0
-
-
-def _recipe_list(tables: Mapping[str, PaperTable], console: Console) -> None:
-    """Show one entry for each recipe outside a table, and one for each table, with the names of its columns."""
-    entries = {name: Text(read_title(name)) for name in recipe_names() if name.rpartition("/")[0] not in tables}
-    for name, table in tables.items():
-        columns = ", ".join(column.rpartition("/")[2] for column in table.columns)
-        entries[name] = Text(table.title).append(f": {columns}", "dim")
-    folders: dict[str, list[str]] = {}
-    for name in entries:
-        folders.setdefault(name.rpartition("/")[0], []).append(name)
-    for folder in sorted(folders):
-        if folder:
-            console.print(f"\n[bold]{escape(folder)}/[/]")
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        for name in folders[folder]:
-            grid.add_row("  " * bool(folder) + name.rpartition("/")[2], entries[name])
-        console.print(grid)
-    console.print(
-        "\na table and its columns: fedkeep recipes sfedkd/table1\n"
-        "one recipe, in full:     fedkeep recipes sfedkd/table1/cifar10-2-0.5"
-    )
-
-
-def _paper_table(table: PaperTable, console: Console) -> None:
-    console.print(f"[bold]{escape(table.table)}[/]  {escape(table.title)}")
-    if table.notes:
-        console.print(Text(f"\n{table.notes}"))
-    lines = [[name, read_title(name).removeprefix(f"{table.table}: ")] for name in table.columns]
-    console.print(TextTable(["recipe", "what it runs"], lines).terminal())
 
 
 def compare(options: Namespace, console: Console) -> int:

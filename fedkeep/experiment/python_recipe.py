@@ -19,7 +19,8 @@ from fedkeep.experiment.build import load_data
 from fedkeep.experiment.initial_model import keep_weights
 from fedkeep.experiment.plugins import keep_loss, modules_of, why_not_importable
 from fedkeep.experiment.recipe import SECTIONS, Recipe, select_methods
-from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe, titled
+from fedkeep.experiment.recipe_files import titled
+from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import Architecture, architectures, get_architecture

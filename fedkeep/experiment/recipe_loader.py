@@ -1,4 +1,4 @@
-"""Find recipes, read them from TOML files and change them: ``extends``, ``--set``, and grids of options.
+"""Read recipes from TOML files and change them: ``extends``, ``--set``, and grids of options.
 
 All keys and values are checked before anything runs.
 """
@@ -6,25 +6,17 @@ All keys and values are checked before anything runs.
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 from itertools import product
-from os.path import isfile
-from pathlib import Path
 from typing import Any
 
 from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
-from fedkeep.errors import ConfigError, collect, did_you_mean, in_one_line, nearest, refuse
+from fedkeep.errors import ConfigError, collect, did_you_mean, refuse
 from fedkeep.experiment.recipe import INITIAL_MODEL, SECTIONS, Method, Recipe, default_label, rows_named, with_own_model
+from fedkeep.experiment.recipe_files import parse_table, read_table, titled
 from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.models import Architecture, architectures
 from fedkeep.options import Options, as_table, build, check_values, options_of, plain
-
-ROOT = Path(str(files("fedkeep"))) / "recipes"
-"""The folder of the recipes that come with the package."""
-TABLE_FILE = "_table.toml"
-"""The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
 
 TRAINING = "training."
 """What an option of local training begins with in the grid of a method."""
@@ -41,45 +33,6 @@ GONE: dict[tuple[str, str], Any] = {
     ("cwc", "importance"): "fisher",
 }
 """Options of sections and methods that are no more, with the value that kept recipes give them; None for any value."""
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    """A table or figure of a paper: a folder of recipes, one for each column.
-
-    ``name``: The folder, such as ``sfedkd/table1``.
-    ``title``: One line that describes it.
-    ``table``: Its name in the paper, such as "SFedKD, table 1".
-    ``columns``: The names of its recipes, in the paper's order.
-    ``notes``: What the paper leaves open, how FedKeep reads it, and which numbers are doubtful.
-    """
-
-    name: str
-    title: str
-    table: str
-    columns: tuple[str, ...]
-    notes: str = ""
-
-
-def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with the package, such as ``sfedkd/table1/fashion-mnist-2-0.5``.
-
-    Files whose names begin with an underscore only serve to be extended, and are left out.
-    """
-    paths = (path for path in ROOT.rglob("*.toml") if not path.name.startswith("_"))
-    return sorted(path.relative_to(ROOT).as_posix().removesuffix(".toml") for path in paths)
-
-
-def paper_tables() -> Mapping[str, PaperTable]:
-    """Return by name the papers' tables and figures that come with the package; a paper's tables come first."""
-    names = [path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob(TABLE_FILE)]
-    found = {}
-    for name in sorted(names, key=lambda name: (name.rpartition("/")[0], "/table" not in name, name)):
-        shared = tomllib.loads((ROOT / name / TABLE_FILE).read_text(encoding="utf-8"))
-        paper = shared["paper"]
-        columns = tuple(f"{name}/{column}" for column in paper["columns"])
-        found[name] = PaperTable(name, shared["title"], paper["table"], columns, paper.get("notes", ""))
-    return found
 
 
 def load_recipe(
@@ -130,7 +83,8 @@ def load_recipe(
     ConfigError
         For anything that cannot be run as written, with the nearest valid name.
     """
-    table, where = _read(name, ())
+    table, where = read_table(name, merge_tables)
+    _checked(table, where)
     if rounds is not None:
         table.setdefault("run", {})["rounds"] = rounds
     table |= {name: list(given) for name, given in {"seeds": seeds, "log": log}.items() if given is not None}
@@ -155,7 +109,7 @@ def parse_recipe(
     ``allow_code``: Let the recipe name a model as ``package.module:function``, which is then imported.
     ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
     """
-    table = _parse(text, where)
+    table = _checked(parse_table(text, where), where)
     return _build(where, table, where, allow_code, model, problems=apply_overrides(table, settings))
 
 
@@ -169,53 +123,12 @@ def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
     """Read the ``[paper]`` table of a recipe, without building the rest."""
-    paper: Mapping[str, Any] = _read(name, ())[0].get("paper", {})
+    paper: Mapping[str, Any] = read_table(name, merge_tables)[0].get("paper", {})
     return paper
 
 
-def read_title(name: str) -> str:
-    """Read the title of a recipe, without building the rest."""
-    table = _read(name, ())[0]
-    return titled(str(table.get("title", name)), table.get("data", {}).get("validation", 0.0))
-
-
-def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
-    """Return a recipe's table, merged with the recipes that it extends, and its name in error messages."""
-    path = Path(name)
-    if path.suffix != ".toml":
-        path = ROOT / f"{name}.toml"
-        if not isfile(path):
-            raise _unknown_recipe(name)
-    try:
-        if path.resolve() in chain:
-            raise ConfigError(f"recipe {name!r} extends itself, by way of {', '.join(link.name for link in chain)}.")
-        text = path.read_text(encoding="utf-8-sig")  # Windows writes a byte order mark
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no file {name!r}. Give a path to a recipe, or a name such as demo. See: fedkeep recipes."
-        ) from None
-    except ConfigError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
-        raise ConfigError(f"cannot read the recipe {in_one_line(repr(name), 200)}: {error}") from error
-    table = _parse(text, f"the recipe {name!r}")
-    parents = table.pop("extends", [])
-    base: dict[str, Any] = {}
-    for parent in map(str, parents if isinstance(parents, list) else [parents]):
-        # A path is relative to the file that names it.
-        parent_name = str(path.parent / parent) if parent.endswith(".toml") else parent
-        base = merge_tables(base, _read(parent_name, (*chain, path.resolve()))[0])
-    return merge_tables(base, table), f"recipe {name!r}"
-
-
-def _parse(text: str, where: str) -> dict[str, Any]:
-    """Return the table of a TOML file, in which sections are tables."""
-    try:
-        table = tomllib.loads(text)
-    except ValueError as error:  # of TOML, or of an integer of more than 4,300 digits
-        raise ConfigError(f"cannot read {where}: {in_one_line(error, 300)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"cannot read {where}: its tables or lists are nested too deeply.") from error
+def _checked(table: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the table of a recipe if its sections are tables."""
     for name, part in table.items():
         several = name in ("methods", "client_models")
         if several and not (isinstance(part, list) and all(isinstance(each, dict) for each in part)):
@@ -223,15 +136,6 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         if name in (*SECTIONS, "paper") and not isinstance(part, dict):
             raise ConfigError(f"{where}: {name} must be a table, [{name}], not {part!r:.80}.")
     return table
-
-
-def _unknown_recipe(name: str) -> ConfigError:
-    tables = paper_tables()
-    if table := tables.get(name.rstrip("/")):
-        columns = ", ".join(table.columns)
-        return ConfigError(f"{name!r} is no recipe; it has one for each column of {table.table}: {columns}.")
-    hint = nearest(name, [*recipe_names(), *tables])
-    return ConfigError(f"there is no recipe {name!r}.{hint} See: fedkeep recipes. Or give a path to a .toml file.")
 
 
 def _select_methods(listed: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
@@ -285,12 +189,6 @@ def _leave_out_gone(name: str, table: dict[str, Any]) -> None:
     for (section, option), as_kept in GONE.items():
         if section == name and as_kept in (None, table.get(option)):
             table.pop(option, None)
-
-
-def titled(title: str, validation: Any) -> str:
-    """Return a recipe's title, with a note if models are not evaluated on the test images."""
-    note = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
-    return title if note in title else f"{title} ({note})"
 
 
 def untitled(title: str) -> str:

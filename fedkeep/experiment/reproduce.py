@@ -20,7 +20,8 @@ from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_code
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
+from fedkeep.experiment.recipe_files import paper_tables
+from fedkeep.experiment.recipe_loader import load_recipe, read_paper_section
 from fedkeep.experiment.run import add_code, prepare_run, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table, options_of

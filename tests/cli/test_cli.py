@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import tiny
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.experiment.recipe_loader import paper_tables, recipe_names
+from fedkeep.experiment.recipe_files import paper_tables, recipe_names
 
 
 class Told:
@@ -243,6 +245,13 @@ def test_recipes_are_listed_by_folder_and_table(columns: int, cli: Any, monkeypa
         tables = paper_tables()
         alone = [name for name in recipe_names() if name.rpartition("/")[0] not in tables]
         assert len(lines) == len(tables) + 6 + len(alone) + 2, "one each, the folders, and what else is shown"
+
+
+def test_recipes_are_listed_before_pytorch_is_imported() -> None:
+    code = "import sys\nfrom fedkeep.cli import main\nmain(['recipes'])\nassert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert not shown.returncode, shown.stderr
+    assert "sfedkd/" in shown.stdout
 
 
 def test_recipes_shows_a_tables_columns(cli: Any) -> None:

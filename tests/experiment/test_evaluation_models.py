@@ -15,7 +15,8 @@ from torch import Tensor
 import fedkeep
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
+from fedkeep.experiment.recipe_files import recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.metric import METRICS
 from fedkeep.reporting.run_folder import Run

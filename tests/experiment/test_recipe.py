@@ -25,7 +25,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.experiment import describe_trial
 from fedkeep.experiment.recipe import ClientModel, Method, Recipe, client_architectures, select_client, select_methods
-from fedkeep.experiment.recipe_loader import load_recipe, parse_value, recipe_names
+from fedkeep.experiment.recipe_files import recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe, parse_value
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.networks import MLP
 

@@ -20,7 +20,8 @@ from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
 from fedkeep.experiment.build import build_simulation, split_clients, split_server_data
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.recipe_loader import load_recipe, paper_tables
+from fedkeep.experiment.recipe_files import paper_tables
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import get_architecture
 
 
