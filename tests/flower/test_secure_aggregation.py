@@ -143,6 +143,7 @@ def test_too_few_sites_lose_the_round(recipe: str, tmp_path: Path) -> None:
     assert any("2 of 4 sites answered" in reason and "3 are needed" in reason for reason in first["lost"].values())
 
 
+@pytest.mark.slow
 def test_a_vector_that_is_no_update_loses_the_round_and_changes_nothing(recipe: str, tmp_path: Path) -> None:
     def spoil(site: Any, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
         round = int(str(asked.head.get("aggregation", "0-")).split("-")[0])
@@ -245,6 +246,7 @@ def test_a_site_whose_shares_cannot_be_decrypted_is_named(recipe: str, tmp_path:
     assert any(f"what {spoiled[0]} sent for this site cannot be decrypted" in text for text in first["lost"].values())
 
 
+@pytest.mark.slow
 def test_a_lost_site_whose_key_is_of_another_kind_loses_a_round_and_no_run(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +292,7 @@ def test_a_restarted_server_gets_the_same_sum_and_nobody_trains_twice(
     assert len(trained) == len(set(trained)) == 8
 
 
+@pytest.mark.slow
 def test_rounds_that_are_repeated_unmask_no_second_sum(recipe: str, tmp_path: Path) -> None:
     """All rounds are rolled back, since a site is lost in each, and the run is started again in the same folder."""
     told: dict[str, set[tuple[str, ...]]] = {}
