@@ -60,7 +60,7 @@ def paper_tables() -> Mapping[str, PaperTable]:
 
 def read_title(name: str) -> str:
     """Read the title of a recipe, without building the rest."""
-    table = read_table(name, _by_section)[0]
+    table = read_recipe_file(name, _by_section)[0]
     return titled(str(table.get("title", name)), table.get("data", {}).get("validation", 0.0))
 
 
@@ -69,7 +69,7 @@ def _by_section(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return base | {name: base.get(name, {}) | part if isinstance(part, dict) else part for name, part in over.items()}
 
 
-def read_table(name: str, merge: Merge, chain: tuple[Path, ...] = ()) -> tuple[dict[str, Any], str]:
+def read_recipe_file(name: str, merge: Merge, chain: tuple[Path, ...] = ()) -> tuple[dict[str, Any], str]:
     """Return a recipe's table, merged with the recipes that it extends, and its name in error messages."""
     path = Path(name)
     if path.suffix != ".toml":
@@ -88,17 +88,17 @@ def read_table(name: str, merge: Merge, chain: tuple[Path, ...] = ()) -> tuple[d
         raise
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise ConfigError(f"cannot read the recipe {in_one_line(repr(name), 200)}: {error}") from error
-    table = parse_table(text, f"the recipe {name!r}")
+    table = parse_toml(text, f"the recipe {name!r}")
     parents = table.pop("extends", [])
     base: dict[str, Any] = {}
     for parent in map(str, parents if isinstance(parents, list) else [parents]):
         # A path is relative to the file that names it.
         parent_name = str(path.parent / parent) if parent.endswith(".toml") else parent
-        base = merge(base, read_table(parent_name, merge, (*chain, path.resolve()))[0])
+        base = merge(base, read_recipe_file(parent_name, merge, (*chain, path.resolve()))[0])
     return merge(base, table), f"recipe {name!r}"
 
 
-def parse_table(text: str, where: str) -> dict[str, Any]:
+def parse_toml(text: str, where: str) -> dict[str, Any]:
     """Return the table of a TOML file."""
     try:
         table = tomllib.loads(text)

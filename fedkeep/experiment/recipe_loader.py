@@ -13,7 +13,7 @@ from fedkeep.data.catalog import is_known
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, collect, did_you_mean, refuse
 from fedkeep.experiment.recipe import INITIAL_MODEL, SECTIONS, Method, Recipe, default_label, rows_named, with_own_model
-from fedkeep.experiment.recipe_files import parse_table, read_table, titled
+from fedkeep.experiment.recipe_files import parse_toml, read_recipe_file, titled
 from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.models import Architecture, architectures
 from fedkeep.options import Options, as_table, build, check_values, options_of, plain
@@ -83,7 +83,7 @@ def load_recipe(
     ConfigError
         For anything that cannot be run as written, with the nearest valid name.
     """
-    table, where = read_table(name, merge_tables)
+    table, where = read_recipe_file(name, merge_tables)
     _checked(table, where)
     if rounds is not None:
         table.setdefault("run", {})["rounds"] = rounds
@@ -109,7 +109,7 @@ def parse_recipe(
     ``allow_code``: Let the recipe name a model as ``package.module:function``, which is then imported.
     ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
     """
-    table = _checked(parse_table(text, where), where)
+    table = _checked(parse_toml(text, where), where)
     return _build(where, table, where, allow_code, model, problems=apply_overrides(table, settings))
 
 
@@ -123,7 +123,7 @@ def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
     """Read the ``[paper]`` table of a recipe, without building the rest."""
-    paper: Mapping[str, Any] = read_table(name, merge_tables)[0].get("paper", {})
+    paper: Mapping[str, Any] = read_recipe_file(name, merge_tables)[0].get("paper", {})
     return paper
 
 
@@ -220,8 +220,11 @@ def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
     """Return a table with the entries of another, which take precedence. Tables in them are merged too."""
     result = dict(base)
     for key, value in over.items():
-        old = result.get(key)
-        result[key] = _merge_section(key, old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        old = result.get(key, value)
+        if isinstance(old, dict) != isinstance(value, dict):
+            other = value if isinstance(old, dict) else old
+            raise ConfigError(f"{key} must be a table, [{key}], in all that a recipe extends, not {other!r:.80}.")
+        result[key] = _merge_section(key, old, value) if key in base and isinstance(old, dict) else value
     return result
 
 

@@ -589,3 +589,10 @@ def test_validation_images_are_the_test_set_of_a_federation(load: Any) -> None:
     described = describe_trial(load(), load().methods[0], 0, part)
     assert "held out; the test images are not used" in described["dataset_note"]
     assert sum(described["test_total"]) == len(test)
+
+
+def test_a_section_that_is_no_table_in_a_recipe_that_is_extended_is_named(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("partition = 3")
+    (tmp_path / "own.toml").write_text('extends = ["demo", "base.toml"]')
+    with pytest.raises(ConfigError, match=r"partition must be a table, \[partition\], .*not 3"):
+        load_recipe(str(tmp_path / "own.toml"))

@@ -26,7 +26,7 @@ from fedkeep.data.partition import IID, ByColumn, Dirichlet, ExDir, Hybrid, Shar
 from fedkeep.data.server_data import Auxiliary
 from fedkeep.experiment import recipe_loader
 from fedkeep.experiment.recipe import Recipe, client_architectures
-from fedkeep.experiment.recipe_files import ROOT, PaperTable, paper_tables, read_table, recipe_names
+from fedkeep.experiment.recipe_files import ROOT, PaperTable, paper_tables, read_recipe_file, recipe_names
 from fedkeep.experiment.recipe_loader import merge_tables
 from fedkeep.interface import Training
 from fedkeep.models.pretrained import Pretrained
@@ -573,7 +573,7 @@ def redundant(table: dict[str, Any], base: dict[str, Any]) -> list[tuple[str, ..
 def base_of(parents: list[str]) -> dict[str, Any]:
     base: dict[str, Any] = {}
     for parent in parents:
-        base = merge_tables(base, read_table(parent, merge_tables)[0])
+        base = merge_tables(base, read_recipe_file(parent, merge_tables)[0])
     return base
 
 
