@@ -83,7 +83,7 @@ def load_recipe(
     ConfigError
         For anything that cannot be run as written, with the nearest valid name.
     """
-    table, where = read_recipe_file(name, merge_tables)
+    table, where = read_recipe_file(name, _extend)
     _checked(table, where)
     if rounds is not None:
         table.setdefault("run", {})["rounds"] = rounds
@@ -123,7 +123,7 @@ def with_grid(recipe: Recipe, grid: Mapping[str, Any] | Sequence[str], *, allow_
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
     """Read the ``[paper]`` table of a recipe, without building the rest."""
-    paper: Mapping[str, Any] = read_recipe_file(name, merge_tables)[0].get("paper", {})
+    paper: Mapping[str, Any] = read_recipe_file(name, _extend)[0].get("paper", {})
     return paper
 
 
@@ -216,15 +216,21 @@ def _methods(entry: Mapping[str, Any], number: int, expanded: bool) -> list[Meth
 # Changes to a recipe's tables before it is built
 
 
+def _extend(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of a recipe with what it extends; no section of either may hide behind the other's."""
+    for key in base.keys() & own.keys():
+        if isinstance(base[key], dict) != isinstance(own[key], dict):
+            other = own[key] if isinstance(base[key], dict) else base[key]
+            raise ConfigError(f"{key} must be a table, [{key}], in all that a recipe extends, not {other!r:.80}.")
+    return merge_tables(base, own)
+
+
 def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with the entries of another, which take precedence. Tables in them are merged too."""
     result = dict(base)
     for key, value in over.items():
-        old = result.get(key, value)
-        if isinstance(old, dict) != isinstance(value, dict):
-            other = value if isinstance(old, dict) else old
-            raise ConfigError(f"{key} must be a table, [{key}], in all that a recipe extends, not {other!r:.80}.")
-        result[key] = _merge_section(key, old, value) if key in base and isinstance(old, dict) else value
+        old = result.get(key)
+        result[key] = _merge_section(key, old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return result
 
 
