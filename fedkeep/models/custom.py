@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -182,11 +182,35 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
 
 
 def source_text(value: Any) -> str:
-    """Return the code of a class or function without comments and layout; empty where Python does not know it."""
-    try:
-        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(value))))
-    except (OSError, TypeError, SyntaxError):
-        return ""
+    """Return the code of a class or function without comments and layout; empty where Python does not know it.
+
+    With it stands what it names of its own module: functions, classes, and constants (numbers, texts, tuples, arrays).
+    """
+    of = getattr(value, "__module__", None)
+    module = vars(sys.modules[of]) if of in sys.modules else {}
+    if "site-packages" in str(module.get("__file__")):
+        module = {}  # an installed library, whose files are long
+    known: dict[str, str] = {}
+    waiting = [("", value)]
+    while waiting:
+        name, one = waiting.pop()
+        known[name] = ""
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        known[name] = ast.unparse(tree)
+        nodes = list(ast.walk(tree))
+        changing = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+        for named in {node.id for node in nodes if isinstance(node, ast.Name)} - changing - known.keys():
+            found = module.get(named)
+            if isinstance(found, Tensor | np.ndarray):
+                known[named] = repr(found.tolist())
+            elif isinstance(found, int | float | str | bytes | tuple):
+                known[named] = ADDRESS.sub("", repr(found))
+            elif isinstance(found, type | FunctionType) and found.__module__ == of:
+                waiting.append((named, found))
+    return known.pop("") + "".join(f"\n{name} = {text}" for name, text in sorted(known.items()))
 
 
 def from_path(path: str, allow_code: bool) -> Architecture:

@@ -20,6 +20,7 @@ from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.experiment import plugins
 from fedkeep.experiment.run import _new_folder
+from fedkeep.models.custom import custom, describe_network
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import differences, summary
 
@@ -173,6 +174,42 @@ def test_a_run_does_not_go_on_with_another_method_of_the_program_itself(
     monkeypatch.setattr(plugins, "source_text", lambda value: "edited")
     with pytest.raises(RunError, match=r"was begun with another method \(oftheprogram\)"):
         fedkeep.resume(tmp_path / "run")
+
+
+WEIGHT = 1.0
+PRIOR = torch.ones(2)
+
+
+def weighted(logits: Tensor, labels: Tensor) -> Tensor:
+    return WEIGHT * helper(logits, labels)
+
+
+def helper(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels, PRIOR)
+
+
+def other_helper(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels, 2 * PRIOR)
+
+
+class Helped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + weighted(x, x)
+
+
+@pytest.mark.parametrize(("name", "value"), [("WEIGHT", 2.0), ("PRIOR", torch.zeros(2)), ("helper", other_helper)])
+def test_what_a_loss_or_a_network_names_in_its_module_counts(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digests() -> tuple[str, str]:
+        plugins.keep_loss(given := partial(weighted))
+        network = describe_network(custom(lambda: Helped(2, 2)), (2,), 2)["digest"]
+        return plugins.describe_loss(f"given.{type(given).__name__}"), network
+
+    before = digests()
+    assert digests() == before
+    monkeypatch.setitem(globals(), name, value)
+    assert not set(digests()) & set(before)
 
 
 def test_runs_with_two_versions_of_a_method_are_no_seeds_of_it(tmp_path: Path) -> None:
