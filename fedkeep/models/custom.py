@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from symtable import symtable
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -184,7 +185,7 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
 def source_text(value: Any) -> str:
     """Return the code of a class or function without comments and layout; empty where Python does not know it.
 
-    With it stands what it names of its own module: functions, classes, and constants (numbers, texts, tuples, arrays).
+    With it stand the globals of its module that it reads: functions, classes, and numbers, texts, tuples and arrays.
     """
     of = getattr(value, "__module__", None)
     module = vars(sys.modules[of]) if of in sys.modules else {}
@@ -195,22 +196,33 @@ def source_text(value: Any) -> str:
     while waiting:
         name, one = waiting.pop()
         known[name] = ""
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        known[name] = ast.unparse(tree)
-        nodes = list(ast.walk(tree))
-        changing = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-        for named in {node.id for node in nodes if isinstance(node, ast.Name)} - changing - known.keys():
-            found = module.get(named)
-            if isinstance(found, Tensor | np.ndarray):
-                known[named] = repr(found.tolist())
+        with suppress(OSError, TypeError, SyntaxError):
+            known[name] = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(one))))
+        for read in _globals_read(known[name]) - known.keys():
+            found = module.get(read)
+            if isinstance(found, Tensor):
+                known[read] = tensor_hash(found)
+            elif isinstance(found, np.ndarray) and found.dtype.kind in "biufc":
+                known[read] = hashlib.sha256(np.ascontiguousarray(found)).hexdigest()
             elif isinstance(found, int | float | str | bytes | tuple):
-                known[named] = ADDRESS.sub("", repr(found))
+                known[read] = ADDRESS.sub("", repr(found))
             elif isinstance(found, type | FunctionType) and found.__module__ == of:
-                waiting.append((named, found))
+                waiting.append((read, found))
     return known.pop("") + "".join(f"\n{name} = {text}" for name, text in sorted(known.items()))
+
+
+def _globals_read(code: str) -> set[str]:
+    """Return the global names that code reads and does not set itself."""
+    tables = [symtable(code, "", "exec")]
+    read: set[str] = set()
+    changed: set[str] = set()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table.get_type() == "module" or symbol.is_global():
+                (changed if symbol.is_assigned() else read).add(symbol.get_name())
+    return read - changed
 
 
 def from_path(path: str, allow_code: bool) -> Architecture:

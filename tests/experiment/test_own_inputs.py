@@ -185,7 +185,7 @@ def weighted(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def helper(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits, labels, PRIOR)
+    return cross_entropy(logits, labels, torch.as_tensor(PRIOR, dtype=torch.float32))
 
 
 def other_helper(logits: Tensor, labels: Tensor) -> Tensor:
@@ -197,7 +197,10 @@ class Helped(nn.Linear):
         return super().forward(x) + weighted(x, x)
 
 
-@pytest.mark.parametrize(("name", "value"), [("WEIGHT", 2.0), ("PRIOR", torch.zeros(2)), ("helper", other_helper)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WEIGHT", 2.0), ("PRIOR", torch.zeros(2)), ("PRIOR", np.zeros(2)), ("helper", other_helper)],
+)
 def test_what_a_loss_or_a_network_names_in_its_module_counts(
     name: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +210,7 @@ def test_what_a_loss_or_a_network_names_in_its_module_counts(
         return plugins.describe_loss(f"given.{type(given).__name__}"), network
 
     before = digests()
+    monkeypatch.setitem(globals(), "x", 1)  # it has the name of an argument
     assert digests() == before
     monkeypatch.setitem(globals(), name, value)
     assert not set(digests()) & set(before)
