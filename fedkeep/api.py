@@ -243,7 +243,8 @@ def resume(
     if weights is not None and keep_weights(weights) != experiment.recipe.weights:
         raise RunError(f"{folder} was begun with other weights than these. Give the former.")
     if data is not None:
-        found = examples_of(data, partition, machine.data_dir)
+        rows = None if isinstance(partition, str) else partition  # the name of a column is in the recipe
+        found = examples_of(data, rows, machine.data_dir, experiment.recipe.data_options)
         if found != experiment.recipe.data:
             raise RunError(
                 f"{folder} was begun with {experiment.recipe.data}, and these data are {found}. Give the former"

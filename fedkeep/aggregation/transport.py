@@ -89,6 +89,7 @@ class _GroupFinder:
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.layers: dict[str, ChannelLayer] = {}
+        self.frozen: set[str] = set()
         self.group: dict[fx.Node, str | None] = {}  # of the outputs of each node
         self.joined: dict[str, str | None] = {}  # each joined group, and the group that it was joined to
 
@@ -122,19 +123,25 @@ class _GroupFinder:
                 raise self._refused(f"the grouped convolution {name}")
             if name in self.layers:
                 raise self._refused(f"{name}, which is used twice")
+            if not module.weight.requires_grad:  # a frozen layer never moves: its channels keep their order
+                self.frozen.add(name)
+                return self._join(None, read[0])
             self.layers[name] = ChannelLayer(name, read[0], name)
             return name
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             self._note_norm(name, node)
-            return read[0]
+            frozen = module.affine and not module.weight.requires_grad
+            return self._join(None, read[0]) if frozen else read[0]
         if isinstance(module, _EACH_ALIKE):
             return read[0]
         raise self._refused(f"{name}, a {type(module).__name__}")
 
     def _note_norm(self, name: str, node: fx.Node) -> None:
         before = node.all_input_nodes[0]
-        while before.target not in self.layers and len(before.all_input_nodes) == 1:
+        while before.target not in {*self.layers, *self.frozen} and len(before.all_input_nodes) == 1:
             before = before.all_input_nodes[0]
+        if before.target in self.frozen:
+            return
         if before.target not in self.layers:
             raise self._refused(f"the batch norm {name}, which normalises an image or a sum")
         layer = self.layers[str(before.target)]

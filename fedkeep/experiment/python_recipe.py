@@ -188,21 +188,19 @@ def _data_and_partition(
     """Return the recipe's data and partition, as far as they were given."""
     by_rows = isinstance(partition, Mapping) or (isinstance(partition, Sequence) and not isinstance(partition, str))
     column = partition if isinstance(partition, str) and partition not in schemes() else ""
-    in_python = by_rows or not (data is None or isinstance(data, str | Path))
     options = replace(base.data_options, **columns)
     if column and not options.client and has_columns(base.data if data is None else data):
         options = replace(options, client=column)
     if data is None and by_rows:
         data = load_data(base.data, data_dir, options=options)
     client = options.client
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"data_options": options}
     if data is not None:
         changes["data"] = examples_of(data, partition if by_rows else None, data_dir, options)
-    changes["data_options"] = DataOptions() if in_python else options  # what was given in Python is kept as it was read
     if by_rows:
         changes["partition"] = ByColumn(num_clients=0, column=CLIENT)
     elif column:
-        loaded = load_data(changes.get("data", base.data), data_dir, options=changes["data_options"])
+        loaded = load_data(changes.get("data", base.data), data_dir, options=options)
         names = {name: name for name in loaded.train if name not in ("input", "label")}
         names |= {client: CLIENT} if client else {}
         if column not in names:

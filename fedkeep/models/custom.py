@@ -203,7 +203,7 @@ def source_text(value: Any) -> str:
             if isinstance(found, Tensor):
                 known[read] = tensor_hash(found)
             elif isinstance(found, np.ndarray) and found.dtype.kind in "biufc":
-                known[read] = hashlib.sha256(np.ascontiguousarray(found)).hexdigest()
+                known[read] = hashlib.sha256(found.tobytes()).hexdigest()
             elif isinstance(found, int | float | str | bytes | tuple):
                 known[read] = ADDRESS.sub("", repr(found))
             elif isinstance(found, type | FunctionType) and found.__module__ == of:

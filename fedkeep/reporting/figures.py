@@ -506,7 +506,7 @@ def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
             box = [100 * float(value) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
             lines.append({"row": row, "texts": [f"{100 * value:.1f}" for value in columns], "box": box})
     own = any(trial.client_history for row in rows for trial in row.trials)
-    covered = {rounds_covered(line["row"].trials[0]) for line in lines if line["row"].finished}
+    covered = {rounds_covered(trial) for line in lines if line["row"].finished for trial in line["row"].trials}
     return {"lines": lines, "covered": covered.pop() if len(covered) == 1 else "the window", "own": own}
 
 

@@ -372,7 +372,7 @@ class EarlyStopping(Callback):
     RunError
         If there is no such metric.
     ConfigError
-        If neither higher nor lower values of the metric are better; with tasks, if it is a mean over a window.
+        If neither higher nor lower values of the metric are better, evaluations do not measure it, or there are tasks.
     """
 
     def __init__(self, patience: int = 10, metric: str | None = None) -> None:
@@ -387,10 +387,15 @@ class EarlyStopping(Callback):
     def on_trial_begin(self, state: SimulationState) -> None:
         name = state.settings.run.metric
         self.watched = self.metric or (metric_of(name) if name else None)
-        if self.watched and self.watched.covers_window and state.federation.num_tasks > 1:
+        if state.federation.num_tasks > 1:
             raise ConfigError(
-                f"{self.watched.name} is a mean over rounds of every task, which is not known before the end. Name "
-                "another metric, such as last or balanced."
+                "early stopping does not go with tasks: new classes make every metric worse at first, and results are "
+                "of all tasks. Choose run.rounds instead."
+            )
+        if self.watched and self.watched.shown == "scored" and not name:
+            raise ConfigError(
+                f"early stopping waits for {self.watched.name}, which evaluations do not measure. Set "
+                f'metric="{self.watched.name}" of the run (run.metric).'
             )
         self.best, self.waited = -math.inf, 0
         self.rounds: list[dict[str, Any]] = []
@@ -403,19 +408,23 @@ class EarlyStopping(Callback):
             value = self._value(state, result.record["test_loss"])
             self.waited = 0 if value > self.best else self.waited + 1
             self.best = value if value > self.best else self.best
+            if self.waited >= self.patience and self.best == -math.inf and result.record["test_loss"] is not None:
+                raise ConfigError(
+                    f"early stopping waits for {self.watched.name if self.watched else 'the test loss'}, which "
+                    f"{self.waited} evaluations did not measure. Name another metric, such as last, or let it be "
+                    "measured."
+                )
         return self.waited >= self.patience, {}
 
     def _value(self, state: SimulationState, loss: float | None) -> float:
         """Return what is to rise; NaN where it is not known, such as the loss of a model that diverged."""
         if self.watched is None:
             return math.nan if loss is None else -loss
-        algorithm, stream = state.algorithm, state.federation.stream
-        tasks = [task.num_classes - task.num_old_classes for task in stream.tasks] if stream else []
-        info = describe_data(state.federation) | {"rounds": state.rounds, "tasks": tasks}
-        info |= {"algorithm": algorithm.name(), "seed": state.settings.seed, "sequential": algorithm.sequential}
-        rounds, timings = self.rounds, self.timings
-        if not tasks:  # a window counts from the first round that was seen: those before a resume were not
-            rounds = [row | {"round": n} for n, row in enumerate(rounds, start=1)]
-            timings = [row | {"round": n} for n, row in enumerate(timings, start=1)]
+        algorithm = state.algorithm
+        info = describe_data(state.federation) | {"rounds": state.rounds, "algorithm": algorithm.name()}
+        info |= {"seed": state.settings.seed, "sequential": algorithm.sequential}
+        # A window counts from the first round that was seen: those before a resume were not.
+        rounds = [row | {"round": n} for n, row in enumerate(self.rounds, start=1)]
+        timings = [row | {"round": n} for n, row in enumerate(self.timings, start=1)]
         trial = TrialResult(algorithm.name(), rounds, timings, {}, info, finished=True, window=Window(1))
         return self.watched.better * self.watched.of(trial)

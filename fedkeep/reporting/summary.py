@@ -237,7 +237,8 @@ def _without_clashes(group: Sequence[tuple[Run, TrialResult]]) -> dict[str, list
 def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     """Return what a result depends on, apart from the seed, as flat texts."""
     partition = {key: trial.partition.get(key) for key in ("scheme", "settings") if key in trial.partition}
-    covered = f"{'-'.join(map(str, trial.window_rounds))}"
+    planned = replace(trial, finished=False) if trial.ended_early else trial  # when it ended is a result
+    covered = "-".join(map(str, planned.window_rounds))
     of_trial = {k: trial.info[k] for k in ("rounds", "dataset", "num_clients", "cohort_size") if k in trial.info}
     # A section that a version did not know, or that was left out, is at its defaults.
     written: dict[str, Any] = {name: {} for name in ("data", *OPTIONS)} | dict(run.settings)

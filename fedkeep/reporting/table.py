@@ -133,8 +133,10 @@ def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
     text = show(row.value(metric), metric.unit, own=metric.own)
     if text == NOTHING or not metric.covers_window:
         return text
-    covered = {rounds_covered(trial) for trial in trials_of(rows)}
-    return f"{text} ({rounds_covered(row.trials[0])})" if len(covered) > 1 else text
+    if len({rounds_covered(trial) for trial in trials_of(rows)}) == 1:
+        return text
+    covered = {rounds_covered(trial) for trial in row.trials}
+    return f"{text} ({covered.pop() if len(covered) == 1 else 'rounds of each seed'})"
 
 
 def caption(rows: Sequence[Row]) -> str:

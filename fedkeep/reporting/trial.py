@@ -512,8 +512,13 @@ class TrialResult:
 
     @property
     def task_accuracy(self) -> float:
-        """Return A_T, the mean over tasks of the accuracy after the last task that is finished."""
-        return float(metrics.accuracy_after(self.task_matrix)[-1]) if len(self.task_matrix) else math.nan
+        """Return A_T, the mean over tasks of the accuracy after the last task that is finished.
+
+        NaN for a trial that a callback ended before its last task.
+        """
+        done = len(self.task_matrix)
+        known = done and not (self.ended_early and done < len(self.task_sizes))
+        return float(metrics.accuracy_after(self.task_matrix)[-1]) if known else math.nan
 
     @cached_property
     def local_models(self) -> list[dict[str, Any]]:

@@ -310,3 +310,26 @@ def test_channels_are_moved_on_either_axis_with_all_of_their_entries(positions: 
     kernels = noise(4, 4, 3, 2)
     assert torch.equal(_move(kernels, plan, 1), kernels[:, plan])
     assert _move(weight, None, 1) is weight
+
+
+def test_frozen_layers_which_do_not_travel_stay_and_the_function_is_kept() -> None:
+    frozen_norm = nn.BatchNorm2d(6).requires_grad_(False)
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3).requires_grad_(False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 1), frozen_norm),
+        *(nn.ReLU(), nn.Conv2d(6, 5, 1), nn.Conv2d(5, 3, 1).requires_grad_(False), nn.Flatten(), nn.Linear(12, 8)),
+        *(nn.ReLU(), nn.Linear(8, 2)),
+    ).eval()
+    with torch.no_grad():
+        frozen_norm.weight.copy_(torch.arange(6.0))
+    layers = channel_groups(network)
+    assert [layer.name for layer in layers] == ["3", "6", "9", "11"]
+    noise = torch.Generator().manual_seed(0)
+    source, base = (
+        {name: torch.randn(p.shape, generator=noise) for name, p in network.named_parameters() if p.requires_grad}
+        for _ in range(2)
+    )
+    projected = project(source, base, layers, eta=0)
+    assert projected.diagonal["9"] < 1, "the linear layer's units do move"
+    images = torch.randn(4, 1, 4, 4, generator=noise)
+    before, after = (functional_call(network, dict(weights), (images,)) for weights in (source, projected.model))
+    torch.testing.assert_close(after, before)

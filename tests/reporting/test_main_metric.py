@@ -121,8 +121,27 @@ def test_evaluations_record_it_and_early_stopping_waits_for_it() -> None:
     for gain, stops in ((0.01, False), (0.01, True)):
         scores = {"scores": found | {"auroc": found["auroc"] + gain}}
         assert stopping.on_round_end(simulation, replace(result, record=result.record | scores)) == (stops, {})
-    with pytest.raises(ConfigError, match="a mean over rounds of every task"):
+    with pytest.raises(ConfigError, match="does not go with tasks"):
         fedkeep.EarlyStopping().on_trial_begin(tiny.simulation_with_tasks(fedkeep.FedLwF(), metric="f1"))
+
+
+def test_early_stopping_on_what_is_not_measured_is_refused() -> None:
+    simulation = tiny.simulation(fedkeep.FedAvg(), rounds=2)
+    with pytest.raises(ConfigError, match=r"auroc, which evaluations do not measure. Set metric=\"auroc\""):
+        fedkeep.EarlyStopping(metric="auroc").on_trial_begin(simulation)
+    stopping = fedkeep.EarlyStopping(patience=1, metric="client_worst")
+    stopping.on_trial_begin(simulation)
+    with pytest.raises(ConfigError, match="client_worst, which 1 evaluations did not measure"):
+        stopping.on_round_end(simulation, simulation.run_round())
+
+
+def test_seeds_that_end_early_are_one_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    for seed, rounds in ((0, 4), (1, 6)):
+        write_trial(tmp_path / "run", "FedAvg", seed, [[90, 1]] * rounds, total=[90, 10], rounds=12)
+    (row,) = summary(read_run(tmp_path / "run"))
+    assert row.label == "FedAvg"
+    assert row.note.startswith("ended after 4 to 6 of 12 rounds in 2 of 2 seeds")
 
 
 def test_a_name_that_ranks_nothing_is_refused() -> None:
