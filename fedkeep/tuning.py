@@ -1,6 +1,7 @@
 """Choosing options on held-out training examples, with seeds that are not reported: a run whose methods are a grid."""
 
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,14 +115,14 @@ class Tuning:
 
     @property
     def table(self) -> TextTable:
-        """A line for each point: a verdict (best, has not learned, both, none), its label, its metric, its seeds."""
+        """A line for each point: its label, its metric, its seeds, a verdict (best, has not learned, both, none)."""
         best = set(map(id, self.best.values()))
         lines = []
         for tuned in self.points:
             verdict = ["best"] * (id(tuned) in best) + ["has not learned"] * (not tuned.learned)
             value = show(tuned.spread, self.metric.unit, own=self.metric.own)
-            lines.append([", ".join(verdict), tuned.label, value, str(tuned.spread.n)])
-        return TextTable(["", "method", self.metric.title, "seeds"], lines)
+            lines.append([tuned.label, value, str(tuned.spread.n), ", ".join(verdict)])
+        return TextTable(["method", self.metric.title, "seeds", ""], lines)
 
 
 @plain_torch()
@@ -206,12 +207,12 @@ def tune(
     recipe = replace(recipe, validation=0.0, title=untitled(recipe.title))  # as it is run with the best options
     held_out = replace(recipe, seeds=seeds, validation=float(share), title=f"{recipe.title}, tuned")
     points = with_grid(held_out, grid, allow_code=machine.allow_code)
-    folder = _folder(recipe, out)
+    folder = _checked_folder(Path(out or new_folder(recipe.name)))
     machine = for_workers(points, machine)
     run = join_run(Experiment(points, machine), folder / RUN, ["fedkeep.tune", recipe.name])
     check_code(run, machine.use)
     trials = open_run(run, machine, points.model if isinstance(points.model, Custom) else None).trials(run)
-    run_trials(trials, retry="the same command with the same --out", on_progress=on_progress)
+    run_trials(trials, retry=f"the same command with --out {shlex.quote(str(folder))}", on_progress=on_progress)
     tuning = Tuning(folder, recipe, chosen, _read_points(run, points.methods, chosen))
     atomic_write(folder / "table.md", f"{tuning.table.markdown()}\n")
     atomic_write(folder / BEST, tuning.best_recipe.to_toml())
@@ -239,10 +240,14 @@ def _recipe(
     return recipe
 
 
-def _folder(recipe: Recipe, out: str | Path | None) -> Path:
-    """Return the folder of a tuning: a new one, an empty one, or that of a tuning that was begun."""
-    stem = Path(recipe.name).stem if recipe.name.endswith(".toml") else recipe.name.replace("/", "-")
-    folder = Path(out or Path("runs") / f"tune-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+def new_folder(recipe: str) -> Path:
+    """Return the folder of a new tuning of a recipe."""
+    stem = Path(recipe).stem if recipe.endswith(".toml") else recipe.replace("/", "-")
+    return Path("runs") / f"tune-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _checked_folder(folder: Path) -> Path:
+    """Return a folder that is new, empty, or that of a tuning that was begun; raise `RunError` for another."""
     known = (folder / RUN / "run.json").is_file()
     if folder.exists() and not known and (not folder.is_dir() or any(p.name != RUN for p in folder.iterdir())):
         raise RunError(f"{folder} exists and is not empty. Choose another --out.")

@@ -21,7 +21,15 @@ from rich.console import Console
 
 from fedkeep._utils.process import keep_freed_memory
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.cli.text import Parser, Terminal, TerminalHandler, forget_odd_width, say_error
+from fedkeep.cli.text import (
+    Parser,
+    Terminal,
+    TerminalHandler,
+    forget_odd_width,
+    forget_output,
+    say_error,
+    show_unknown_characters,
+)
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.runtime import Machine
 from fedkeep.options import Options, options_of
@@ -389,6 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.
     """
     forget_odd_width()
+    show_unknown_characters()
     logging.basicConfig(handlers=[TerminalHandler()], level=logging.WARNING)
     options = parser().parse_args(arguments)
     console = Terminal()
@@ -396,7 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options, console))
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
-        sys.stderr.close()
+        forget_output()
         return 0
     except FedKeepError as error:
         say_error(" ".join([str(error), *getattr(error, "__notes__", ())]))

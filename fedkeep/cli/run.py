@@ -1,6 +1,7 @@
 """``fedkeep run``, ``resume`` and ``tune``: run recipes, and choose options on held-out examples."""
 
 import shlex
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from fedkeep._utils.process import Terminated
 from fedkeep.cli.dry_run import dry_run
-from fedkeep.cli.text import say
+from fedkeep.cli.text import forget_output, say, say_error
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.experiment import Experiment, Trial, describe_data
@@ -31,7 +32,7 @@ from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table
 from fedkeep.reporting.trial import data_read
-from fedkeep.tuning import BEST, RUN
+from fedkeep.tuning import BEST, RUN, new_folder
 from fedkeep.tuning import tune as choose
 
 CLASSES_SHOWN = 12
@@ -40,7 +41,7 @@ CLASSES_SHOWN = 12
 
 CHANGING = ("settings", "methods", "seeds", "rounds", "log", "grid")
 """The options of commands that change a recipe, as `load_recipe` takes them by name."""
-TUNED = ("methods", "seeds", "rounds", "validation", "settings", "reported_seeds", "out")
+TUNED = ("methods", "seeds", "rounds", "validation", "settings", "reported_seeds")
 """The options of ``fedkeep tune`` that `fedkeep.tuning.tune` takes by name."""
 
 
@@ -75,17 +76,17 @@ def resume(options: Namespace, console: Console) -> int:
 
 def tune(options: Namespace, console: Console) -> int:
     """Run all points of a grid, and show the best."""
-    machine = machine_of(options)
+    machine, out = machine_of(options), options.out or new_folder(options.recipe)
     try:
         with Display(console, {}, quiet=options.quiet) as display:
             tuning = choose(
-                options.recipe, options.grid, machine=machine, on_progress=display,
+                options.recipe, options.grid, machine=machine, on_progress=display, out=out,
                 **{name: getattr(options, name) for name in TUNED},
             )  # fmt: skip
     except (KeyboardInterrupt, Terminated) as stop:
-        return say_stopped(stop, "the same command with the same --out", console)
+        return say_stopped(stop, f"the same command with --out {shlex.quote(str(out))}", console)
     table = tuning.table.terminal()
-    for row, (verdict, *_) in zip(table.rows, tuning.table.lines, strict=True):
+    for row, (*_, verdict) in zip(table.rows, tuning.table.lines, strict=True):
         row.style = "bold" if verdict == "best" else ""
     console.print(table)
     say(console, f"folder: {tuning.path}, with the report of all points in {RUN}/")
@@ -121,6 +122,10 @@ def run_with_progress(trials: Sequence[Trial], console: Console, again: str, *, 
             run_trials(trials, retry=again, on_progress=display)
     except (KeyboardInterrupt, Terminated) as stop:
         return say_stopped(stop, again, console)
+    except BrokenPipeError:
+        say_error(f"the reader of the output has closed it. Finished rounds are saved; continue with: {again}")
+        forget_output()
+        return 128 + signal.SIGPIPE
     return 0
 
 

@@ -1,6 +1,7 @@
 """Text that fits the terminal: sentences break between words, and commands stay whole, so that they can be copied."""
 
 import argparse
+import io
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +33,19 @@ def forget_odd_width() -> None:
         del os.environ["COLUMNS"]
 
 
+def show_unknown_characters() -> None:
+    """Let a terminal that lacks a character show a question mark in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def forget_output() -> None:
+    """Throw the rest of the output away, whose reader has gone."""
+    with suppress(OSError, ValueError):  # it may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Terminal(Console):
     """A console that shows names of others without obeying them, and its own commands as they can be run here."""
 
@@ -41,6 +56,10 @@ class Terminal(Console):
         """Yield the parts of what is shown; Rich's own controls pass."""
         for part in super().render(renderable, options):
             yield part if part.control else part._replace(text=printable(part.text))
+
+    def on_broken_pipe(self) -> None:
+        """Let the command know that its reader has gone."""
+        raise BrokenPipeError
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print text, or what Rich draws."""

@@ -94,10 +94,11 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
 def _matching_names(given: Weights, network: nn.Module, initial: Weights) -> dict[str, str]:
     """Return by the network's name the given name of each tensor that is found: by the prefix with which most are."""
     own = {name: _own_name(network, name) for name in initial}
-    found: list[dict[str, str]] = [{name: name for name in initial if name in given}]
-    for less, more in product(_prefixes(own.values()), _prefixes(given)):
-        pairs = ((name, more + text.removeprefix(less)) for name, text in own.items() if text.startswith(less))
-        found.append({name: text for name, text in pairs if text in given})
+    found: list[dict[str, str]] = []
+    for called in ({name: name for name in initial}, own):
+        for less, more in product(_prefixes(called.values()), _prefixes(given)):
+            pairs = ((name, more + text.removeprefix(less)) for name, text in called.items() if text.startswith(less))
+            found.append({name: text for name, text in pairs if text in given})
     return max(found, key=len)
 
 

@@ -101,15 +101,23 @@ def load_recipe(
 
 
 def parse_recipe(
-    text: str, where: str, *, settings: Sequence[str] = (), allow_code: bool = False, model: Architecture | None = None
+    text: str,
+    where: str,
+    *,
+    settings: Sequence[str] = (),
+    allow_code: bool = False,
+    model: Architecture | None = None,
+    without: Sequence[str] = (),
 ) -> Recipe:
     """Read a recipe from a text, such as `Recipe.to_toml` writes, and check all of it.
 
     ``where``: What error messages call it.
     ``allow_code``: Let the recipe name a model as ``package.module:function``, which is then imported.
     ``model``: The model of a recipe whose own cannot be imported, since it was given in Python.
+    ``without``: Sections that are left out.
     """
     table = _checked(parse_toml(text, where), where)
+    table = {name: part for name, part in table.items() if name not in without}
     return _build(where, table, where, allow_code, model, problems=apply_overrides(table, settings))
 
 
@@ -285,9 +293,15 @@ def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]
 def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> list[str]:
     """Apply settings, each written ``section.option=value``, to a recipe's table, in place; return what is wrong."""
     problems: list[str] = []
-    # The kinds of data, partition and model are set first, since they decide which options there are.
+    # The kinds of data, partition and model are set first, since they decide which options there are; what is of one
+    # method is set last.
     kinds = ("data.name", "partition.scheme", "model.name")
-    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
+
+    def order(setting: str) -> int:
+        name = setting.partition("=")[0].strip()
+        return 0 if name in kinds else 1 if name.partition(".")[0] in SECTIONS else 2
+
+    for setting in sorted(settings, key=order):
         with collect(problems):
             _apply(table, setting)
     return problems
@@ -299,6 +313,8 @@ def _apply(table: dict[str, Any], setting: str) -> None:
         section, name, value = "model", "pretraining", {name: value}
     if section in SECTIONS:
         table[section] = _merge_section(section, table.get(section, {}), {name: value})
+        for entry in table.get("methods", []) if section == "training" else ():
+            entry["training"] = {key: own for key, own in entry.get("training", {}).items() if key != name}
         return
     for entry in _entries_with(table, section, name):
         if section.endswith(".training"):

@@ -74,7 +74,8 @@ def create_run_folder(
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file. Choose another --out.")
     if folder.exists() and any(_content(folder)):
-        hint = f", or continue it with: fedkeep resume {folder}" if (folder / "run.json").exists() else ""
+        again = shlex.join(["fedkeep", "resume", str(folder)])
+        hint = f", or continue it with: {again}" if (folder / "run.json").exists() else ""
         raise RunError(f"{folder} exists and is not empty. Choose another --out{hint}.")
     kept = keep_code(folder, machine.use)
     info = {
@@ -216,8 +217,9 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     """
     use = used(folder.parent if folder.suffix == ".toml" else folder) or machine.use
     words = ["fedkeep", verb, str(folder), *(word for file in use for word in ("--use", file))]
-    for name in ("data_dir", "allow_code", "workers", "executor", "address"):
-        if (value := getattr(machine, name)) and (name, value) != ("executor", "processes"):
+    recorded = ("device", "threads", "stack") if verb == "run" else ()  # a run that goes on has its own
+    for name in (*recorded, "data_dir", "allow_code", "workers", "executor", "address"):
+        if (value := getattr(machine, name)) and (name == "workers" or value != getattr(Machine(), name)):
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join(words)
 

@@ -231,7 +231,7 @@ def _architecture(table: Mapping[str, Any], path: Path, allow_code: bool) -> Arc
 
 @torch.no_grad()
 def predict(
-    folder: str | Path, files: Sequence[str | Path], *, allow_code: bool = False, network: Any = None
+    folder: str | Path, files: str | Path | Sequence[str | Path], *, allow_code: bool = False, network: Any = None
 ) -> Iterator[Prediction]:
     """Predict the classes of images, or of the rows of tables, texts and arrays.
 
@@ -244,7 +244,7 @@ def predict(
     ----------
     folder : str or Path
         What `fedkeep.export_model` wrote.
-    files : Sequence[str or Path]
+    files : str or Path or Sequence[str or Path]
         Image files; tables (.csv, .tsv, .parquet), texts (.txt, one in each line), arrays (.npz, ``x``); folders of
         them.
     allow_code : bool
@@ -319,8 +319,8 @@ def _batches(
             yield [(path, row) for row in range(len(rows))], rows
 
 
-def _paths(files: Sequence[str | Path], suffixes: Sequence[str]) -> Iterator[Path]:
-    for given in map(Path, files):
+def _paths(files: str | Path | Sequence[str | Path], suffixes: Sequence[str]) -> Iterator[Path]:
+    for given in map(Path, [files] if isinstance(files, str | Path) else files):
         if given.is_dir():
             found = sorted(
                 path

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import math
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -205,7 +206,7 @@ def trained_model(
     if not trial.finished:
         raise RunError(
             f"{label} with seed {trial.seed} stopped after {trial.rounds_done} of {trial.rounds_planned} rounds. "
-            f"Finish it first: fedkeep resume {run.path}"
+            f"Finish it first: fedkeep resume {shlex.quote(str(run.path))}"
         )
     _check_predicts(trial)
     kept: list[EvaluationModel] = trial.info.get("evaluation_models") or ["last"]
@@ -213,7 +214,8 @@ def trained_model(
     evaluated = {other.evaluation_model: other for other in run.trials if other.path == trial.path}
     of_model = {name: evaluated[name] for name in kept}
     trial = of_model[which]
-    recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code, model=model)
+    where = f"{run.path / 'recipe.toml'}"  # the clients' own networks, whose code may not be here, are not needed
+    recipe = parse_recipe(run.recipe, where, allow_code=allow_code, model=model, without=("client_models",))
     weights = _read_weights(trial, "model.safetensors" if which == kept[0] else f"model-{which}.safetensors")
     if "input" not in trial.info:
         raise RunError(

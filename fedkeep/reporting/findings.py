@@ -172,8 +172,8 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
     """
     begun = [trial for trial in trials if 4 * trial.rounds_done >= trial.rounds_planned]
     stuck = [trial for trial in begun if not trial.learned]
-    unstable = [trial for trial in trials if trial.not_finite]
-    too_far = [trial for trial in stuck if trial.too_large]
+    unstable = _once(trial for trial in trials if trial.not_finite)
+    too_far = _once(trial for trial in stuck if trial.too_large)
     said = []
     if stuck:
         first = stuck[0]
@@ -191,12 +191,21 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
             asked = sum(len(row.get("cohort", ())) for trial in found for row in trial.rounds)
             said.append(f"{lost:,} of {asked:,} local trainings of {_with_seeds(found)} {ended}.")
     if unstable or too_far:
-        rate, clip = _change(settings, "lr", 0.1), _change(settings, "max_grad_norm", 0.1)
+        training = _training(settings, (unstable or too_far)[0])
+        rate, clip = _change(training, "lr", 0.1), _change(training, "max_grad_norm", 0.1)
         said.append(f"Local training diverges. Lower the learning rate, {rate}, or clip gradients, {clip}.")
     elif stuck:
-        rates = _change(settings, "lr", 10, 0.1)
+        rates = _change(_training(settings, stuck[0]), "lr", 10, 0.1)
         said.append(f"Give it more rounds (--rounds), or change the learning rate, {rates}.")
     return said
+
+
+def _once(trials: Iterable[TrialResult]) -> list[TrialResult]:
+    """Return the first trial of each folder: averages of a method's models train nothing themselves."""
+    first: dict[object, TrialResult] = {}
+    for place, trial in enumerate(trials):
+        first.setdefault(trial.path or place, trial)
+    return [*first.values()]
 
 
 def _with_seeds(trials: Sequence[TrialResult]) -> str:
@@ -210,9 +219,14 @@ def _with_seeds(trials: Sequence[TrialResult]) -> str:
     )
 
 
-def _change(settings: Mapping[str, Any], option: str, *factors: float) -> str:
+def _training(settings: Mapping[str, Any], trial: TrialResult) -> dict[str, Any]:
+    """Return the options of local training with which a trial was run."""
+    return {**settings.get("training", {}), **trial.info.get("training", {})}
+
+
+def _change(training: Mapping[str, Any], option: str, *factors: float) -> str:
     """Say how to change an option of local training: to multiples of what it is, if that is known."""
-    value = settings.get("training", {}).get(option)
+    value = training.get(option)
     if not isinstance(value, int | float):
         return f"--set training.{option}=1" if option == "max_grad_norm" else f"--set training.{option}"
     return f"--set training.{option}={' or '.join(f'{value * factor:g}' for factor in factors)} (it is {value:g})"

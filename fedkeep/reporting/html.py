@@ -306,7 +306,12 @@ def _repeat(run: Run) -> dict[str, Any]:
     used = [str(Path(run.path.name) / name) if name.endswith(".py") else name for name in run.info.get("use", ())]
     own = [word for name in used for word in ("--use", name)]
     recipe = str(Path(run.path.name) / "recipe.toml")
-    again = shlex.join(["fedkeep", "run", recipe, *own])
+    how = {"device": "cpu", "threads": 1, "stack": 0}
+    options = [f"--{name}={run.info[name]}" for name, usual in how.items() if run.info.get(name, usual) != usual]
+    options += ["--allow-code"] * (":" in str(run.settings.get("model", {}).get("name", "")))
+    if (data := run.info.get("data_path")) and not Path(str(run.settings["data"]["name"])).is_absolute():
+        options += ["--set", f"data.name={data}"]  # a relative path is another's in another folder
+    again = shlex.join(["fedkeep", "run", recipe, *own, *options])
     if command[:2] == ["flwr", "run"]:
         sites = str(max((trial.info.get("num_clients", 1) for trial in run.trials), default=1))
         again = shlex.join(["fedkeep", "flower", "new", "again", "--recipe", recipe, "--sites", sites])

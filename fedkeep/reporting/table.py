@@ -308,7 +308,8 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
         lines = []
         for i, cells in enumerate(table.lines):
             texts = ((j, _latex_text(cells[j])) for j in columns)
-            lines.append([f"\\textbf{{{text}}}" if (i, j) in table.bold else text for j, text in texts])
+            marked = [f"\\textbf{{{text}}}" if (i, j) in table.bold else text for j, text in texts]
+            lines.append(["{}" * marked[0].startswith("[") + marked[0], *marked[1:]])  # \\[ would be a length
         heads = [_latex_text(table.heads[j]) for j in columns]
         shown.append({"name": table.name, "note": _latex_text(table.note), "heads": heads, "lines": lines})
     # LaTeX has escapes of its own.

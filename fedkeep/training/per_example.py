@@ -8,6 +8,7 @@ accountant assumes: each example is in a batch with the same probability, indepe
 
 from collections.abc import Mapping
 from math import ceil
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +67,17 @@ def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, b
         return log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).mean()
 
     gradient = grad(log_likelihood)
+
+    def by_example(weights: Weights, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        try:
+            return cast(dict[str, Tensor], vmap(gradient, (None, 0, 0))(weights, images, labels))
+        except RuntimeError:  # what PyTorch cannot vectorise, such as a recurrent layer
+            found = [gradient(weights, *one) for one in zip(images, labels, strict=True)]
+            return {name: torch.stack([one[name] for one in found]) for name in weights}
+
     if batch == 1:
         images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
-        gradients, rows = vmap(gradient, (None, 0, 0)), examples_at_once(parameters)
+        gradients, rows = by_example, examples_at_once(parameters)
     else:
         gradients, rows = gradient, batch
     total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
@@ -169,7 +178,8 @@ def clipped_sum(
             gradients, _ = by_example(dict(parameters), data, batch.index[start:end])
         except RuntimeError as error:
             raise ConfigError(
-                f"this method's loss cannot be computed example by example, as DP-SGD needs: {error}"
+                "the network or this method's loss cannot be computed example by example, as DP-SGD needs (PyTorch has "
+                f"no such way for recurrent layers, for one): {error}"
             ) from error
         found = list(gradients.values())
         factors = clip_factors(found, privacy.max_grad_norm)

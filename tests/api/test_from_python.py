@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from nets import Net
@@ -205,6 +206,20 @@ def test_it_is_resumed_with_the_same_network_only(run: RunResult, tmp_path: Path
         fedkeep.resume(folder, model=Net, data=DATA, partition={**ROWS, "west": range(900, 999)})
     again = fedkeep.resume(folder, model=Net, data=DATA, partition=ROWS)
     assert again["moon", 1].rounds == run["moon", 1].rounds
+
+
+def test_a_data_frame_is_given_again_with_the_columns_that_the_run_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = pandas.DataFrame({"age": range(60), "outcome": ["ill", "well"] * 30, "hospital": [*"abc"] * 20})
+    given = {"model": "mlp", "methods": ["fedavg"], "rounds": 1, "seeds": 1, "out": tmp_path / "run"}
+    run = fedkeep.run(data=frame, label="outcome", partition="hospital", columns=["age"], **given)  # type: ignore[arg-type]
+    from fedkeep.experiment import build
+
+    build._load.cache_clear()
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    for again in ({}, {"partition": "hospital"}):
+        assert fedkeep.resume(run.path, data=frame, **again)["fedavg", 0].rounds == run["fedavg", 0].rounds
 
 
 def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

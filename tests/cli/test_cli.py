@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,8 @@ import tiny
 
 import fedkeep
 from fedkeep.cli import main
+from fedkeep.cli import run as cli_run
+from fedkeep.cli.text import Terminal
 from fedkeep.experiment.recipe_files import paper_tables, recipe_names
 
 
@@ -42,6 +45,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     fedkeep.run(fedkeep.load_recipe(tiny.write_recipe(folder), seeds=[0, 1], rounds=3), out=folder / "run")
     return folder / "run"
+
+
+def test_a_terminal_without_a_character_and_a_reader_that_leaves(run: Path) -> None:
+    command = [sys.executable, "-m", "fedkeep", "compare", str(run)]
+    plain = subprocess.run(
+        command, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
+    )
+    assert b"?" in plain.stdout
+    read, write = os.pipe()
+    os.close(read)
+    left = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (left.returncode, left.stderr) == (0, b"")
+
+
+def test_training_stops_when_its_reader_leaves_and_says_how_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli_run, "run_trials", leave)
+    assert cli_run.run_with_progress([], Terminal(), "fedkeep resume RUN", quiet=True) == 141
+    assert "continue with: fedkeep resume RUN" in " ".join(capsys.readouterr().err.split())
 
 
 def records(trial: Path) -> list[dict[str, Any]]:

@@ -322,6 +322,14 @@ def test_weights_of_another_head_and_with_prefixes(network: type[nn.Module], pre
     assert torch.equal(fitted[name], other[prefix + "encoder.1.weight"].float())
 
 
+def test_the_state_dict_of_a_runs_model_fits_whole_whatever_the_head_is_called(caplog: Any) -> None:
+    built = fedkeep.custom(Backbone).build((1, 8, 8), 10)
+    given = {f"network.{name}": tensor + 1 for name, tensor in built.state_dict().items()}
+    fitted, note = fit_weights(given, built, built.state_dict(), "mine")
+    assert note == caplog.text == ""
+    assert all(torch.equal(fitted[name], given[f"network.{name}"]) for name in fitted)
+
+
 @pytest.mark.parametrize("kind", ["vit", "resnet"])
 def test_a_folder_of_hugging_face_has_the_names_of_its_module(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -128,6 +128,16 @@ def test_settings_reach_a_method_by_label(load: Any) -> None:
     assert [m.algorithm.teachers for m in recipe.methods[2:]] == [3, 3]
 
 
+def test_a_setting_of_training_is_for_methods_with_a_training_of_their_own_too(load: Any) -> None:
+    text = tiny.RECIPE + '\n[[methods]]\nalgorithm = "sfedkd"\nlabel = "Warm"\ntraining = {lr = 9.0, epochs = 2}\n'
+    assert load(text).training_of(load(text).methods[-1]).lr == 9.0
+    recipe = load(text, settings=["warm.training.epochs=3", "training.lr=0.5"])
+    assert [recipe.training_of(method).lr for method in recipe.methods] == [0.5] * 4
+    assert recipe.training_of(recipe.methods[-1]).epochs == 3
+    recipe = load(text, settings=["warm.training.lr=7", "training.lr=0.5"])
+    assert [recipe.training_of(method).lr for method in recipe.methods] == [0.5, 0.5, 0.5, 7.0]
+
+
 def test_methods_seeds_and_rounds(load: Any) -> None:
     recipe = load(methods=["SFedKD", "fedavg"], seeds=[4, 2], rounds=7)
     assert [m.label for m in recipe.methods] == ["SFedKD", "FedAvg"]

@@ -27,7 +27,7 @@ from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import build, plugins, runtime, trial_runner
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import open_run, prepare_run
+from fedkeep.experiment.run import open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.trials.checkpoint import load_manifest, manifests
@@ -210,6 +210,12 @@ def test_the_methods_share_partition_and_cohorts_and_the_seeds_do_not(whole: Pat
     files = contents(whole, "partition.json", "rounds.jsonl")
     assert files["fedavg-seed0/partition.json"] != files["fedavg-seed1/partition.json"]
     assert files["fedavg-seed0/rounds.jsonl"] != files["fedavg-seed1/rounds.jsonl"]
+
+
+def test_a_command_that_repeats_a_run_has_what_decides_its_bits() -> None:
+    machine = Machine(threads=2, stack=3, workers=0)
+    assert resume_command(Path("r/recipe.toml"), machine, "run") == "fedkeep run r/recipe.toml --threads 2 --stack 3"
+    assert resume_command(Path("my run"), machine) == "fedkeep resume 'my run'"
 
 
 def test_a_run_repeats_from_its_own_recipe(whole: Path, tmp_path: Path) -> None:

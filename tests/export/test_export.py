@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import tiny
 import torch
@@ -406,6 +407,19 @@ def test_texts_are_predicted(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=np.array([[1, 2, 3, 4], [1, 50, 0, 0]]))
     with pytest.raises(DataError, match=r"new\.npz: row 1 has a token id outside 0 to 49"):
         list(fedkeep.predict(folder, [tmp_path / "new.npz"]))
+
+
+def test_a_model_of_a_data_frame_predicts_files_of_the_same_columns(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"review": [f"{('good', 'bad')[n % 2]} {n}" for n in range(60)], "outcome": [0, 1] * 30})
+    run = fedkeep.run(
+        data=frame, label="outcome", text="review", settings=["data.length=4"], partition=fedkeep.IID(num_clients=2),
+        model="embedding-bag", methods=["fedavg"], rounds=1, seeds=1, out=tmp_path / "run",
+    )  # fmt: skip
+    folder = fedkeep.export_model(run, onnx=False)
+    (tmp_path / "new.txt").write_text("good soup\nbad soup\n")
+    (tmp_path / "new.csv").write_text("id,review\n1,good soup\n2,bad soup\n")
+    lines, rows = (list(fedkeep.predict(folder, tmp_path / f"new.{kind}")) for kind in ("txt", "csv"))
+    assert [each.probability for each in lines] == [each.probability for each in rows]
 
 
 def test_arrays_are_predicted_if_they_are_what_the_network_takes(exported: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,11 @@ def test_a_label_is_no_latex(rows: list[Row]) -> None:
     for line in (line for line in text.splitlines() if line.endswith(r"\\")):
         assert len(re.findall(r"(?<!\\)&", line)) in (5, 3), line
     assert "train s" not in text
+
+
+def test_a_row_of_latex_does_not_begin_with_what_would_be_a_length(rows: list[Row]) -> None:
+    text = latex([replace(rows[0], label="[red]")])
+    assert "\n  {}[red] &" in text or "\n{}[red] &" in text
 
 
 def test_the_reference_may_be_named(rows: list[Row]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,14 @@ def test_warnings_name_trials_numbers_and_what_to_change(diverged: Run) -> None:
     page = " ".join(render(diverged).split())
     assert "did not learn" in page
     assert "--set training.lr=0.01" in page
+
+
+def test_warnings_count_each_training_once_and_name_the_methods_own_rate(diverged: Run) -> None:
+    averages = [replace(trial, label=f"{trial.label}, mean of the round") for trial in diverged.trials]
+    _, not_finite, _ = warnings([*diverged.trials, *averages], diverged.settings)
+    assert not_finite == "2 of 8 local trainings of FedSeq (seed 1) ended in numbers that are not finite."
+    own = [replace(trial, info={**trial.info, "training": {"lr": 0.03}}) for trial in diverged.trials]
+    assert "--set training.lr=0.003 (it is 0.03)" in warnings(own, diverged.settings)[-1]
 
 
 def test_a_method_that_only_needs_more_rounds_is_not_told_to_learn_slower(tmp_path: Path) -> None:

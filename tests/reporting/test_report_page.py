@@ -330,3 +330,11 @@ def test_many_long_labels_get_a_legend_inside_the_figure(tmp_path: Path) -> None
     box = legend.get_window_extent()
     assert box.x1 <= figure.bbox.x1
     assert box.y1 <= figure.axes[0].get_tightbbox().y0 + 1
+
+
+def test_the_command_that_repeats_a_run_says_where_its_data_are_and_how_it_was_run(tmp_path: Path) -> None:
+    recipe = '[data]\nname = "patients.csv"\n[model]\nname = "nets:build"\n'
+    run = read_run(write_run(tmp_path / "run", recipe=recipe, threads=2, stack=3, data_path="/here/patients.csv"))
+    page = render(run)
+    options = "--threads=2 --stack=3 --allow-code --set data.name=/here/patients.csv"
+    assert f"fedkeep run run/recipe.toml {options}" in page

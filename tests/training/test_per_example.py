@@ -42,6 +42,31 @@ def test_the_number_at_once_changes_rounding_alone(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(apart[name], mean)
 
 
+class Recurrent(torch.nn.Module):
+    """A network that PyTorch cannot vectorise over examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = torch.nn.GRU(3, 4, batch_first=True), torch.nn.Linear(4, 2)
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        return self.head(self.gru(steps)[0][:, -1])
+
+
+def test_examples_of_what_cannot_be_vectorised_come_one_by_one() -> None:
+    network = Recurrent().eval()
+    steps, labels = torch.randn(5, 6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1])
+    found = fisher(network, network.state_dict(), steps, labels, 1)
+    expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
+    for n in range(len(labels)):
+        network.zero_grad()
+        torch.nn.functional.cross_entropy(network(steps[n : n + 1]), labels[n : n + 1]).backward()
+        for name, weight in network.named_parameters():
+            assert weight.grad is not None
+            expected[name] += weight.grad.square() / len(labels)
+    torch.testing.assert_close(dict(found), expected)
+
+
 def test_the_estimate_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["cwc"], settings=["run.cohort_size=2"])
     with_them = estimate(recipe, recipe.methods[0], Machine())

@@ -148,10 +148,10 @@ def test_a_point_that_has_learned_nothing_does_not_win_by_forgetting_nothing(rec
     assert guessing.spread.mean < learning.spread.mean, "a model that only guesses forgets less"
     assert not guessing.learned
     assert result.best["FedSeq"] is learning
-    assert [row[0] for row in result.table.lines] == ["has not learned", "best"]
+    assert [row[-1] for row in result.table.lines] == ["has not learned", "best"]
     accuracy = replace(result, metric=METRICS["window_mean"], points=(guessing,))
     assert accuracy.best["FedSeq"] is guessing, "its accuracy flatters nobody"
-    assert [row[0] for row in accuracy.table.lines] == ["best, has not learned"]
+    assert [row[-1] for row in accuracy.table.lines] == ["best, has not learned"]
     better = replace(guessing, values=(0.99,))
     assert replace(accuracy, points=(better, learning)).best["FedSeq"] is learning
 
