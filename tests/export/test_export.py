@@ -270,6 +270,18 @@ def test_photos_of_which_none_was_resized_for_training_are_not_cut(tmp_path: Pat
     assert "takes 8 x 8 pixels (width x height) alone" in (model / "README.md").read_text()
 
 
+def test_the_servers_model_needs_no_code_of_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clientnets.py").write_text(
+        "from torch import nn\n\n\ndef build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text = tiny.RECIPE + '[[client_models]]\nclients = ["1"]\nname = "clientnets:build"\n[public]\nname = "digits"\n'
+    recipe = load_recipe(tiny.write_recipe(tmp_path, text), methods=["ft-kd"], rounds=1, seeds=[0], allow_code=True)
+    run = fedkeep.run(recipe, out=tmp_path / "run", machine=fedkeep.Machine(allow_code=True))
+    assert run["ft-kd", 0].model()(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 10)
+
+
 def test_models_with_tasks_have_all_classes(tmp_path: Path) -> None:
     settings = ["tasks.num_tasks=2", "run.rounds=1"]
     recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedpass"])
