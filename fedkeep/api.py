@@ -117,7 +117,7 @@ def run(
     pretraining : Mapping[str, object], optional
         Pooled training on all clients' examples before the first round, such as ``{"passes": 6, "lr": 0.02}``.
     training : Training, optional
-        The settings of local training.
+        The settings of local training; those that a recipe gives one of its methods alone still count before them.
     loss : Callable or nn.Module or str, optional
         A function of logits and labels that takes the place of the cross-entropy in clients' training.
     metric : str, optional
@@ -205,7 +205,7 @@ def resume(
     data : DataSet or tuple, optional
         The examples, if they were given in Python and are no longer in the cache folder.
     partition : Mapping or Sequence, optional
-        The clients' rows, if these were given in Python too.
+        The clients' rows, or the column that names the client, if these were given in Python too.
     model : nn.Module or type or Callable, optional
         The network, if it was given in Python and cannot be imported: that of a notebook, for one.
     weights : Mapping[str, Tensor], optional
@@ -243,7 +243,10 @@ def resume(
     if weights is not None and keep_weights(weights) != experiment.recipe.weights:
         raise RunError(f"{folder} was begun with other weights than these. Give the former.")
     if data is not None:
-        rows = None if isinstance(partition, str) else partition  # the name of a column is in the recipe
+        rows = None if isinstance(partition, str) else partition
+        columns = {experiment.recipe.data_options.client, getattr(experiment.recipe.partition, "column", "")}
+        if isinstance(partition, str) and partition not in columns:
+            raise RunError(f"{folder} was not begun with partition={partition!r}. Give the former, or leave it out.")
         found = examples_of(data, rows, machine.data_dir, experiment.recipe.data_options)
         if found != experiment.recipe.data:
             raise RunError(

@@ -83,6 +83,11 @@ class _Tracer(fx.Tracer):
         return next(m.children(), None) is None
 
 
+def _is_frozen(layer: nn.Module) -> bool:
+    """Tell whether parameters of a layer do not travel, and so cannot move."""
+    return not all(parameter.requires_grad for parameter in layer.parameters())
+
+
 class _GroupFinder:
     """Follows a network's graph and collects its layers; groups are joined when their channels are added."""
 
@@ -123,15 +128,14 @@ class _GroupFinder:
                 raise self._refused(f"the grouped convolution {name}")
             if name in self.layers:
                 raise self._refused(f"{name}, which is used twice")
-            if not module.weight.requires_grad:  # a frozen layer never moves: its channels keep their order
+            if _is_frozen(module):  # its channels keep their order
                 self.frozen.add(name)
                 return self._join(None, read[0])
             self.layers[name] = ChannelLayer(name, read[0], name)
             return name
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             self._note_norm(name, node)
-            frozen = module.affine and not module.weight.requires_grad
-            return self._join(None, read[0]) if frozen else read[0]
+            return self._join(None, read[0]) if _is_frozen(module) else read[0]
         if isinstance(module, _EACH_ALIKE):
             return read[0]
         raise self._refused(f"{name}, a {type(module).__name__}")

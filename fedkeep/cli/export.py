@@ -1,7 +1,6 @@
 """``fedkeep export``, ``predict``, ``archive`` and ``verify``: models and records that leave their run."""
 
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def predict_files(options: Namespace, console: Console) -> int:
     places = [(str(each.path), *["" if each.row is None else str(each.row)] * rows, each.label) for each in found]
     if options.format == "csv":
         cells = ((*place, f"{each.probability:.4f}") for place, each in zip(places, found, strict=True))
-        sys.stdout.write(csv_text([heads, *cells]))
+        console.out(csv_text([heads, *cells]), end="", highlight=False)
         return 0
     lines = [[*place, f"{each.probability:.1%}"] for place, each in zip(places, found, strict=True)]
     console.print(TextTable([*heads], lines).terminal())

@@ -26,7 +26,6 @@ from fedkeep.cli.text import (
     Terminal,
     TerminalHandler,
     forget_odd_width,
-    forget_output,
     say_error,
     show_unknown_characters,
 )
@@ -404,9 +403,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     try:
         return int(options.command(options, console))
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
-        forget_output()
-        return 0
     except FedKeepError as error:
         say_error(" ".join([str(error), *getattr(error, "__notes__", ())]))
         return 1

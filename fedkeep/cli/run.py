@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedkeep._utils.process import Terminated
 from fedkeep.cli.dry_run import dry_run
-from fedkeep.cli.text import forget_output, say, say_error
+from fedkeep.cli.text import Terminal, say
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.experiment import Experiment, Trial, describe_data
@@ -122,10 +122,6 @@ def run_with_progress(trials: Sequence[Trial], console: Console, again: str, *, 
             run_trials(trials, retry=again, on_progress=display)
     except (KeyboardInterrupt, Terminated) as stop:
         return say_stopped(stop, again, console)
-    except BrokenPipeError:
-        say_error(f"the reader of the output has closed it. Finished rounds are saved; continue with: {again}")
-        forget_output()
-        return 128 + signal.SIGPIPE
     return 0
 
 
@@ -133,8 +129,8 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
     """Say that a run was stopped and how it goes on, and return the exit code: 128 plus the signal's number."""
     by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
     text = f"\nstopped{by}; finished rounds are saved; the round that was going begins again. Continue with: {command}"
-    with suppress(OSError):  # the terminal may be closed
-        say(console, text)
+    with suppress(OSError, Terminated):  # the terminal may be closed
+        say(Terminal(stderr=True) if code == 128 + signal.SIGPIPE else console, text)
     return code
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fedkeep._utils.escaping import printable
+from fedkeep._utils.process import Terminated
 from fedkeep.errors import nearest
 
 _COMMAND = re.compile(r"\s*(?:\S*/)?(?:fedkeep|flwr|export|nginx|python) ")
@@ -34,16 +36,9 @@ def forget_odd_width() -> None:
 
 
 def show_unknown_characters() -> None:
-    """Let a terminal that lacks a character show a question mark in its place."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
-def forget_output() -> None:
-    """Throw the rest of the output away, whose reader has gone."""
-    with suppress(OSError, ValueError):  # it may be no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Let an output that lacks a character show its number in its place, as errors do."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Terminal(Console):
@@ -58,8 +53,10 @@ class Terminal(Console):
             yield part if part.control else part._replace(text=printable(part.text))
 
     def on_broken_pipe(self) -> None:
-        """Let the command know that its reader has gone."""
-        raise BrokenPipeError
+        """Stop the command, as nobody reads its output any more, such as after ``| head``."""
+        with suppress(OSError, ValueError):  # it may be no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        raise Terminated(signal.SIGPIPE)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print text, or what Rich draws."""

@@ -1,31 +1,28 @@
 """Import the user's own methods, reply steps, models and partition schemes from files and modules."""
 
 import ast
-import functools
 import hashlib
 import importlib
 import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.method_checks import check_method
 from fedkeep.losses.classification import OWN_LOSSES
-from fedkeep.models.custom import ADDRESS, source_text
-from fedkeep.models.weights import tensor_hash
+from fedkeep.models.own_code import describe
 
 T = TypeVar("T")
 _PREFIX = "fedkeep_used_"
@@ -102,46 +99,8 @@ def describe_loss(name: str) -> str:
 
 def _digest(loss: Any) -> str:
     with suppress(Exception):  # such as a compiled module, or a function whose variables are not set yet
-        return _short(repr(_described(loss)).encode())
+        return _short(repr(describe(loss)).encode())
     return ""
-
-
-def _described(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Return what tells one part of a loss from another, the same in each process."""
-    if id(value) in within:
-        return "itself"
-    if isinstance(value, Tensor):
-        return tensor_hash(value)
-    if isinstance(value, np.ndarray):
-        return repr(value.tolist())  # all of them, which repr(value) would not show
-    if isinstance(value, type | FunctionType) and value.__module__.startswith(("torch.", "fedkeep.")):
-        return f"{value.__module__}.{value.__qualname__}"
-    parts: Any
-    if isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-    elif isinstance(value, MethodType):
-        owner = value.__self__
-        parts = value.__func__, owner if callable(owner) else getattr(owner, "__dict__", ())
-    elif isinstance(value, FunctionType):  # the source of a lambda is whole lines, with what else stands there
-        source = "" if "<lambda>" in value.__qualname__ else source_text(value)
-        closed = [cell.cell_contents for cell in value.__closure__ or ()]
-        parts = source or value.__code__, closed, value.__defaults__, value.__kwdefaults__
-    elif isinstance(value, CodeType):
-        parts = value.co_code.hex(), value.co_names, value.co_consts
-    elif isinstance(value, type):
-        parts = source_text(value), *value.__bases__
-    elif isinstance(value, Mapping):
-        parts = [*value.items()]
-    elif isinstance(value, nn.Module):
-        own = {name: part for name, part in vars(value).items() if name not in vars(nn.Module())}
-        parts = type(value), own | value._parameters | value._buffers | value._modules
-    elif isinstance(value, tuple | list):
-        parts = value
-    elif type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # an object of the user's class
-        parts = type(value), value.__getstate__()
-    else:
-        return sorted(map(repr, value)) if isinstance(value, set | frozenset) else ADDRESS.sub("", repr(value))
-    return [_described(part, (*within, id(value))) for part in parts]
 
 
 def describe_method(cls: type) -> dict[str, str]:
@@ -151,7 +110,7 @@ def describe_method(cls: type) -> dict[str, str]:
         if base.__module__.partition(".")[0] not in {"fedkeep", *sys.stdlib_module_names}:
             file = _file_of(sys.modules.get(base.__module__))
             own = base.__module__ != "__main__" and file is not None and file.is_file()
-            parts.append(file.read_bytes() if file is not None and own else source_text(base).encode())
+            parts.append(file.read_bytes() if file is not None and own else repr(describe(base)).encode())
     return {"source" if cls.__module__ == "__main__" else "file": _short(b"".join(parts))} if any(parts) else {}
 
 

@@ -299,7 +299,7 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> list[str]
 
     def order(setting: str) -> int:
         name = setting.partition("=")[0].strip()
-        return 0 if name in kinds else 1 if name.partition(".")[0] in SECTIONS else 2
+        return 0 if name in kinds else 1 if name.partition(".")[0] in (*SECTIONS, "algorithm") else 2
 
     for setting in sorted(settings, key=order):
         with collect(problems):
@@ -314,13 +314,25 @@ def _apply(table: dict[str, Any], setting: str) -> None:
     if section in SECTIONS:
         table[section] = _merge_section(section, table.get(section, {}), {name: value})
         for entry in table.get("methods", []) if section == "training" else ():
-            entry["training"] = {key: own for key, own in entry.get("training", {}).items() if key != name}
+            _drop(entry, "training", name)
+            _drop(entry, "grid", f"{TRAINING}{name}")
         return
+    of_training = section.endswith(".training")
     for entry in _entries_with(table, section, name):
-        if section.endswith(".training"):
+        _drop(entry, "grid", f"{TRAINING}{name}" if of_training else name)
+        if of_training:
             entry["training"] = {**entry.get("training", {}), name: value}
         else:
             entry[name] = value
+
+
+def _drop(entry: dict[str, Any], part: str, name: str) -> None:
+    """Take an option out of a part of a method's table, which a setting changes; an empty part goes too."""
+    own = entry.get(part)
+    if isinstance(own, dict) and name in own:
+        del own[name]
+        if not own:
+            del entry[part]
 
 
 def _entries_with(table: Mapping[str, Any], section: str, name: str) -> list[dict[str, Any]]:

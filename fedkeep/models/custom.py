@@ -3,7 +3,6 @@
 They are tried before they are used, with errors that speak of the network and the data.
 """
 
-import ast
 import copy
 import functools
 import hashlib
@@ -12,12 +11,10 @@ import inspect
 import random
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from symtable import symtable
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -30,6 +27,7 @@ from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
+from fedkeep.models.own_code import ADDRESS, describe, globals_read, is_plain, own_attributes, source_text
 from fedkeep.models.weights import dtype_name, tensor_hash
 from fedkeep.options import NO_OPTION
 
@@ -38,7 +36,6 @@ FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 _BUILT: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
 """Trained parameters of all networks in use that users' functions built, by `id`."""
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 
@@ -163,7 +160,8 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     """Describe a user's network, so that a resumed run notices another one.
 
     Its digest depends on the layers, the names and shapes of the tensors, the source code of the user's classes as far
-    as Python knows it (not on comments and layout), and the weights of a network that was given as an object.
+    as Python knows it (not on comments and layout) and the globals that it reads, their numbers and texts, and the
+    weights of a network that was given as an object.
 
     Returns: Shape, number of classes, and the digest; empty for an architecture of FedKeep.
     """
@@ -172,57 +170,17 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     with seeds.temporary_seed(0):  # lazy layers begin with random weights
         network = model.build(shape, classes)
     tensors = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in network.state_dict().items()]
-    own = {type(module) for module in network.modules()} - {SplitNetwork}
-    sources = sorted(source_text(cls) for cls in own if not cls.__module__.startswith(("torch.", "fedkeep.")))
-    hashed = hashlib.sha256(repr((ADDRESS.sub("", repr(network)), tensors, sources)).encode())
+    modules = [one for one in network.modules() if not type(one).__module__.startswith(("torch.", "fedkeep."))]
+    classes_of = {type(one) for one in modules}
+    sources = sorted(repr((source_text(cls), globals_read(cls))) for cls in classes_of)
+    numbers = [{name: one for name, one in own_attributes(module).items() if is_plain(one)} for module in modules]
+    parts = ADDRESS.sub("", repr(network)), tensors, sources, describe(numbers)
+    hashed = hashlib.sha256(repr(parts).encode())
     if isinstance(model.origin, nn.Module):
         constants = constants_of(network)
         for tensor in (*network.state_dict().values(), *constants.values()):
             hashed.update(tensor_hash(tensor).encode())
     return {"shape": list(shape), "classes": classes, "digest": hashed.hexdigest()[:16]}
-
-
-def source_text(value: Any) -> str:
-    """Return the code of a class or function without comments and layout; empty where Python does not know it.
-
-    With it stand the globals of its module that it reads: functions, classes, and numbers, texts, tuples and arrays.
-    """
-    of = getattr(value, "__module__", None)
-    module = vars(sys.modules[of]) if of in sys.modules else {}
-    if "site-packages" in str(module.get("__file__")):
-        module = {}  # an installed library, whose files are long
-    known: dict[str, str] = {}
-    waiting = [("", value)]
-    while waiting:
-        name, one = waiting.pop()
-        known[name] = ""
-        with suppress(OSError, TypeError, SyntaxError):
-            known[name] = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(one))))
-        for read in _globals_read(known[name]) - known.keys():
-            found = module.get(read)
-            if isinstance(found, Tensor):
-                known[read] = tensor_hash(found)
-            elif isinstance(found, np.ndarray) and found.dtype.kind in "biufc":
-                known[read] = hashlib.sha256(found.tobytes()).hexdigest()
-            elif isinstance(found, int | float | str | bytes | tuple):
-                known[read] = ADDRESS.sub("", repr(found))
-            elif isinstance(found, type | FunctionType) and found.__module__ == of:
-                waiting.append((read, found))
-    return known.pop("") + "".join(f"\n{name} = {text}" for name, text in sorted(known.items()))
-
-
-def _globals_read(code: str) -> set[str]:
-    """Return the global names that code reads and does not set itself."""
-    tables = [symtable(code, "", "exec")]
-    read: set[str] = set()
-    changed: set[str] = set()
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            if table.get_type() == "module" or symbol.is_global():
-                (changed if symbol.is_assigned() else read).add(symbol.get_name())
-    return read - changed
 
 
 def from_path(path: str, allow_code: bool) -> Architecture:

@@ -1,6 +1,7 @@
 """What a newcomer should take from a table, in sentences: methods against methods, and the averages of models apart."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -191,11 +192,11 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
             asked = sum(len(row.get("cohort", ())) for trial in found for row in trial.rounds)
             said.append(f"{lost:,} of {asked:,} local trainings of {_with_seeds(found)} {ended}.")
     if unstable or too_far:
-        training = _training(settings, (unstable or too_far)[0])
-        rate, clip = _change(training, "lr", 0.1), _change(training, "max_grad_norm", 0.1)
+        first = (unstable or too_far)[0]
+        rate, clip = _change(settings, first, "lr", 0.1), _change(settings, first, "max_grad_norm", 0.1)
         said.append(f"Local training diverges. Lower the learning rate, {rate}, or clip gradients, {clip}.")
     elif stuck:
-        rates = _change(_training(settings, stuck[0]), "lr", 10, 0.1)
+        rates = _change(settings, stuck[0], "lr", 10, 0.1)
         said.append(f"Give it more rounds (--rounds), or change the learning rate, {rates}.")
     return said
 
@@ -219,14 +220,12 @@ def _with_seeds(trials: Sequence[TrialResult]) -> str:
     )
 
 
-def _training(settings: Mapping[str, Any], trial: TrialResult) -> dict[str, Any]:
-    """Return the options of local training with which a trial was run."""
-    return {**settings.get("training", {}), **trial.info.get("training", {})}
-
-
-def _change(training: Mapping[str, Any], option: str, *factors: float) -> str:
-    """Say how to change an option of local training: to multiples of what it is, if that is known."""
-    value = training.get(option)
+def _change(settings: Mapping[str, Any], trial: TrialResult, option: str, *factors: float) -> str:
+    """Say how to change an option of a trial's local training: to multiples of what it is, if that is known."""
+    own = trial.info.get("training", {})
+    name = f"{trial.method}.training.{option}" if option in own else f"training.{option}"
+    value = {**settings.get("training", {}), **own}.get(option)
     if not isinstance(value, int | float):
-        return f"--set training.{option}=1" if option == "max_grad_norm" else f"--set training.{option}"
-    return f"--set training.{option}={' or '.join(f'{value * factor:g}' for factor in factors)} (it is {value:g})"
+        return f"--set {name}=1" if option == "max_grad_norm" else f"--set {name}"
+    setting = f"{name}={' or '.join(f'{value * factor:g}' for factor in factors)}"
+    return f"--set {shlex.quote(setting) if ' ' in name else setting} (it is {value:g})"

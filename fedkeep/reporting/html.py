@@ -25,6 +25,7 @@ import numpy as np
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.templates import template
+from fedkeep.data.catalog import is_known
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
@@ -308,9 +309,10 @@ def _repeat(run: Run) -> dict[str, Any]:
     recipe = str(Path(run.path.name) / "recipe.toml")
     how = {"device": "cpu", "threads": 1, "stack": 0}
     options = [f"--{name}={run.info[name]}" for name, usual in how.items() if run.info.get(name, usual) != usual]
-    options += ["--allow-code"] * (":" in str(run.settings.get("model", {}).get("name", "")))
-    if (data := run.info.get("data_path")) and not Path(str(run.settings["data"]["name"])).is_absolute():
-        options += ["--set", f"data.name={data}"]  # a relative path is another's in another folder
+    networks = [run.settings.get("model", {}), *run.settings.get("client_models", ())]
+    options += ["--allow-code"] * any(":" in str(network.get("name", "")) for network in networks)
+    data = str(run.settings.get("data", {}).get("name", ""))
+    relative = run.info.get("data_path") and not is_known(data) and not Path(data).is_absolute()
     again = shlex.join(["fedkeep", "run", recipe, *own, *options])
     if command[:2] == ["flwr", "run"]:
         sites = str(max((trial.info.get("num_clients", 1) for trial in run.trials), default=1))
@@ -318,6 +320,7 @@ def _repeat(run: Run) -> dict[str, Any]:
         again += "\nflwr run again --stream  # at the same sites, with the same --run-config"
     return {
         "again": again,
+        "data": data if relative else "",
         # Where a program lies on the machine of the run helps nobody else.
         "command": shlex.join([Path(command[0]).name, *command[1:]]) if command else "",
         "versions": [(name, str(version)) for name, version in versions.items() if version],

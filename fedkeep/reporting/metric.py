@@ -397,7 +397,7 @@ class EarlyStopping(Callback):
                 f"early stopping waits for {self.watched.name}, which evaluations do not measure. Set "
                 f'metric="{self.watched.name}" of the run (run.metric).'
             )
-        self.best, self.waited = -math.inf, 0
+        self.best, self.waited, self.unmeasured = -math.inf, 0, 0
         self.rounds: list[dict[str, Any]] = []
         self.timings: list[dict[str, Any]] = []
 
@@ -406,13 +406,14 @@ class EarlyStopping(Callback):
         self.timings.append({"round": result.record.get("round"), **result.timings})
         if "test_loss" in result.record:
             value = self._value(state, result.record["test_loss"])
-            self.waited = 0 if value > self.best else self.waited + 1
+            unmeasured = math.isnan(value) and result.record["test_loss"] is not None
+            self.unmeasured = self.unmeasured + 1 if unmeasured else 0
+            self.waited = 0 if value > self.best else self.waited + (not unmeasured)
             self.best = value if value > self.best else self.best
-            if self.waited >= self.patience and self.best == -math.inf and result.record["test_loss"] is not None:
+            if self.watched and self.unmeasured >= max(self.patience, 2):
                 raise ConfigError(
-                    f"early stopping waits for {self.watched.name if self.watched else 'the test loss'}, which "
-                    f"{self.waited} evaluations did not measure. Name another metric, such as last, or let it be "
-                    "measured."
+                    f"early stopping waits for {self.watched.name}, which {self.unmeasured} evaluations in a row did "
+                    "not measure. Name another metric, such as last, or let it be measured."
                 )
         return self.waited >= self.patience, {}
 

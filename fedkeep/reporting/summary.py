@@ -188,6 +188,9 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     """Split the trials of one label into groups that may be averaged, each with a name that says what sets it apart."""
     groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
     settings = [_settings(run, trial) for run, trial in members]
+    if len({str(run.path) for run, _ in members}) == 1:  # when a callback ended a seed is a result of this run
+        for of, (_, trial) in zip(settings, members, strict=True):
+            of["window"] = _rounds(replace(trial, finished=False) if trial.ended_early else trial)
     # Older runs do not tell the code of a method or loss: then nothing says that it differs.
     untold = {name for name in ("code", "loss") if not all(name in of for of in settings)}
     for member, of in zip(members, settings, strict=True):
@@ -237,19 +240,25 @@ def _without_clashes(group: Sequence[tuple[Run, TrialResult]]) -> dict[str, list
 def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     """Return what a result depends on, apart from the seed, as flat texts."""
     partition = {key: trial.partition.get(key) for key in ("scheme", "settings") if key in trial.partition}
-    planned = replace(trial, finished=False) if trial.ended_early else trial  # when it ended is a result
-    covered = "-".join(map(str, planned.window_rounds))
     of_trial = {k: trial.info[k] for k in ("rounds", "dataset", "num_clients", "cohort_size") if k in trial.info}
     # A section that a version did not know, or that was left out, is at its defaults.
     written: dict[str, Any] = {name: {} for name in ("data", *OPTIONS)} | dict(run.settings)
     recipe = {key: _section(key, value) for key, value in written.items() if key not in NOT_SETTINGS}
     recipe["training"] = {**recipe["training"], **trial.info.get("training", {})}  # the method's own
-    own = {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": covered} | of_trial | _options(trial)
+    own = (
+        {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": _rounds(trial)}
+        | of_trial
+        | _options(trial)
+    )
     flat = _flat(own) | _flat({"partition": partition})
     # A recipe repeats what the trial says, in its own place: the trial's word counts.
     flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
     flat |= {name: digest for name, digest in input_digests(run, trial).items() if digest}
     return {key: text for key, text in flat.items() if key not in NO_EFFECT}
+
+
+def _rounds(trial: TrialResult) -> str:
+    return "-".join(map(str, trial.window_rounds))
 
 
 def input_digests(run: Run, trial: TrialResult) -> dict[str, str]:

@@ -71,6 +71,8 @@ def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, b
     def by_example(weights: Weights, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         try:
             return cast(dict[str, Tensor], vmap(gradient, (None, 0, 0))(weights, images, labels))
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:  # what PyTorch cannot vectorise, such as a recurrent layer
             found = [gradient(weights, *one) for one in zip(images, labels, strict=True)]
             return {name: torch.stack([one[name] for one in found]) for name in weights}

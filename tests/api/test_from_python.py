@@ -220,6 +220,8 @@ def test_a_data_frame_is_given_again_with_the_columns_that_the_run_knows(
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     for again in ({}, {"partition": "hospital"}):
         assert fedkeep.resume(run.path, data=frame, **again)["fedavg", 0].rounds == run["fedavg", 0].rounds
+    with pytest.raises(RunError, match="was not begun with partition='age'"):
+        fedkeep.resume(run.path, data=frame, partition="age")
 
 
 def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,28 +47,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_terminal_without_a_character_and_a_reader_that_leaves(run: Path) -> None:
-    command = [sys.executable, "-m", "fedkeep", "compare", str(run)]
-    plain = subprocess.run(
-        command, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
-    )
-    assert b"?" in plain.stdout
+def test_an_output_that_lacks_a_character_gets_its_number(run: Path) -> None:
+    command, env = [sys.executable, "-m", "fedkeep", "compare", str(run)], {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run(command, capture_output=True, check=True, env=env)
+    assert b"\\xb1" in shown.stdout
+
+
+@pytest.mark.parametrize("errors", [None, subprocess.PIPE], ids=["nobody reads errors", "errors are read"])
+def test_a_command_stops_when_its_reader_leaves(errors: int | None, tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    left = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    recipe = tiny.write_recipe(tmp_path)
+    for command in (["methods"], ["run", recipe, "--out", str(tmp_path / "run")]):
+        program = [sys.executable, "-m", "fedkeep", *command]
+        left = subprocess.run(program, stdout=write, stderr=write if errors is None else errors, check=False)
+        assert left.returncode == 141
     os.close(write)
-    assert (left.returncode, left.stderr) == (0, b"")
 
 
 def test_training_stops_when_its_reader_leaves_and_says_how_it_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def leave(*_: Any, **__: Any) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr(cli_run, "run_trials", leave)
+    monkeypatch.setattr(cli_run, "run_trials", lambda *_, **__: Terminal().on_broken_pipe())
     assert cli_run.run_with_progress([], Terminal(), "fedkeep resume RUN", quiet=True) == 141
-    assert "continue with: fedkeep resume RUN" in " ".join(capsys.readouterr().err.split())
+    assert "Continue with: fedkeep resume RUN" in " ".join(capsys.readouterr().err.split())
 
 
 def records(trial: Path) -> list[dict[str, Any]]:

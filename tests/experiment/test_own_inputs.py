@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -20,6 +22,7 @@ from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.experiment import plugins
 from fedkeep.experiment.run import _new_folder
+from fedkeep.models import own_code
 from fedkeep.models.custom import custom, describe_network
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import differences, summary
@@ -158,7 +161,7 @@ def test_numbers_in_arrays_and_objects_of_a_loss_count() -> None:
     assert len(set(digests)) == 4
     assert digests[-1] == digests[-2]
     address = "<at.Cfg object at 0x000001E5A5A5F0D0>"  # as Windows writes it
-    assert plugins.ADDRESS.sub("", address) == "<at.Cfg object>"
+    assert own_code.ADDRESS.sub("", address) == "<at.Cfg object>"
 
 
 def test_a_run_does_not_go_on_with_another_method_of_the_program_itself(
@@ -168,20 +171,31 @@ def test_a_run_does_not_go_on_with_another_method_of_the_program_itself(
         """A method that no file but the program's has."""
 
     OfTheProgram.__module__ = "__main__"
-    monkeypatch.setattr(plugins, "source_text", lambda value: "as it was")
+    monkeypatch.setattr(own_code, "source_text", lambda value: "as it was")
     run(arrays(0), tmp_path, "run", methods=[OfTheProgram()], rounds=1)
     assert fedkeep.resume(tmp_path / "run").trials
-    monkeypatch.setattr(plugins, "source_text", lambda value: "edited")
+    monkeypatch.setattr(own_code, "source_text", lambda value: "edited")
     with pytest.raises(RunError, match=r"was begun with another method \(oftheprogram\)"):
         fedkeep.resume(tmp_path / "run")
 
 
 WEIGHT = 1.0
-PRIOR = torch.ones(2)
+PRIOR: Any = torch.ones(2)
+OPTIONS = {"kinds": (frozenset({"conv", "linear", "norm"}), 3), "scale": [1.0]}
+CRITERION = nn.CrossEntropyLoss()
+CALLS = 0
+LOG: list[float] = []
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:
-    return WEIGHT * helper(logits, labels)
+    count()
+    LOG.append(float(len(__name__)))
+    return WEIGHT * helper(logits, labels) * OPTIONS["scale"][0] + CRITERION(logits, labels) * min(CALLS, 0)
+
+
+def count() -> None:
+    global CALLS
+    CALLS += 1
 
 
 def helper(logits: Tensor, labels: Tensor) -> Tensor:
@@ -189,31 +203,78 @@ def helper(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def other_helper(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits, labels, 2 * PRIOR)
+    return cross_entropy(logits, labels, 2 * torch.as_tensor(PRIOR))
 
 
 class Helped(nn.Linear):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__(2, 2)
+        self.scale = scale
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + weighted(x, x)
+        return super().forward(x) * self.scale + weighted(x, x)
+
+
+def digests(*, loss: Any = weighted, network: Any = lambda: Helped()) -> tuple[str, str]:
+    plugins.keep_loss(given := partial(loss))
+    digest = describe_network(custom(network), (2,), 2)["digest"]
+    return plugins.describe_loss(f"given.{type(given).__name__}"), digest
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("WEIGHT", 2.0), ("PRIOR", torch.zeros(2)), ("PRIOR", np.zeros(2)), ("helper", other_helper)],
+    [
+        ("WEIGHT", 2.0),
+        ("PRIOR", torch.zeros(2)),
+        ("PRIOR", np.zeros(2)),
+        ("OPTIONS", {**OPTIONS, "scale": [2.0]}),
+        ("CRITERION", nn.CrossEntropyLoss(label_smoothing=0.5)),
+        ("helper", other_helper),
+    ],
 )
-def test_what_a_loss_or_a_network_names_in_its_module_counts(
+def test_what_a_loss_or_a_network_reads_in_its_module_counts(
     name: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def digests() -> tuple[str, str]:
-        plugins.keep_loss(given := partial(weighted))
-        network = describe_network(custom(lambda: Helped(2, 2)), (2,), 2)["digest"]
-        return plugins.describe_loss(f"given.{type(given).__name__}"), network
-
     before = digests()
-    monkeypatch.setitem(globals(), "x", 1)  # it has the name of an argument
-    assert digests() == before
+    for unread in ("x", "logits", "__name__"):  # arguments, and what is another in worker processes
+        monkeypatch.setitem(globals(), unread, "another")
+    assert digests() == before, "nor what the code itself changes, which is another after a while"
     monkeypatch.setitem(globals(), name, value)
     assert not set(digests()) & set(before)
+
+
+def test_globals_of_lambdas_and_attributes_of_networks_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = lambda logits, labels: WEIGHT * cross_entropy(logits, labels)  # noqa: E731
+    before = digests(loss=loss, network=lambda: Helped(3.0))
+    assert digests(network=lambda: Helped(4.0))[1] != before[1]
+    monkeypatch.setitem(globals(), "WEIGHT", 2.0)
+    assert digests(loss=loss)[0] != before[0]
+
+
+def test_the_digest_is_the_same_whatever_the_order_of_sets() -> None:
+    code = "import sys; sys.path.insert(0, 'tests/experiment'); import test_own_inputs as t; print(t.digests())"
+    found = set()
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", code]
+        found.add(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 1
+
+
+def counting(shape: tuple[int, ...], classes: int) -> nn.Module:
+    calls = 0
+
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return super().forward(x)
+
+    return Net(shape[0], classes)
+
+
+def test_code_whose_variables_are_elsewhere_counts_too() -> None:
+    assert describe_network(custom(counting), (2,), 2)["digest"]
 
 
 def test_runs_with_two_versions_of_a_method_are_no_seeds_of_it(tmp_path: Path) -> None:

@@ -136,6 +136,17 @@ def test_a_setting_of_training_is_for_methods_with_a_training_of_their_own_too(l
     assert recipe.training_of(recipe.methods[-1]).epochs == 3
     recipe = load(text, settings=["warm.training.lr=7", "training.lr=0.5"])
     assert [recipe.training_of(method).lr for method in recipe.methods] == [0.5, 0.5, 0.5, 7.0]
+    recipe = load(text, settings=["warm.teachers=1", "algorithm.teachers=3"])
+    assert [method.algorithm.teachers for method in recipe.methods[2:]] == [3, 1]
+
+
+def test_a_setting_takes_the_place_of_a_methods_grid(load: Any) -> None:
+    grid = '[methods.grid]\n"training.lr" = [1, 2]\ntau = [3, 4]\n'
+    text = f'{tiny.RECIPE}\n[[methods]]\nalgorithm = "sfedkd"\nlabel = "Many"\n{grid}'
+    assert len(load(text, settings=["training.lr=0.5"]).methods) == 5
+    recipe = load(text, settings=["many.training.lr=0.5", "many.tau=9"])
+    assert [method.label for method in recipe.methods[3:]] == ["Many"]
+    assert (recipe.training_of(recipe.methods[3]).lr, recipe.methods[3].algorithm.tau) == (0.5, 9)
 
 
 def test_methods_seeds_and_rounds(load: Any) -> None:

@@ -83,7 +83,7 @@ def test_warnings_count_each_training_once_and_name_the_methods_own_rate(diverge
     _, not_finite, _ = warnings([*diverged.trials, *averages], diverged.settings)
     assert not_finite == "2 of 8 local trainings of FedSeq (seed 1) ended in numbers that are not finite."
     own = [replace(trial, info={**trial.info, "training": {"lr": 0.03}}) for trial in diverged.trials]
-    assert "--set training.lr=0.003 (it is 0.03)" in warnings(own, diverged.settings)[-1]
+    assert "--set FedSeq.training.lr=0.003 (it is 0.03)" in warnings(own, diverged.settings)[-1]
 
 
 def test_a_method_that_only_needs_more_rounds_is_not_told_to_learn_slower(tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def test_early_stopping_on_what_is_not_measured_is_refused() -> None:
         fedkeep.EarlyStopping(metric="auroc").on_trial_begin(simulation)
     stopping = fedkeep.EarlyStopping(patience=1, metric="client_worst")
     stopping.on_trial_begin(simulation)
-    with pytest.raises(ConfigError, match="client_worst, which 1 evaluations did not measure"):
+    assert stopping.on_round_end(simulation, simulation.run_round()) == (False, {})
+    with pytest.raises(ConfigError, match="client_worst, which 2 evaluations in a row did not measure"):
         stopping.on_round_end(simulation, simulation.run_round())
 
 
@@ -142,6 +143,10 @@ def test_seeds_that_end_early_are_one_row(tmp_path: Path) -> None:
     (row,) = summary(read_run(tmp_path / "run"))
     assert row.label == "FedAvg"
     assert row.note.startswith("ended after 4 to 6 of 12 rounds in 2 of 2 seeds")
+    write_run(tmp_path / "other")
+    write_trial(tmp_path / "other", "FedAvg", 2, [[90, 1]] * 12, total=[90, 10])
+    rows = summary([read_run(tmp_path / name) for name in ("run", "other")])
+    assert len(rows) == 3, "a run without the callback is no seed of it"
 
 
 def test_a_name_that_ranks_nothing_is_refused() -> None:
