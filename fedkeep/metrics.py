@@ -277,10 +277,25 @@ def scores(labels: ArrayLike, logits: ArrayLike) -> dict[str, Any]:
     }
     if np.isfinite(values).all():
         p = softmax(values, axis=1)
-        each = [roc_auc_score(truth == one, p[:, one]) for one in present] if len(present) > 1 else []
+        ranked = _log_odds(values, p)
+        each = [roc_auc_score(truth == one, ranked[:, one]) for one in present] if len(present) > 1 else []
         found["auroc"] = float(np.mean(each)) if each else None
         found["ece"] = calibration_error(truth == predicted, p.max(axis=1))
     return found
+
+
+def _log_odds(logits: Floats, p: Floats) -> Floats:
+    """Return log p / (1 - p) of the softmax, float64 [n, classes], which still ranks where p is 1 in float64."""
+    from scipy.special import logsumexp
+
+    rows, best = np.arange(len(logits)), logits.argmax(axis=1)
+    others = logits.copy()
+    others[rows, best] = -np.inf
+    p = p.copy()
+    p[rows, best] = 0.0
+    odds: Floats = logits - logsumexp(logits, axis=1, keepdims=True) - np.log1p(-p)
+    odds[rows, best] = logits[rows, best] - logsumexp(others, axis=1)
+    return odds
 
 
 def calibration_error(correct: ArrayLike, confidence: ArrayLike) -> float:

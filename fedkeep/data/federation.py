@@ -228,7 +228,14 @@ def _named_tests(federation: Federation) -> Federation:
 def _held_back(federation: Federation, share: float) -> Federation:
     stream = federation.stream
     dataset = federation.dataset if stream is None else stream.dataset
-    pairs = [(partition, _choose(partition, dataset.train, share)) for partition in federation.partitions]
+    holders = [(partition.rows, partition.holders) for partition in federation.partitions]
+    if GROUP in dataset.train:  # a group is held back whole, whoever holds parts of it, and in all tasks
+        rows_held, of = (torch.cat(parts) for parts in zip(*holders, strict=True))
+        chosen = _choose(rows_held, of, dataset.train, share)
+        taken_of = torch.split(chosen, [len(rows) for rows, _ in holders])
+    else:
+        taken_of = tuple(_choose(*one, dataset.train, share) for one in holders)
+    pairs = [*zip(federation.partitions, taken_of, strict=True)]
     rows = torch.cat([partition.rows[taken] for partition, taken in pairs])
     if not len(rows):
         raise DataError(
@@ -236,6 +243,8 @@ def _held_back(federation: Federation, share: float) -> Federation:
             f"{max(int(one.sizes.max()) for one in federation.partitions)}. Raise it."
         )
     unused = len(dataset.test["label"])
+    if torch.equal(dataset.train["input"][-unused:], dataset.test["input"]):
+        unused = 0  # they were given back to the training split
     note = f"Its {unused} test examples are not used: clients test on what they hold back." * bool(unused)
     note = " ".join(filter(None, (dataset.note, note)))
     tested = replace(dataset, test=select_rows(dataset.train, rows), note=note)
@@ -252,15 +261,18 @@ def _held_back(federation: Federation, share: float) -> Federation:
     return whole.for_task(federation.task)
 
 
-def _choose(partition: Partition, train: Data, share: float) -> Tensor:
+def _choose(rows: Tensor, holders: Tensor, train: Data, share: float) -> Tensor:
     """Choose a share of each client's rows, spread over its classes, or of its groups; always the same ones.
 
+    ``rows``, ``holders``: int64 ``[rows held]``: examples, and which client holds each.
     Returns: bool ``[rows held]``, true for a row that is held back.
     """
-    owner, label = partition.holders.numpy(), train["label"].cpu()[partition.rows].numpy()
+    owner, label = holders.numpy(), train["label"].cpu()[rows].numpy()
     unit = first = np.arange(len(owner))
     if GROUP in train:
-        pairs = np.stack([owner, train[GROUP].cpu()[partition.rows].numpy()])
+        group = train[GROUP].cpu()[rows].numpy()
+        _, begin, same = np.unique(group, return_index=True, return_inverse=True)
+        pairs = np.stack([owner[begin][same.reshape(-1)], group])  # it counts for the client of its first row
         _, first, unit = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
     keys = numpy_rng(0, "client test").random(len(first))  # no seed of a run, as of all test splits
     order = np.lexsort((keys, label[first], owner[first]))

@@ -1,6 +1,7 @@
 """Examples that are held out: as a test split, to choose options on, or since somebody has seen them already."""
 
 import hashlib
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -26,18 +27,28 @@ def image_hashes(images: Tensor) -> Tensor:
     return torch.tensor([int.from_bytes(one, "little", signed=True) for one in hashes], dtype=torch.int64)
 
 
-def note_on_copies(train: Tensor, test: Tensor) -> str:
-    """Return a note on held-out examples that are exact copies of training examples; empty if there are none.
+HELD_OUT = "No test split in the source: {} held out."
 
-    ``train``, ``test``: The inputs of both splits.
-    """
-    count = int(torch.isin(image_hashes(test), image_hashes(train)).sum())
+
+def note_on_copies(train: Data, test: Data) -> str:
+    """Return a note on held-out examples that are exact copies of training examples; empty if there are none."""
+    count = int(torch.isin(image_hashes(test["input"]), image_hashes(train["input"])).sum())
     if not count:
         return ""
+    name = "" if GROUP in train else ", or name the column of what belongs together in data.group"
     return (
-        f"{count} of {len(test)} held-out examples are exact copies of training examples, on which a network does "
-        "better than on new ones: remove copies, or name the column of what belongs together in data.group."
+        f"{count} of {len(test['label'])} held-out examples are exact copies of training examples, on which a network "
+        f"does better than on new ones: remove copies{name}."
     )
+
+
+def with_held_out(dataset: DataSet) -> DataSet:
+    """Return a data set whose training split has the rows again, as its last, that were held out of it for a test."""
+    if not dataset.test_held_out:
+        return dataset
+    train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}
+    note = re.sub(rf" ?{HELD_OUT.format('[^.]*')}", "", dataset.note).strip()
+    return replace(dataset, train=train, test_held_out=False, note=note)
 
 
 def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False) -> DataSet:
@@ -110,7 +121,7 @@ def validated(dataset: DataSet, share: float, count_copies: bool = False, rescal
     train, test = (select_rows(dataset.train, rows) for rows in (~chosen, chosen))
     of = "each class's training images" + (", in whole groups" if grouped else "")
     note = f"Evaluated on {share:.0%} of {of}, held out; the test images are not used."
-    if count_copies and (found := note_on_copies(train["input"], test["input"])):
+    if count_copies and (found := note_on_copies(train, test)):
         note = f"{note} {found}"
     dataset = replace(dataset, train=train, test=test, note=" ".join(filter(None, (dataset.note, note))))
     if not dataset.columns or not rescale:

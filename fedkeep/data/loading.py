@@ -22,7 +22,7 @@ from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alphabet, femnist_digits
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
-from fedkeep.data.holdout import hold_out, hold_out_groups, note_on_copies
+from fedkeep.data.holdout import HELD_OUT, hold_out, hold_out_groups, note_on_copies
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
 from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, Splits, infer_schema, number_values
@@ -76,8 +76,6 @@ def assemble(
         whole = schema.group == GROUP
         share = schema.test_share
         held_out = hold_out_groups(within, labels, share) if whole else hold_out(within, share)
-        if of_run and not whole and len(held_out) > 1 and not bool(held_out.any()):
-            held_out[0] = True  # of a small site, which mostly trains on all its rows
     inputs: list[Tensor] = []
     seen: Counter[str] = Counter()
     if schema.image:
@@ -101,9 +99,12 @@ def assemble(
         {"input": inputs[number], **{column: numbers[number] for column, (numbers, _, _) in numbered.items()}}
         for number in range(len(tables))
     ]
-    if held_out is not None:
+    held = held_out is not None
+    if held_out is not None and of_run and not bool(held_out.any()):
+        parts, held = [*parts, *parts], False  # a small site holds none out: it trains on all its rows
+    elif held_out is not None:
         parts, found = _hold_out_test(parts[0], held_out, schema)
-        notes += [found, note_on_copies(parts[0]["input"], parts[1]["input"]) if is_own else ""]
+        notes += [found, note_on_copies(*parts) if is_own else ""]
     elif schema.test not in ("", "test"):
         notes.append(f"The split {schema.test!r} is the test set.")
     if held_out is None and schema.group == GROUP:
@@ -124,7 +125,6 @@ def assemble(
     train, test = parts
     unnamed = ("label", GROUP)  # patients stay unnamed
     values = {column: names for column, (_, names, _) in numbered.items() if column not in unnamed}
-    held = held_out is not None
     if held:
         notes.append(_missing(parts, CLIENT, values.get(CLIENT, ()), _ALL_HELD_OUT))
     noted_all = " ".join(filter(None, notes))
@@ -156,7 +156,7 @@ def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -
         )
     parts = [select_rows(data, rows) for rows in (~chosen, chosen)]
     of = "each class, in whole groups," if schema.group == GROUP else f"each {schema.group or 'class'}"
-    return parts, f"No test split in the source: {schema.test_share:.0%} of {of} held out."
+    return parts, HELD_OUT.format(f"{schema.test_share:.0%} of {of}")
 
 
 log = logging.getLogger(__name__)

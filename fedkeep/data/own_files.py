@@ -80,11 +80,11 @@ def split_by_column(own: OwnSplits, column: str, where: str) -> OwnSplits:
         return own
     if others or column not in table.features:
         wrong = (
-            f"there is a split {others[0]!r} too"
+            f"there is a split {others[0]!r} too. Leave one of them out."
             if others
-            else f"there is no such column{did_you_mean(column, table.features)}"
+            else f"there is no such column.{did_you_mean(column, table.features)}"
         )
-        raise DataError(f"{where}: data.split={column!r} marks test rows, and {wrong}. Leave one of them out.")
+        raise DataError(f"{where}: data.split={column!r} marks test rows, and {wrong}")
     values = [str(value).strip().lower() for value in read_column(table, column, where)]
     rows = {name: [row for row, value in enumerate(values) if value == name] for name in ("train", *TEST_NAMES)}
     rows = {name: numbers for name, numbers in rows.items() if numbers}
@@ -93,7 +93,10 @@ def split_by_column(own: OwnSplits, column: str, where: str) -> OwnSplits:
             f"{where}: the column {column!r} (data.split) must say train or {', '.join(TEST_NAMES)}, not {odd[0]!r}."
         )
     if len(rows) < 2:
-        raise DataError(f"{where}: the column {column!r} (data.split) says {values[0]} in all rows. Mark some as test.")
+        more = "test" if values[0] == "train" else "train"
+        raise DataError(
+            f"{where}: the column {column!r} (data.split) says {values[0]} in all rows. Mark some as {more}."
+        )
     lines = own.lines.get("train", ())
     return replace(
         own,

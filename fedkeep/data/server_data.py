@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeep._utils import seeds
 from fedkeep.data.dataset import Data, DataSet, format_shape, select_rows
+from fedkeep.data.schema import GROUP
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.options import Options, option
 
@@ -46,6 +47,13 @@ class Auxiliary(Options):
         if self.source != "train_shared":
             left = torch.ones(len(order), dtype=torch.bool)
             left[taken] = False
+            if name == "test" and GROUP in columns:  # nobody is tested on a group of which the server knows a part
+                left &= ~torch.isin(columns[GROUP].cpu(), columns[GROUP].cpu()[taken])
+                if not bool(left.any()):
+                    raise DataError(
+                        f"auxiliary.source=test_subset takes examples of all {dataset.name}'s test groups, and leaves "
+                        "none to test on. Lower auxiliary.images_per_class, or take train_holdout."
+                    )
             rest = select_rows(columns, left.nonzero().flatten())
             dataset = replace(dataset, test=rest) if name == "test" else replace(dataset, train=rest)
         return dataset, select_rows(columns, taken)

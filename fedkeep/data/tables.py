@@ -373,11 +373,12 @@ def _guess_text(
             known = [(row, text) for row, value in enumerate(split) if (text := _text(value, separator)) is not None]
             wrong = [(row, text) for row, text in known if _to_number(text, separator, unit) is None]
             if wrong:
+                such = "3.5, not 3,5" if separator not in (";", "\t", "|") else "3,5 or 3.5, thousands without marks"
                 raise DataError(
                     f"{where}: {at(where, [row for row, _ in wrong])}: {name!r} = {wrong[0][1]!r} is no number, but "
-                    f"{min(int(100 * share), 99)} % of the column are. Write a number there (3.5, not 3,5), or empty "
-                    f"the cell if the value is unknown. {_leave_out(name)} If its values are categories, let each "
-                    "begin with a letter."
+                    f"{min(int(100 * share), 99)} % of the column look like one. Write a number there ({such}), or "
+                    f"empty the cell if the value is unknown. {_leave_out(name)} If its values are categories, let "
+                    "each begin with a letter."
                 )
     return TableColumn(name, "category")
 

@@ -18,7 +18,7 @@ from fedkeep.data.catalog import data_folder
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.federation import with_client_test
-from fedkeep.data.holdout import validated, without_images
+from fedkeep.data.holdout import validated, with_held_out, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
@@ -167,7 +167,7 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
     """Load a recipe's public set as its data set was read: a table with its columns, photos with its size."""
     path = local_path(recipe.public.name, data_dir)
     is_own = path is not None and path.suffix.lower() != ".npz"
-    options = DataOptions(size=recipe.data_options.size) if is_own else None
+    options = replace(recipe.data_options, client="", group="", split="") if is_own else None
     try:
         return load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns)
     except DataError as error:
@@ -178,12 +178,14 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
 
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:
     """Split the clients' part of a data set over the clients."""
+    how = recipe.run.client_test
+    if how and how != "own" and not recipe.validation:
+        dataset = with_held_out(dataset)  # clients test on what they hold back themselves
     if recipe.has_tasks:
         stream = recipe.tasks.stream(dataset, recipe.partition, seed)
         federation = Federation.from_stream(stream, 1, server)
     else:
         federation = Federation(dataset, recipe.partition.split(dataset.train, dataset.num_classes, seed), server)
-    how = recipe.run.client_test
     return with_client_test(federation, how) if how else federation
 
 

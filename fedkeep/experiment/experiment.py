@@ -30,7 +30,7 @@ from fedkeep.experiment.recipe import (
 )
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network
-from fedkeep.models.weights import tensor_hash
+from fedkeep.models.weights import hash_weights, tensor_hash
 from fedkeep.options import as_table
 from fedkeep.rounds.run_settings import distinct_models
 from fedkeep.rounds.state import SimulationState
@@ -254,6 +254,11 @@ def describe_trial(
             dependencies["data set"] = digest
         if recipe.public.name:
             dependencies["public data"] = tensor_hash(federation.server_data["input"])
+    else:  # clients vouch for their own, and the server for what it tests on
+        tested = (federation.stream.dataset if federation.stream else dataset).test
+        held = {f"{part}.{name}": column for part, data in (("test", tested), ("server", federation.server_data))
+                for name, column in data.items()}  # fmt: skip
+        dependencies["server's data"] = hash_weights(held)
     description = {
         "label": method.label,
         "algorithm": method.algorithm.name(),

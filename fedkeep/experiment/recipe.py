@@ -378,6 +378,11 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
             f"model.pretraining trains on all clients' examples in one place, without noise, and privacy.{noised[0]} "
             "promises that they stay apart. Leave one of the two out, or begin from public weights (model.weights)."
         )
+    if recipe.auxiliary.images_per_class and recipe.auxiliary.source == "train_shared" and noised:
+        yield (
+            f"auxiliary.source=train_shared gives the server clients' examples, and privacy.{noised[0]} promises that "
+            "they stay apart. Leave one of the two out, or take train_holdout."
+        )
     for method in recipe.methods:
         yield from _problems_of_method(recipe, method)
 

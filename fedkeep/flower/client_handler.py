@@ -9,7 +9,6 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from fedkeep._utils.digests import Identity
@@ -17,6 +16,7 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataSet
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.federation import hold_out_client_test
+from fedkeep.data.holdout import with_held_out
 from fedkeep.errors import ConfigError, DataError, DataNotFound, FedKeepError
 from fedkeep.experiment import build
 from fedkeep.experiment.build import build_simulation, load_data
@@ -142,8 +142,10 @@ def _check_version(envelope: Envelope) -> None:
 def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = ()) -> DataSet:
     """Load the site's data; the share that it holds back for the test is their test split."""
     name, data_dir, share = config.data or recipe.data, config.data_dir or None, recipe.run.client_test
+    # Where the server tests, it is the one that holds a part back to choose options on.
+    validation = recipe.validation if share or config.partition_id >= 0 else 0.0
     try:
-        dataset = load_data(name, data_dir, recipe.validation, recipe.data_options, columns)
+        dataset = load_data(name, data_dir, validation, recipe.data_options, columns)
     except DataError as error:
         if config.partition_id >= 0 or isinstance(error, DataNotFound):
             raise
@@ -156,9 +158,8 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
         log.warning("site %s: %s", config.site, note)
     if share == "own":
         return dataset
-    if dataset.test_held_out and not recipe.validation:  # the server tests on its own examples
-        train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}
-        dataset = replace(dataset, train=train, test_held_out=False)
+    if not validation:
+        dataset = with_held_out(dataset)  # the server tests on its own examples
     return hold_out_client_test(dataset, share) if share else dataset
 
 

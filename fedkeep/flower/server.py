@@ -143,7 +143,8 @@ def _columns(sites: Sequence[DataSet], weights: Any) -> tuple[TableColumn, ...]:
         except DataError as error:
             log.warning("%s", error)
         other = any(c.other for c in of_sites)
-        found.append(replace(of_sites[0], fill=fill, mean=mean, scale=scale, values=values, other=other))
+        unit = next((c.unit for c in of_sites if c.unit), "")
+        found.append(replace(of_sites[0], fill=fill, mean=mean, scale=scale, values=values, other=other, unit=unit))
     return tuple(found)
 
 
@@ -157,11 +158,25 @@ def _otherwise(one: DataSet, other: DataSet) -> str:
     """Say how a table's columns differ from another's; empty if they do not."""
     ours, theirs = _form(one), _form(other)
     lacks, more = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
-    kinds = [name for name in sorted(ours.keys() & theirs.keys()) if ours[name] != theirs[name]]
+    kinds = [name for name in sorted(ours.keys() & theirs.keys()) if not _is_read_alike(ours[name], theirs[name])]
     said = [f"lacks the column {', '.join(map(repr, lacks))} of {other.name}"] if lacks else []
     said += [f"also has {', '.join(map(repr, more))}"] if more else []
-    said += [f"reads {name!r} as {ours[name].kind}, and {other.name} as {theirs[name].kind}" for name in kinds]
+    said += [
+        f"reads {name!r} as {_reading(ours[name])}, and {other.name} as {_reading(theirs[name])}" for name in kinds
+    ]
     return " and ".join(said)
+
+
+def _is_read_alike(one: TableColumn, other: TableColumn) -> bool:
+    """Tell whether two sites read a column alike; a unit that only one of them writes is cut off at both."""
+    return replace(one, unit="") == replace(other, unit="") and (
+        one.unit == other.unit or not (one.unit and other.unit)
+    )
+
+
+def _reading(column: TableColumn) -> str:
+    how = (column.date or "YYYY-MM-DD") if column.kind == "date" else column.unit
+    return f"{column.kind} ({how})" if how else column.kind
 
 
 log = logging.getLogger(__name__)

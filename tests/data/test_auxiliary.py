@@ -17,6 +17,7 @@ import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.data import DataSet
+from fedkeep.data.schema import GROUP
 from fedkeep.data.server_data import Auxiliary
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.build import build_federation, build_simulation
@@ -52,6 +53,17 @@ def label_of(dataset: DataSet) -> dict[int, int]:
         for data in (dataset.train, dataset.test)
         for row, label in zip(rows(data), data["label"].tolist(), strict=True)
     }
+
+
+def test_nobody_is_tested_on_a_group_of_which_the_server_knows_a_part() -> None:
+    whole = numbered()
+    test = {**whole.test, GROUP: torch.arange(len(whole.test["label"])) // 3}
+    whole = replace(whole, train={**whole.train, GROUP: torch.zeros_like(whole.train["label"])}, test=test)
+    left, server = Auxiliary(images_per_class=1, source="test_subset").split(whole, 0)
+    assert not set(left.test[GROUP].tolist()) & set(server[GROUP].tolist())
+    one = replace(whole, test={**test, GROUP: torch.zeros_like(test[GROUP])})
+    with pytest.raises(DataError, match="leaves none to test on"):
+        Auxiliary(images_per_class=1, source="test_subset").split(one, 0)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

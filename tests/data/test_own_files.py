@@ -339,7 +339,7 @@ def test_arrays_that_do_not_fit(arrays: dict[str, Any], says: str) -> None:
         (TABLE, {"client": "place"}, "no column 'place'"),
         (TABLE.replace("sex", "age"), {}, "two columns that are called 'age'"),
         (TABLE + "1,2\n", {}, "people/train.csv: the first line names 5 columns, and line 42 has 2"),
-        (DIRTY, {}, "line 13: 'dose' = '<0.5' is no number, but 95 % of the column are"),
+        (DIRTY, {}, "line 13: 'dose' = '<0.5' is no number, but 95 % of the column look like one"),
         (
             DIRTY.replace("<0.5", "5").replace(",5,", ',"0,5",'),
             {},

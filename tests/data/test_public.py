@@ -39,6 +39,18 @@ def test_without_a_number_it_is_everything_in_order() -> None:
     assert torch.equal(Public(name="x").draw(source, tiny.dataset(), 0)["input"], source.train["input"])
 
 
+def test_a_public_table_is_read_as_the_clients_is(tmp_path: Path) -> None:
+    for name in ("main", "public"):
+        rows = [f"{n / 7},{'no' if n % 2 else 'yes'}" for n in range(40)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,outcome", *rows]))
+    settings = [
+        f"data.name={tmp_path / 'main.csv'}", "data.label=outcome", f"public.name={tmp_path / 'public.csv'}",
+        "partition.scheme=iid", "partition.num_clients=4", "run.cohort_size=4",
+    ]  # fmt: skip
+    federation = build_federation(load_recipe("demo", settings=settings, methods=["fedmd"]), 0)
+    assert federation.server_data["input"].shape[1:] == federation.dataset.shape
+
+
 def test_what_cannot_be_a_public_set() -> None:
     source = tiny.dataset(12)
     with pytest.raises(DataError, match=r"has no class 'z'. It has: a, b, c"):

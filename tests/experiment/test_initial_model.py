@@ -393,6 +393,11 @@ OTHERS = '\n[[client_models]]\nclients = ["1"]\nname = "mlp"\nhidden = [4]\n'
         ([], OTHERS, "makes the initial model of one network"),
         (["privacy.noise_multiplier=1.0"], "", r"without noise, and privacy\.noise_multiplier promises"),
         (["privacy.secure_aggregation=true"], "", r"privacy\.secure_aggregation promises"),
+        (
+            ["auxiliary.images_per_class=1", "auxiliary.source=train_shared", "privacy.secure_aggregation=true"],
+            "",
+            r"train_shared gives the server clients' examples, and privacy\.secure_aggregation promises",
+        ),
         (["model.pretraining=6"], "", r"model\.pretraining\] must be a table"),
         (["model.pretraining.epochs=6"], "", r"\[model.pretraining\]: there is no option 'epochs'"),
         (["model.pretraining.passes=-1"], "", "passes must be at least 0"),

@@ -247,6 +247,10 @@ def test_columns_may_have_more_values_together_than_one_site_may_tell() -> None:
             {"columns": [{"name": "age", "kind": "category", "values": list("abcd")}]},
             "site b lacks the column 'ward' of site a and reads 'age' as category, and site a as number",
         ),
+        (
+            {"shape": [1], "columns": [{"name": "age", "kind": "date", "date": "%d"}]},
+            r"'age' as date \(%d\), and site a as number",
+        ),
         ({"shape": [10**12]}, "site b: this is no description of data"),
         ({"label_names": 3}, "site b: this is no description of data"),
         ({"kind": "sounds"}, "site b: this is no description of data"),
@@ -260,6 +264,19 @@ def test_sites_whose_data_do_not_go_together_are_named(
     about = describe(write_table(tmp_path / "1", 1))
     with pytest.raises(DataError, match=said):
         pool({"a": about, "b": about | change}, {"a": 4, "b": 4})
+
+
+def test_a_unit_that_one_site_writes_is_cut_off_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    one, other = describe(write_table(tmp_path / "0", 0)), describe(write_table(tmp_path / "1", 1))
+
+    def in_unit(about: dict[str, Any], unit: str) -> dict[str, Any]:
+        return about | {"columns": [c | ({"unit": unit} if c["name"] == "age" else {}) for c in about["columns"]]}
+
+    pooled = pool({"a": one, "b": in_unit(other, "%")}, {"a": 4, "b": 4})
+    assert {column.name: column.unit for column in pooled.columns}["age"] == "%"
+    with pytest.raises(DataError, match=r"site b reads 'age' as number \(€\), and site a as number \(%\)"):
+        pool({"a": in_unit(one, "%"), "b": in_unit(other, "€")}, {"a": 4, "b": 4})
 
 
 def test_columns_of_another_order_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import tiny
 from local_transport import LocalTransport
-from trial import config, records
+from trial import Killed, config, killing, records
 
 from fedkeep.data import load
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, RunError
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
 
@@ -76,15 +76,36 @@ def test_a_site_may_have_examples_of_one_class_only_but_a_run_needs_two(recipe: 
         serve(line_to(tmp_path, own), alone)
 
 
-def test_a_site_of_two_rows_trains_on_both(recipe: str, tmp_path: Path) -> None:
-    rows = [f"{number / 7},{'no' if number % 2 else 'yes'}" for number in range(40)]
-    for name, count in {"server": 40, "large": 30, "small": 2}.items():
-        (tmp_path / f"{name}.csv").write_text("\n".join(["age,outcome", *rows[:count]]))
-    line = line_to(tmp_path, {name: str(tmp_path / f"{name}.csv") for name in ("large", "small")})
-    settings = ["data.label=outcome", "model.hidden=[4]", "run.cohort_size=2"]
+def write_visits(folder: Path, counts: dict[str, int], first: int = 0) -> LocalTransport:
+    """Write tables of so many rows, and return the line to those sites that are not the server."""
+    for name, count in counts.items():
+        rows = [f"{n / 7},{'no' if n % 2 else 'yes'},p{n // 4}" for n in range(first, first + count)]
+        (folder / f"{name}.csv").write_text("\n".join(["age,outcome,patient", *rows]))
+    return line_to(folder, {name: str(folder / f"{name}.csv") for name in counts if name != "server"})
+
+
+VISITS = ["data.label=outcome", "model.hidden=[4]", "run.cohort_size=2"]
+
+
+@pytest.mark.parametrize(
+    "how", ["'data.exclude=[\"patient\"]'", "data.group=patient", "data.group=patient data.validation=0.2"]
+)
+def test_a_small_site_trains_on_all_its_rows(how: str, recipe: str, tmp_path: Path) -> None:
+    line = write_visits(tmp_path, {"server": 40, "large": 30, "small": 2 if "group" in how else 1})
     given: dict[str, Any] = {"methods": "fedavg", "rounds": 1, "sites": 2, "data": str(tmp_path / "server.csv")}
-    run = serve(line, config(recipe, tmp_path / "run", settings, **given))
-    assert run.trials[0].info["examples"] == {"large": 30, "small": 2}
+    run = serve(line, config(recipe, tmp_path / "run", [*VISITS, how], **given))
+    assert run.trials[0].info["examples"] == {"large": 30, "small": 2 if "group" in how else 1}
+
+
+def test_a_server_that_has_other_data_now_does_not_go_on(recipe: str, tmp_path: Path) -> None:
+    line = write_visits(tmp_path, {"server": 40, "a": 30, "b": 30})
+    settings = [*VISITS, "'data.exclude=[\"patient\"]'", "data.scaling=none"]
+    given: dict[str, Any] = {"methods": "fedavg", "rounds": 2, "sites": 2, "data": str(tmp_path / "server.csv")}
+    with pytest.raises(Killed):
+        serve(LocalTransport(line.node_configs, killing(2)), config(recipe, tmp_path / "run", settings, **given))
+    write_visits(tmp_path, {"server": 60}, first=2)
+    with pytest.raises(RunError, match="server's data"):
+        serve(line, config(recipe, tmp_path / "run", settings, **given))
 
 
 @pytest.fixture

@@ -21,6 +21,12 @@ def test_scores_of_two_classes_by_hand() -> None:
     assert found["ece"] == pytest.approx((0.1 + 0.4 + 0.8 + abs(1 - 1.4)) / 5)
 
 
+def test_auroc_ranks_where_the_softmax_is_one() -> None:
+    margins = np.array([40.0, 45, 50, 41, 60, 70, 80, 90])
+    labels = [0] * 4 + [1] * 4
+    assert scores(labels, np.stack([0 * margins, margins], axis=1))["auroc"] == 1
+
+
 def test_what_cannot_be_measured_is_none_and_absent_classes_do_not_count() -> None:
     assert scores([], np.zeros((0, 2))) == {"f1": None, "auroc": None, "ece": None, "specificity": [None, None]}
     assert scores([1, 1], [[0.0, 1.0], [0.0, 2.0]])["auroc"] is None

@@ -20,6 +20,8 @@ from fedkeep.data.federation import hold_out_client_test, with_client_test
 from fedkeep.data.partition import ByColumn
 from fedkeep.data.schema import CLIENT, GROUP
 from fedkeep.errors import ConfigError, DataError
+from fedkeep.experiment.build import build_federation
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithms
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS
@@ -112,6 +114,30 @@ def test_what_belongs_together_is_held_back_together() -> None:
     taken, kept = (set(half[GROUP].tolist()) for half in (part.test, part.train))
     assert len(taken) == 3
     assert not taken & kept
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2])
+def test_a_group_of_several_clients_or_tasks_is_held_back_at_all_of_them(num_tasks: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.normal():.3f},{'abcd'[n % 4]},p{n // 8},h{n % 3}" for n in range(240)]
+    (tmp_path / "visits.csv").write_text("\n".join(["x,outcome,patient,hospital", *rows]))
+    settings = [
+        f"data.name={tmp_path / 'visits.csv'}", "data.label=outcome", "data.group=patient", "run.client_test=0.2",
+        "run.cohort_size=3", f"tasks.num_tasks={num_tasks}",
+        *(["data.client=hospital", "partition.scheme=column"] if num_tasks == 1 else
+          ["data.exclude=[\"hospital\"]", "partition.scheme=iid", "partition.num_clients=3"]),
+    ]  # fmt: skip
+    first = build_federation(load_recipe("demo", settings=settings, methods=["fedavg"]), 0)
+    tested, trained = set[int](), set[int]()
+    for task in range(1, num_tasks + 1):
+        federation = first.for_task(task)
+        for client in federation.clients:
+            tested |= set(federation.test_data(client)[GROUP].tolist())
+            trained |= set(federation.data(client)[GROUP].tolist())
+    assert len(tested) > 3
+    assert not tested & trained
+    assert len(tested | trained) == 30, "no row is held out for a test that nobody makes"
+    assert "No test split in the source" not in first.dataset.note
 
 
 def simulate(**changes: Any) -> Any:
