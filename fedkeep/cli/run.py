@@ -1,7 +1,6 @@
 """``fedkeep run``, ``resume`` and ``tune``: run recipes, and choose options on held-out examples."""
 
 import shlex
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -130,7 +129,7 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
     by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
     text = f"\nstopped{by}; finished rounds are saved; the round that was going begins again. Continue with: {command}"
     with suppress(OSError, Terminated):  # the terminal may be closed
-        say(Terminal(stderr=True) if code == 128 + signal.SIGPIPE else console, text)
+        say(Terminal(stderr=True) if "SIGPIPE" in by else console, text)
     return code
 
 

@@ -56,7 +56,7 @@ class Terminal(Console):
         """Stop the command, as nobody reads its output any more, such as after ``| head``."""
         with suppress(OSError, ValueError):  # it may be no file
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-        raise Terminated(signal.SIGPIPE)
+        raise Terminated(getattr(signal, "SIGPIPE", signal.SIGTERM))  # which Windows lacks
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print text, or what Rich draws."""
