@@ -77,6 +77,8 @@ def find_loss(name: str, device: torch.device) -> None:
         return
     module, _, function = name.rpartition(".")
     held = sys.modules.get(f"{_PREFIX}{module.removeprefix(_PREFIX)}") or _MODULES.get(module)
+    if module == "__main__":
+        held = sys.modules.get("__mp_main__")  # what worker processes call the program that began them
     found = OWN_LOSSES[name] if name in OWN_LOSSES else getattr(held, function, None)
     if not callable(found):
         raise ConfigError(

@@ -341,15 +341,22 @@ def test_what_nodes_of_a_cluster_cannot_import_runs_here(caplog: pytest.LogCaptu
 
 
 SCRIPT = """
-import fedkeep, torch
+import fedkeep, logging, torch
 from torch import nn
+
+WEIGHT = {"of all": 1.0}
 
 class Mine(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        logging.getLogger(__name__).debug("another name in a worker")
+
+def loss(logits, labels):
+    return WEIGHT["of all"] * nn.functional.cross_entropy(logits, labels)
 
 x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 given = dict(data=(x, (x[:, 0] > 0).long()), model=Mine, partition=fedkeep.IID(num_clients=2), rounds=1, seeds=2)
+given["loss"] = loss
 """
 CALL = 'run = fedkeep.run(**given, methods=["fedavg"], machine=fedkeep.Machine(workers=2), out="run")\n'
 
