@@ -135,15 +135,16 @@ def task_accuracies(correct: ArrayLike, total: ArrayLike, sizes: Sequence[int]) 
 def accuracy_after(matrix: ArrayLike) -> Floats:
     """Return A_t = (1/t) sum_{j<=t} a_{t,j}, [T]: the accuracy after each task, all tasks so far counting alike.
 
+    Here and in what follows a task without test examples, whose accuracy is NaN, is left out of means.
     The share of all test examples that are right (`accuracy`) is the same for tasks of equal size.
     """
     values = np.asarray(matrix, dtype=np.float64)
-    return np.asarray([row[: t + 1].mean() for t, row in enumerate(values)])
+    return np.asarray([mean_of_known(row[: t + 1]) for t, row in enumerate(values)])
 
 
 def average_incremental_accuracy(matrix: ArrayLike) -> float:
     """Return the mean of `accuracy_after` over the tasks (Rebuffi et al., 2017, iCaRL; FedSKF eq. 11)."""
-    return float(accuracy_after(matrix).mean())
+    return mean_of_known(accuracy_after(matrix))
 
 
 def forgetting_tasks(matrix: ArrayLike) -> float:
@@ -169,13 +170,13 @@ def backward_transfer(matrix: ArrayLike) -> float:
     task.
     """
     values = np.asarray(matrix, dtype=np.float64)
-    return mean_of([values[-1, j] - values[j, j] for j in range(len(values) - 1)])
+    return mean_of_known([values[-1, j] - values[j, j] for j in range(len(values) - 1)])
 
 
 def chaudhry_mean(matrix: ArrayLike) -> float:
     """Return the mean over t >= 2 of `forgetting_tasks` after task t; NaN with one task."""
     values = np.asarray(matrix, dtype=np.float64)
-    return mean_of([forgetting_tasks(values[:t, :t]) for t in range(2, len(values) + 1)])
+    return mean_of_known([forgetting_tasks(values[:t, :t]) for t in range(2, len(values) + 1)])
 
 
 def fedskf(matrix: ArrayLike) -> float:
@@ -186,7 +187,7 @@ def fedskf(matrix: ArrayLike) -> float:
     """
     values = np.asarray(matrix, dtype=np.float64)
     steps = range(2, len(values) + 1)
-    return mean_of([float((values[t - 2, : t - 1] - values[t - 1, : t - 1]).sum()) / (t - 1) for t in steps])
+    return mean_of_known([mean_of_known(values[t - 2, : t - 1] - values[t - 1, : t - 1]) for t in steps])
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -163,6 +163,8 @@ def dry_run(
         f"In all about {duration(sum(times))} on one core of this machine, if nothing else runs{exception}. It was "
         "measured in a few steps; teachers that join in later rounds may add to it. sent in all: what server and "
         "clients send each other for a seed. "
+        + "What is sent and computed once a task is not in it. "
+        * any(recipe.has_tasks for recipe in recipes.values())
     )
     say(console, f"{in_all if times else ''}Nothing was run.", paragraphs=True)
     for line in dict.fromkeys(unknown):

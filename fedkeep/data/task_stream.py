@@ -76,7 +76,8 @@ class Tasks(Options):
 
     num_tasks: int = option(1, "number of tasks", low=1)
     class_order: Literal["shuffled", "source"] | tuple[int, ...] = option(
-        "shuffled", "order in which classes arrive: shuffled by the seed, the data set's own, or a list of labels"
+        "shuffled",
+        "order in which classes arrive: shuffled by the seed, the data set's own, or a list of their places from 0",
     )
     num_classes: int = option(0, "take only the first so many classes of the data set, before shuffling; 0: all", low=0)
     classes_per_task: tuple[int, ...] = option((), "number of classes in each task, where they are not equal", low=1)
@@ -135,8 +136,8 @@ class Tasks(Options):
             given = self.class_order
             if len(set(given)) < len(given) or not all(0 <= c < have for c in given) or not given:
                 raise ConfigError(
-                    f"tasks.class_order must list labels of {dataset.name}, each once, from 0 to {have - 1}: "
-                    f"not {list(given)}."
+                    f"tasks.class_order must list classes of {dataset.name}, each once, by their places from 0 to "
+                    f"{have - 1}, not {list(given)}. 0 is {dataset.label_names[0]!r}."
                 )
             return given
         count = self.num_classes or have
@@ -154,7 +155,7 @@ class Tasks(Options):
             if sum(self.classes_per_task) != classes:
                 raise ConfigError(
                     f"tasks.classes_per_task has {sum(self.classes_per_task)} classes in all, and {classes} arrive. "
-                    f"Change it, or set num_classes to {sum(self.classes_per_task)}."
+                    f"Change it, or {self._take(sum(self.classes_per_task))}."
                 )
             return self.classes_per_task
         size, left = divmod(classes, self.num_tasks)
@@ -162,9 +163,14 @@ class Tasks(Options):
             nearly = [size + (task < left) for task in range(self.num_tasks)]
             raise ConfigError(
                 f"{classes} classes cannot be cut into {self.num_tasks} tasks of equal size. Set classes_per_task, "
-                f"such as {nearly}, or num_classes to {size * self.num_tasks}."
+                f"such as {nearly}, or {self._take(size * self.num_tasks)}."
             )
         return (size,) * self.num_tasks
+
+    def _take(self, classes: int) -> str:
+        """Say how to take so many classes."""
+        given = not isinstance(self.class_order, str)
+        return f"list {classes} in class_order" if given else f"set num_classes to {classes}"
 
     @property
     def sharing(self) -> str:

@@ -201,9 +201,9 @@ def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     shown = []
     for row in rows:
-        matrices = [trial.task_matrix for trial in row.trials if len(trial.task_matrix)]
-        if matrices:
-            matrix = 100 * np.mean(matrices, axis=0)
+        matrices = [trial.task_matrix for trial in row.trials]
+        if most := max(map(len, matrices)):  # a seed that a callback ended has fewer tasks
+            matrix = 100 * np.mean([one for one in matrices if len(one) == most], axis=0)
             known = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
             means = metrics.accuracy_after(matrix)
             lines = [{"values": list(values), "mean": mean} for values, mean in zip(known, means, strict=True)]

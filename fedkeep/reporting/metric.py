@@ -203,7 +203,10 @@ def _kold(name: str, title: str, which: int, classes: str, support: bool = False
 
 def _of_tasks(name: str, title: str, measure: Callable[[Any], float], shown: Shown = "with tasks") -> Metric:
     """Return a metric of the matrix of accuracies by task."""
-    compute: Callable[[TrialResult], float] = lambda t: measure(t.task_matrix) if len(t.task_matrix) else nan  # noqa: E731
+
+    def compute(trial: TrialResult) -> float:
+        return measure(trial.task_matrix) if len(trial.task_matrix) and not trial.lacks_tasks else nan
+
     compute.__doc__, better = measure.__doc__, -1 if "forgetting" in name else 1
     return Metric(name, title, "%", compute, better, shown, of_history=better < 0)
 

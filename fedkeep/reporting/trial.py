@@ -516,9 +516,13 @@ class TrialResult:
 
         NaN for a trial that a callback ended before its last task.
         """
-        done = len(self.task_matrix)
-        known = done and not (self.ended_early and done < len(self.task_sizes))
+        known = len(self.task_matrix) and not self.lacks_tasks
         return float(metrics.accuracy_after(self.task_matrix)[-1]) if known else math.nan
+
+    @property
+    def lacks_tasks(self) -> bool:
+        """Tell whether a callback ended the trial before its last task was learned."""
+        return self.ended_early and len(self.task_matrix) < len(self.task_sizes)
 
     @cached_property
     def local_models(self) -> list[dict[str, Any]]:

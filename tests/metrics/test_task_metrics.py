@@ -153,6 +153,14 @@ def test_with_one_task_nothing_can_be_forgotten_or_transferred() -> None:
     assert math.isnan(backward_transfer([[0.7]]))
 
 
+def test_a_task_without_test_examples_is_left_out_of_all_means() -> None:
+    matrix = [[0.8, NAN, 0], [0.6, NAN, 0], [0.4, NAN, 0.9]]
+    assert accuracy_after(matrix) == pytest.approx([0.8, 0.6, 0.65])
+    assert backward_transfer(matrix) == pytest.approx(-0.4)
+    assert fedskf(matrix) == pytest.approx(0.2)
+    assert forgetting_tasks(matrix) == pytest.approx(0.4)
+
+
 def test_shapes_are_checked() -> None:
     with pytest.raises(
         ValueError, match=r"3 tasks of 6 classes need counts of shapes \(3, 6\) and \(6,\), not \(2, 6\)"

@@ -289,6 +289,17 @@ def test_with_tasks_the_window_is_of_each(tmp_path: Path) -> None:
     assert "| mean over tasks, rounds 3–4 of each task | mean over tasks, after each |" in text
 
 
+def test_a_seed_that_a_callback_ended_before_its_last_task_has_no_result_of_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for seed, rounds in enumerate([[[2], [8], [1, 9], [4, 8]], [[2], [8]]]):
+        write_trial(run, "FedLwF", seed, rounds, tasks=[1, 1], planned=4)
+    whole, cut = read_run(run).trials
+    for name in ("task_accuracy", "incremental", "forgetting_chaudhry", "forgetting_fedskf"):
+        assert math.isnan(METRICS[name].of(cut)), name
+    assert METRICS["task_accuracy"].of(whole) == pytest.approx(0.6)
+    assert "2 of 4 rounds" in render(read_run(run))
+
+
 def test_one_task_is_only_a_choice_of_classes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_trial(run, "FedAvg", 0, [[2, 2], [4, 4], [6, 6], [8, 8]], tasks=[2])
