@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.reporting.metric import Metric, headline, show_number
+from fedkeep.reporting.metric import Metric, headline, rounds_covered, show_number
 from fedkeep.reporting.summary import Difference, Row, difference, trials_of
 from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult
 
@@ -93,7 +93,9 @@ def _worst_losses(rows: Sequence[Row]) -> str:
     kept = f"; moving averages lost {100 * max(averages):.0f} points at most" if averages else ""
     every = all((trial.evaluated[1:] - trial.evaluated[:-1] == 1).all() for trial in trials_of(rows))
     span = "in a single round" if every else "between two evaluations"
-    return f"Forgotten {span}, at worst: {_listed(said)}{kept}."
+    windows = {rounds_covered(trial) for row in last_models(rows) for trial in row.trials}
+    where = windows.pop() if len(windows) == 1 else "of the window"
+    return f"Forgotten {span}, {where}, at worst: {_listed(said)}{kept}."
 
 
 def _worst_loss(row: Row) -> tuple[float, float, float, str]:

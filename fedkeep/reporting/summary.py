@@ -137,7 +137,7 @@ def within_one_seed(values: Mapping[int, float], *trials: TrialResult) -> metric
     """Return the mean of values by round of trials with one seed, with an interval over blocks of whole turns.
 
     Moving averages of neighbouring rounds have most models in common. In simulations of such series, blocks of three
-    times their memory leave out a mean of 0 in 5 to 8 % of the cases at a nominal 5 %, and short blocks in up to 44 %.
+    times their memory leave out a mean of 0 in 4 to 11 % of the cases at a nominal 5 %, and short blocks in up to 44 %.
     """
     rounds = list(values)
     spacing = float(np.median(np.diff(rounds))) if len(rounds) > 1 else 1.0

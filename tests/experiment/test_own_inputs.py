@@ -171,7 +171,7 @@ def test_a_run_does_not_go_on_with_another_method_of_the_program_itself(
         """A method that no file but the program's has."""
 
     OfTheProgram.__module__ = "__main__"
-    monkeypatch.setattr(own_code, "source_text", lambda value: "as it was")
+    monkeypatch.setattr(own_code, "source_text", lambda value: "as_it_was")
     run(arrays(0), tmp_path, "run", methods=[OfTheProgram()], rounds=1)
     assert fedkeep.resume(tmp_path / "run").trials
     monkeypatch.setattr(own_code, "source_text", lambda value: "edited")

@@ -89,8 +89,8 @@ def test_what_one_round_took_from_a_class_is_told_at_its_worst(tmp_path: Path) -
     ]
     rows = summary(replace(found, trials=(*found.trials, *average)))
     assert findings(rows)[0] == (
-        "Forgotten in a single round, at worst: FedSeq fell from 93 to 31 % on class 0; moving averages lost 0 points "
-        "at most."
+        "Forgotten in a single round, rounds 3–4, at worst: FedSeq fell from 93 to 31 % on class 0; moving averages "
+        "lost 0 points at most."
     ), "rounds 3 and 4 are the window"
     small = write_run(tmp_path / "small")
     write_trial(small, "FedSeq", 0, [[10, 10], [10, 10], [10, 10], [0, 10]])
