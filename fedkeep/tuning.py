@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import as_list, for_workers, seeds_of
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, untitled, with_grid
-from fedkeep.experiment.run import join_run, open_run
+from fedkeep.experiment.run import dated_folder, join_run, open_run
 from fedkeep.experiment.runtime import Machine, OnProgress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.models.custom import Custom
@@ -207,7 +206,7 @@ def tune(
     recipe = replace(recipe, validation=0.0, title=untitled(recipe.title))  # as it is run with the best options
     held_out = replace(recipe, seeds=seeds, validation=float(share), title=f"{recipe.title}, tuned")
     points = with_grid(held_out, grid, allow_code=machine.allow_code)
-    folder = _checked_folder(Path(out or new_folder(recipe.name)))
+    folder = _checked_folder(Path(out or dated_folder(recipe.name, "tune-")))
     machine = for_workers(points, machine)
     run = join_run(Experiment(points, machine), folder / RUN, ["fedkeep.tune", recipe.name])
     check_code(run, machine.use)
@@ -238,12 +237,6 @@ def _recipe(
     if settings or methods is not None or rounds is not None:
         raise ConfigError("settings, methods and rounds change a recipe given by name; change a Recipe directly.")
     return recipe
-
-
-def new_folder(recipe: str) -> Path:
-    """Return the folder of a new tuning of a recipe."""
-    stem = Path(recipe).stem if recipe.endswith(".toml") else recipe.replace("/", "-")
-    return Path("runs") / f"tune-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _checked_folder(folder: Path) -> Path:

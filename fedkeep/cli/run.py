@@ -21,7 +21,7 @@ from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import fit_cohort
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command
+from fedkeep.experiment.run import dated_folder, join_run, open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of
@@ -31,7 +31,7 @@ from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.reporting.table import print_table
 from fedkeep.reporting.trial import data_read
-from fedkeep.tuning import BEST, RUN, new_folder
+from fedkeep.tuning import BEST, RUN
 from fedkeep.tuning import tune as choose
 
 CLASSES_SHOWN = 12
@@ -75,7 +75,7 @@ def resume(options: Namespace, console: Console) -> int:
 
 def tune(options: Namespace, console: Console) -> int:
     """Run all points of a grid, and show the best."""
-    machine, out = machine_of(options), options.out or new_folder(options.recipe)
+    machine, out = machine_of(options), options.out or dated_folder(options.recipe, "tune-")
     try:
         with Display(console, {}, quiet=options.quiet) as display:
             tuning = choose(

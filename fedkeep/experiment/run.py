@@ -224,9 +224,14 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     return shlex.join(words)
 
 
-def _new_folder(recipe: str) -> Path:
+def dated_folder(recipe: str, prefix: str = "") -> Path:
+    """Return a folder under ``runs`` that has a recipe's name and the time."""
     stem = Path(recipe).stem if recipe.endswith(".toml") else recipe.replace("/", "-")
-    base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{prefix}{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _new_folder(recipe: str) -> Path:
+    base = dated_folder(recipe)
     make_folder(base.parent)  # with a link to nothing there, each number would seem taken
     for number in count(1):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.reporting.metric import Metric, headline, rounds_covered, show_number
-from fedkeep.reporting.summary import Difference, Row, difference, trials_of
+from fedkeep.reporting.summary import Difference, Row, deduplicate, difference, trials_of
 from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult
 
 TELLING = 0.2
@@ -175,8 +175,8 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
     """
     begun = [trial for trial in trials if 4 * trial.rounds_done >= trial.rounds_planned]
     stuck = [trial for trial in begun if not trial.learned]
-    unstable = _once(trial for trial in trials if trial.not_finite)
-    too_far = _once(trial for trial in stuck if trial.too_large)
+    unstable = deduplicate(trial for trial in trials if trial.not_finite)
+    too_far = deduplicate(trial for trial in stuck if trial.too_large)
     said = []
     if stuck:
         first = stuck[0]
@@ -201,14 +201,6 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
         rates = _change(settings, stuck[0], "lr", 10, 0.1)
         said.append(f"Give it more rounds (--rounds), or change the learning rate, {rates}.")
     return said
-
-
-def _once(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the first trial of each folder: averages of a method's models train nothing themselves."""
-    first: dict[object, TrialResult] = {}
-    for place, trial in enumerate(trials):
-        first.setdefault(trial.path or place, trial)
-    return [*first.values()]
 
 
 def _with_seeds(trials: Sequence[TrialResult]) -> str:

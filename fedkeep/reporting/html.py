@@ -259,7 +259,7 @@ PARTS |= {"evaluation": "evaluate", "saving": "checkpoint"}
 
 def _costs(rows: Sequence[Row]) -> table.TextTable:
     """Return the seconds of each part of a trial, and what was sent; `PARTS` are those of timings.jsonl."""
-    played = {id(trial) for trial in deduplicate(rows)}
+    played = {id(trial) for trial in deduplicate(trials_of(rows))}
     rows = [row for row in rows if any(id(trial) in played for trial in row.trials)]  # an average costs nothing
     heads = ["method", *(f"{name}, s" for name in PARTS), "local training per round, s"]
     heads += ["down per client and round", "up per client and round", "all traffic"]
@@ -276,7 +276,7 @@ def _costs(rows: Sequence[Row]) -> table.TextTable:
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the rounds in which clients were lost or that were rolled back."""
     lines: list[dict[str, Any]] = []
-    trials = deduplicate(rows)
+    trials = deduplicate(trials_of(rows))
     for trial in trials:
         who: dict[int, list[str]] = {number: [] for number in trial.rolled_back}
         for lost in trial.lost:

@@ -178,10 +178,12 @@ def trials_of(rows: Iterable[Row]) -> list[TrialResult]:
     return [trial for row in rows for trial in row.trials]
 
 
-def deduplicate(rows: Iterable[Row]) -> list[TrialResult]:
-    """Return the trials of rows; one whose averages stand in rows of their own too counts once, as the first."""
-    trials = trials_of(rows)
-    return list({str(trial.path or id(trial)): trial for trial in reversed(trials)}.values())[::-1]
+def deduplicate(trials: Iterable[TrialResult]) -> list[TrialResult]:
+    """Return each trial once, as the first: its averages, which train nothing, have rows of their own."""
+    first: dict[str, TrialResult] = {}
+    for trial in trials:
+        first.setdefault(str(trial.path or id(trial)), trial)
+    return [*first.values()]
 
 
 def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:

@@ -141,7 +141,7 @@ def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
 
 def caption(rows: Sequence[Row]) -> str:
     """Say in a few sentences what the numbers are, and on which frozen networks they rest."""
-    finished, trials = [row for row in rows if row.finished], summary.deduplicate(rows)
+    finished, trials = [row for row in rows if row.finished], summary.deduplicate(trials_of(rows))
     counts, main = sorted({len(row.seeds) for row in finished}), main_metric(trials_of(rows))
     lost, refused = (sum(len(getattr(trial, name)) for trial in trials) for name in ("lost", "refused"))
     asked = sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds)

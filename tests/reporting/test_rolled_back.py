@@ -11,7 +11,7 @@ import fedkeep
 from fedkeep.reporting.html import _costs, _lost
 from fedkeep.reporting.reproduction import ColumnResult, column_table
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import deduplicate, summary
+from fedkeep.reporting.summary import deduplicate, summary, trials_of
 from fedkeep.reporting.table import caption, markdown
 
 
@@ -33,7 +33,7 @@ def test_a_table_says_what_was_rolled_back(rolled_back_run: Run) -> None:
         assert row.finished
         assert row.broken
         assert row.note == f"at chance, {len(row.trials[0].rolled_back)} of 3 rounds rolled back"
-    trials = deduplicate(rows)
+    trials = deduplicate(trials_of(rows))
     lost, asked = (
         sum(len(trial.lost) for trial in trials),
         sum(len(r["cohort"]) for trial in trials for r in trial.rounds),
@@ -47,7 +47,7 @@ def test_a_table_says_what_was_rolled_back(rolled_back_run: Run) -> None:
 
 def test_what_was_run_once_counts_once(rolled_back_run: Run) -> None:
     rows = summary(rolled_back_run)
-    assert [trial.label for trial in deduplicate(rows)] == ["FedAvg", "FedSeq"]
+    assert [trial.label for trial in deduplicate(trials_of(rows))] == ["FedAvg", "FedSeq"]
     assert len(rows) == 4
     assert [line[0].split("\n")[0] for line in _costs(rows).lines] == ["FedAvg", "FedSeq"]
     output = _lost(rows)
