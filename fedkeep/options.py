@@ -297,8 +297,7 @@ def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], owner: type[O
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
         if not ((low is None or number >= low) and (high is None or number <= high)):
-            bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
-            raise ConfigError(f"{where} must be {bounds}, not {number}.")
+            raise ConfigError(f"{where} must be {describe_bounds(field)}, not {number}.")
         if isinstance(number, float) and number and not SMALLEST <= abs(number) <= LARGEST:
             raise ConfigError(f"{where} must be 0 or {SMALLEST} to {LARGEST} in size, as float32 holds, not {number}.")
     return value
@@ -374,6 +373,14 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be a finite number, not {value}.")
         return value
     raise ConfigError(f"{where} must be {describe_type(hint)}, not {value!r}.")
+
+
+def describe_bounds(field: dataclasses.Field[Any]) -> str:
+    """Return the smallest and the largest number that an option may have, in words; empty without either."""
+    low, high = field.metadata["low"], field.metadata["high"]
+    if high is None:
+        return "" if low is None else f"at least {low}"
+    return f"at most {high}" if low is None else f"{low} to {high}"
 
 
 def describe_type(hint: Any) -> str:

@@ -16,7 +16,7 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
-from fedkeep.options import default_of, describe_type, options_of
+from fedkeep.options import default_of, describe_bounds, describe_type, options_of
 from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.findings import warnings
 from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
@@ -45,14 +45,19 @@ def _order(cls: type[Algorithm[Any, Any]]) -> str:
 def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     console.print(f"[bold]{cls.name()}[/]  (clients train {_order(cls)})")
     say(console, f"{cls.paper}\n")
-    say(console, f"{inspect.cleandoc(cls.__doc__ or '')}\n", paragraphs=True)
+    made_up = (cls.__doc__ or "").startswith(f"{cls.__name__}(")  # by `dataclass`
+    say(console, "" if made_up else f"{inspect.cleandoc(cls.__doc__ or '')}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]")
     for line in (*describe_replies(cls), f"client_test: {client_test.__doc__}"):
         say(console, f"  {line}")
     method_options = options_of(cls)
     if method_options:
-        hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
-        lines = [[name, str(default_of(of)), hints[name], of.metadata["doc"]] for name, of in method_options.items()]
+        hints = annotations_of(cls)
+        values = {
+            name: ", ".join(filter(None, (describe_type(hints[name]), describe_bounds(of))))
+            for name, of in method_options.items()
+        }
+        lines = [[name, str(default_of(of)), values[name], of.metadata["doc"]] for name, of in method_options.items()]
         console.print(TextTable(["option", "default", "values", "meaning"], lines).terminal())
 
 

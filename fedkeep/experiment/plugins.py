@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -66,8 +67,9 @@ def keep_loss(loss: Any) -> str:
         raise ConfigError(f"loss must be a function of logits and labels, or a torch.nn.Module, not {loss!r:.60}.")
     of = loss if why_not_importable(loss) is None else type(loss)
     name = f"{of.__module__}.{of.__qualname__}" if of is loss else f"given.{getattr(loss, '__name__', of.__name__)}"
-    if OWN_LOSSES.get(name) is not loss:
-        OWN_LOSSES[name], _DIGESTS[name] = loss, _digest(loss)
+    OWN_LOSSES[name], _DIGESTS[name] = loss, _digest(loss)
+    with suppress(Exception):  # such as a loss that holds a lock
+        OWN_LOSSES[name] = deepcopy(loss)  # each run begins with it as it was given
     return name
 
 

@@ -268,7 +268,14 @@ def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, An
     section, _, name = (setting[:start] + rest).strip().rpartition(".")
     if not (equals and section.strip(".") and name):
         raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
-    return section, name, parse_value(text.strip())
+    text = text.strip()
+    value = parse_value(text)
+    if text[:1] in ("[", "{") and isinstance(value, str):
+        raise ConfigError(
+            f"cannot read --set {setting!r}: {text} is no list or table of TOML. Texts in it need quotes, which a "
+            f"""shell takes off unless the whole is quoted too: '{setting[:start]}{rest}=["one", "other"]'."""
+        )
+    return section, name, value
 
 
 def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.catalog import is_known
 from fedkeep.data.columns import columns_from_json
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean, first_line
+from fedkeep.experiment.provenance import used
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.experiment.recipe import Recipe, model_to_table
 from fedkeep.experiment.recipe_loader import parse_recipe
@@ -215,7 +216,12 @@ def trained_model(
     of_model = {name: evaluated[name] for name in kept}
     trial = of_model[which]
     where = f"{run.path / 'recipe.toml'}"  # the clients' own networks, whose code may not be here, are not needed
-    recipe = parse_recipe(run.recipe, where, allow_code=allow_code, model=model, without=("client_models",))
+    try:
+        recipe = parse_recipe(run.recipe, where, allow_code=allow_code, model=model, without=("client_models",))
+    except ConfigError as error:
+        if not (own := " ".join(f"--use {shlex.quote(name)}" for name in used(run.path))):
+            raise
+        raise ConfigError(f"the run has code of its own, all of which is needed: {own}", *error.problems) from error
     weights = _read_weights(trial, "model.safetensors" if which == kept[0] else f"model-{which}.safetensors")
     if "input" not in trial.info:
         raise RunError(

@@ -217,15 +217,31 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     head = {"version": version("fedkeep"), "recipe": trial_recipe.to_toml()}
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
     saved = _read_sites(sites_file)
+    others = map(_read_sites, sorted(folder.parent.glob("*/sites.json")))
+    told = saved or next(filter(None, others), None)  # all trials have the data of the first
+    tested_by = "sites" if config.data == NO_DATA else "server"
+    if told and (before := told.get("tested_by", "sites" if "data" in told else "server")) != tested_by:
+        how = 'data="none"' if before == "sites" else "data at the server"
+        raise RunError(f"{folder.parent.parent} was begun with {how}. Go on so, or choose another out for a new run.")
     if config.data == NO_DATA:
-        others = map(_read_sites, sorted(folder.parent.glob("*/sites.json")))  # all trials have the form of the first
-        told = saved or next(filter(None, others), None)
         loaded = data_of_form(told.get("data", {})) if told else _form_of_sites(transport, config, recipe, head)
     else:
         loaded = build.load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
+        if loaded.test_held_out:
+            log.warning(
+                "The server's data have no test split: it tests on %d of their %d examples. To test on others, name "
+                "the column that marks rows as train or test: data.split.",
+                len(loaded.test["label"]),
+                len(loaded.test["label"]) + len(loaded.train["label"]),
+            )
     allowed = build.without_generator_images(recipe, loaded, data_dir)
     dataset, server_data = build.split_server_data(recipe, seed, allowed, data_dir)
     data = describe_dataset(dataset, allowed is not loaded, build.generator_hash(trial_recipe, data_dir))
+    if tested_by == "server" and told and "data" in told and _form_told(told["data"]) != _form_told(data):
+        raise RunError(
+            f"{folder.parent.parent} was begun with other data at the server: their classes, columns, mean or scale "
+            "differ, by which sites scale theirs. Give the former data, or choose another out for a new run."
+        )
     introduction = Envelope({**head, "data": data})
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
     tasks, most = recipe.tasks.num_tasks, config.max_examples
@@ -233,7 +249,7 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     if saved is None:
         examples = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
         saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
-        saved |= {"data": data} if config.data == NO_DATA else {}
+        saved |= {"data": data, "tested_by": tested_by}
         write_json(sites_file, saved)
     else:
         sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
@@ -288,6 +304,11 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     own, always = instances_of(Callback, own_code(config)), math.inf  # a checkpoint after every round
     saving: dict[str, Any] = {"identity": identity, "checkpoint_share": always, "may_repeat": may_repeat}
     run_trial(simulation, folder, callbacks, own=own, **saving)
+
+
+def _form_told(data: Mapping[str, Any]) -> str:
+    """Return what the server tells all sites of its data, in all trials."""
+    return json.dumps({name: data[name] for name in ("label_names", "shape", "kind", "columns", "mean", "std")})
 
 
 def _num_sites(config: RunConfig, recipe: Recipe) -> int:

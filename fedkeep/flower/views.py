@@ -135,7 +135,7 @@ def site_view(site: str, dataset: DataSet, stream: TaskStream | None, tests: boo
     train = stream.dataset.train
     rows_by_task = [task.new_class_rows(train["label"]) for task in stream.tasks]
     examples = [select_rows(train, rows) for rows in rows_by_task]
-    own = [stream.dataset_of(task.number).test for task in stream.tasks] if tests else []
+    own = [select_rows(stream.dataset.test, task.test) for task in stream.tasks] if tests else []
     return SiteView(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples, tests=own)
 
 

@@ -27,7 +27,7 @@ from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
-from fedkeep.models.own_code import ADDRESS, describe, globals_read, is_plain, own_attributes, source_text
+from fedkeep.models.own_code import ADDRESS, describe, is_plain, own_attributes
 from fedkeep.models.weights import dtype_name, tensor_hash
 from fedkeep.options import NO_OPTION
 
@@ -172,7 +172,7 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     tensors = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in network.state_dict().items()]
     modules = [one for one in network.modules() if not type(one).__module__.startswith(("torch.", "fedkeep."))]
     classes_of = {type(one) for one in modules}
-    sources = sorted(repr((source_text(cls), globals_read(cls))) for cls in classes_of)
+    sources = sorted(repr(describe(cls)) for cls in classes_of)
     numbers = [{name: one for name, one in own_attributes(module).items() if is_plain(one)} for module in modules]
     parts = ADDRESS.sub("", repr(network)), tensors, sources, describe(numbers)
     hashed = hashlib.sha256(repr(parts).encode())

@@ -120,6 +120,12 @@ def reason_against_central_noise(algorithm: Algorithm[Any, Any], defense: Defens
             f"privacy.client_noise_multiplier: {algorithm.name()}'s client step {name} sends more than a model, "
             "which the noise would not cover."
         )
+    if not algorithm.only_averages or not _says_what_it_reads(type(algorithm)):
+        return (
+            f"privacy.client_noise_multiplier: the noised mean stands for each reply, and {algorithm.name()} "
+            "reads single ones, or does not say. Only methods that average models can have it: write only_averages = "
+            "True in the class if yours does no more; fedkeep.testing.check_algorithm then compares."
+        )
     return ""
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Cohort, Fit, RemoteClient
-from fedkeep.interface.algorithm import is_client_step
+from fedkeep.interface.algorithm import is_client_step, unwrap_step
 from fedkeep.interface.cohort import Aggregation, Each, Replies
 from fedkeep.models import Weights
 from fedkeep.rounds.messages import StepRequest
@@ -138,6 +139,11 @@ class RoundCohort(Cohort):
         return replies
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
+        if annotations_of(unwrap_step(step)).get("return") not in (None, type(None)):
+            raise ConfigError(
+                f"cohort.start({step.__name__}) would throw away what {step.__name__} returns: use cohort.ask, or let "
+                "it return None."
+            )
         self.round.start(_step_requests(step, self.round, self.clients, args, kwargs))
 
     def without(self, known: Container[str]) -> Cohort:

@@ -101,7 +101,16 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self._uses = uses
+        self._uses = uses  # last: from now on there are no new attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_uses" in vars(self) and not hasattr(self, name):
+            party = "client" if isinstance(self, Client) else "server"
+            raise ConfigError(
+                f"{party}.{name} = ... would be lost, since only {party}.state is kept: write {party}.state.{name}, a "
+                "field of the state's class (see fedkeep.interface.Algorithm), or use a local variable."
+            )
+        super().__setattr__(name, value)
 
     @property
     def image_format(self) -> ImageFormat:  # type: ignore[override]
@@ -371,13 +380,13 @@ class LocalServer(LocalParty, Server[Any]):
     def __init__(
         self, context: ClientContext, data: Data, state: Any, model: Weights, num_clients: int, check: ModelCheck | None
     ) -> None:
-        super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model
         self.num_clients = num_clients
         self.check = check
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float] | list[str]] = {}
         self.told: list[list[float]] = []  # the noised means of this round
+        super().__init__(context, "", data, state, task=1, round=0, uses={})
 
     def may_teach(self, model: Weights, label_counts: Tensor) -> bool:
         if self.check is None:

@@ -26,7 +26,7 @@ from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.trials.simulation import Simulation
 
 log = logging.getLogger(__name__)
-FORMAT = 6
+FORMAT = 7
 MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
 LONGEST_CLIENT = 200  # bytes of a client in a file's name, which has 255 with all that `atomic_write` adds meanwhile
 KEPT = 2  # checkpoints that are kept: the last one, and the one before
@@ -42,8 +42,7 @@ class Manifest:
 
     ``round``: The number of finished rounds.
     ``files``: The digests of the checkpoint's files, by name.
-    ``server``, ``model``: The files of the server's state and of its model.
-    ``averages``: The file of the averages that are evaluated, if there are any.
+    ``server``: The file of the server: its state and all its models, which may share tensors.
     ``clients``: The file of each client that has a state.
     ``records``: The digests of the record files at that round.
     ``kept``: The file of what reply steps keep.
@@ -53,8 +52,6 @@ class Manifest:
 
     round: int
     server: str
-    model: str
-    averages: str | None = None
     clients: Mapping[str, str]
     kept: str
     steps: Sequence[str]
@@ -140,16 +137,13 @@ class Checkpoint:
             if content != empty:
                 name = f"client-{quoted_name(client, LONGEST_CLIENT)}-{state.finished}.safetensors"
                 clients[client] = write(name, content)
-        server = write(f"server-{state.finished}.safetensors", encode(state.server.state))
-        model = write(f"model-{state.finished}.safetensors", encode(state.server.model))
-        averages = None
-        if state.evaluation_models != ("last",) or state.server.eval_model:
-            models = *state.averages.values(), state.server.eval_model
-            averages = write(f"averages-{state.finished}.safetensors", encode(models))
+        averages = {} if state.evaluation_models == ("last",) else state.averages
+        saved = state.server.state, state.server.model, state.server.eval_model, averages
+        server = write(f"server-{state.finished}.safetensors", encode(saved))
         steps = _with_memory(state)
         kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
-        listed: dict[str, Any] = {"server": server, "model": model, "averages": averages, "clients": clients}
+        listed: dict[str, Any] = {"server": server, "clients": clients}
         listed |= {"kept": kept, "steps": [step.name for step in state.steps], "identity": self.identity}
         manifest = Manifest(round=state.finished, **listed, records=records, files=files)
         entries = {"format": FORMAT, "round": manifest.round, **listed, "identity": self.identity.to_table()}
@@ -235,18 +229,15 @@ class Checkpoint:
             )
         state.set_task(state.settings.run.position(manifest.round)[0])
         server_state, _ = state_types(type(state.algorithm))
-        model = read(manifest.model, Weights)
+        models = Weights, Weights, Mapping[str, Weights]
+        server, model, eval_model, averages = read(manifest.server, tuple.__class_getitem__((server_state, *models)))
         mismatch = find_mismatch(model, state.context.runner.initial)
         if mismatch is not None:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
-        state.server.model = model
-        state.server.state = read(manifest.server, server_state)
+        state.server.state, state.server.model, state.server.eval_model = server, model, eval_model
+        state.averages |= {"round": model, **averages}
         states = state.client_states
         states.put({client: read(name, states.type) for client, name in manifest.clients.items()})
-        state.averages["round"] = model
-        if manifest.averages is not None:
-            models = read(manifest.averages, tuple[Weights, Weights, Weights])
-            state.averages["round"], state.averages["moving"], state.server.eval_model = models
         kept_type = tuple.__class_getitem__(tuple(type(step.kept) for step in steps))
         for step, kept in zip(steps, read(manifest.kept, kept_type), strict=True):
             step.kept = kept

@@ -234,6 +234,7 @@ def test_methods_lists_and_shows_one(cli: Any) -> None:
         "3.0",
         "far | uniform",
         "softmax temperature",
+        "at least 0.001",
     ):
         assert expected in shown.out, expected
 

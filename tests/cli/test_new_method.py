@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -83,6 +84,14 @@ def test_a_new_method_is_one_file(
     assert (trial / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes(), (
         "it is FedAvg, after all"
     )
+
+    def unknown(*given: Any, **options: Any) -> Any:
+        raise ConfigError("there is no method 'onefile'")
+
+    monkeypatch.setattr("fedkeep.export.trained_model.parse_recipe", unknown)  # as in another process
+    assert main(["export", str(tmp_path / "run"), "--method", "onefile"]) == 1
+    copy = tmp_path / "run" / "code" / file.name
+    assert f"code of its own, all of which is needed: --use {copy}" in capsys.readouterr().err
 
 
 def test_it_is_listed_and_shown(

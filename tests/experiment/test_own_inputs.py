@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import os
 import subprocess
 import sys
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,14 +186,20 @@ WEIGHT = 1.0
 PRIOR: Any = torch.ones(2)
 OPTIONS = {"kinds": (frozenset({"conv", "linear", "norm"}), 3), "scale": [1.0]}
 CRITERION = nn.CrossEntropyLoss()
+CONFIG = SimpleNamespace(scale=1.0)
+STEP: Any = np.float64(1.0)
+KINDS = {cross_entropy, nn.functional.relu}
 CALLS = 0
-LOG: list[float] = []
+LOG: dict[str, list[float]] = {"lengths": []}
+MEAN = torch.zeros(1)
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:
     count()
-    LOG.append(float(len(__name__)))
-    return WEIGHT * helper(logits, labels) * OPTIONS["scale"][0] + CRITERION(logits, labels) * min(CALLS, 0)
+    LOG["lengths"].append(float(len(__name__)))
+    MEAN.data.mul_(0.9)
+    numbers = WEIGHT * CONFIG.scale * STEP * cached(1.0) * (PRIOR.sum() if PRIOR is MEAN else 1) * len(KINDS)
+    return numbers * helper(logits, labels) * OPTIONS["scale"][0] + CRITERION(logits, labels) * min(CALLS, 0)
 
 
 def count() -> None:
@@ -199,11 +208,31 @@ def count() -> None:
 
 
 def helper(logits: Tensor, labels: Tensor) -> Tensor:
+    """As it is."""
     return cross_entropy(logits, labels, torch.as_tensor(PRIOR, dtype=torch.float32))
 
 
-def other_helper(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits, labels, 2 * torch.as_tensor(PRIOR))
+@cache
+def cached(number: float) -> float:
+    """As it is."""
+    return number * made(number)
+
+
+def maker(factor: float) -> Any:
+    return lambda number: number * factor
+
+
+made = maker(1.0)
+
+
+def edited(name: str, old: str, new: str) -> Any:
+    """Return a helper of this module as it is after an edit of its file."""
+    source = inspect.getsource(inspect.unwrap(globals()[name])).replace(old, new)
+    file = f"edited {name} {new}"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    space = dict(globals())
+    exec(compile(source, file, "exec"), space)  # noqa: S102  # this file's own text
+    return space[name]
 
 
 class Helped(nn.Linear):
@@ -229,7 +258,10 @@ def digests(*, loss: Any = weighted, network: Any = lambda: Helped()) -> tuple[s
         ("PRIOR", np.zeros(2)),
         ("OPTIONS", {**OPTIONS, "scale": [2.0]}),
         ("CRITERION", nn.CrossEntropyLoss(label_smoothing=0.5)),
-        ("helper", other_helper),
+        ("CONFIG", SimpleNamespace(scale=2.0)),
+        ("STEP", np.float64(2.0)),
+        ("KINDS", {cross_entropy}),
+        ("made", maker(2.0)),
     ],
 )
 def test_what_a_loss_or_a_network_reads_in_its_module_counts(
@@ -241,6 +273,50 @@ def test_what_a_loss_or_a_network_reads_in_its_module_counts(
     assert digests() == before, "nor what the code itself changes, which is another after a while"
     monkeypatch.setitem(globals(), name, value)
     assert not set(digests()) & set(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"), [("helper", "dtype=torch.float32", "dtype=None"), ("cached", "* ", "+ ")]
+)
+def test_an_edited_helper_counts_and_an_edited_docstring_does_not(
+    name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digests()
+    monkeypatch.setitem(globals(), name, edited(name, "As it is.", "As it was."))
+    assert digests() == before
+    monkeypatch.setitem(globals(), name, edited(name, old, new))
+    assert not set(digests()) & set(before)
+
+
+def test_what_code_changes_itself_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digests()
+    for name, value in {"LOG": {"lengths": [1.0]}, "MEAN": torch.ones(1), "CALLS": 9}.items():
+        monkeypatch.setitem(globals(), name, value)
+    assert digests() == before
+
+
+def scaled_network(WEIGHT: float) -> Any:  # the name of a global
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * WEIGHT
+
+    return lambda: Scaled(2, 2)
+
+
+def test_variables_around_a_class_count_and_globals_of_their_names_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digests(network=scaled_network(1.0))[1]
+    assert digests(network=scaled_network(2.0))[1] != before
+    monkeypatch.setitem(globals(), "WEIGHT", 3.0)
+    assert digests(network=scaled_network(1.0))[1] == before
+
+
+def test_a_loss_that_was_changed_between_two_runs_is_another(tmp_path: Path) -> None:
+    loss = Focal(0.0)
+    run(arrays(0), tmp_path, "one", loss=loss, rounds=1)
+    loss.gamma = 9.0
+    run(arrays(0), tmp_path, "other", loss=loss, rounds=1, seeds=[1])
+    one, other = (read_run(tmp_path / name) for name in ("one", "other"))
+    assert all("loss=" in row.label for row in summary([one, other]))
 
 
 def test_globals_of_lambdas_and_attributes_of_networks_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,6 +340,7 @@ SETTING_ERRORS = [
     ("training.lr", "cannot read --set 'training.lr'"),
     ("lr=1", "cannot read --set"),
     (".lr=1", "cannot read --set"),
+    ("data.exclude=[age]", "is no list or table of TOML. Texts in it need quotes"),
     ("training.=1", "cannot read --set"),
     ("=", "cannot read --set"),
     ("seeds=[1]", "cannot read --set"),

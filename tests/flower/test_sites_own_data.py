@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,37 @@ def test_a_server_that_has_other_data_now_does_not_go_on(recipe: str, tmp_path: 
     with pytest.raises(Killed):
         serve(LocalTransport(line.node_configs, killing(2)), config(recipe, tmp_path / "run", settings, **given))
     write_visits(tmp_path, {"server": 60}, first=2)
-    with pytest.raises(RunError, match="server's data"):
+    with pytest.raises(RunError, match="begun with other data at the server"):
         serve(line, config(recipe, tmp_path / "run", settings, **given))
+
+
+def test_a_server_begun_with_other_data_does_not_blame_the_sites(
+    recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = write_visits(tmp_path, {"server": 40, "a": 30, "b": 30})
+    settings = [*VISITS, "'data.exclude=[\"patient\"]'", "run.client_test=own"]
+    given: dict[str, Any] = {"methods": "fedavg", "rounds": 1, "sites": 2, "data": str(tmp_path / "server.csv")}
+    at_server = config(recipe, tmp_path / "run", settings, **given)
+    at_sites = config(recipe, tmp_path / "other", settings, **(given | {"data": "none"}))
+    for begun in (at_server, at_sites):
+        with pytest.raises(Killed):  # before its first checkpoint
+            serve(LocalTransport(line.node_configs, killing(0)), begun)
+    assert "it tests on 8 of their 40 examples" in caplog.text
+    with pytest.raises(RunError, match="run was begun with data at the server"):
+        serve(line, replace(at_server, data="none"))
+    with pytest.raises(RunError, match='other was begun with data="none"'):
+        serve(line, replace(at_sites, data=at_server.data))
+    write_visits(tmp_path, {"server": 60}, first=2)
+    with pytest.raises(RunError, match="begun with other data at the server: their classes, columns, mean or scale"):
+        serve(line, at_server)
+
+
+def test_a_site_without_classes_of_the_first_task_takes_part_and_tests_later(recipe: str, tmp_path: Path) -> None:
+    own = {"a": str(write_images(tmp_path / "a", tuple(range(10)))), "b": str(write_images(tmp_path / "b", (7, 8)))}
+    settings = ["run.cohort_size=2", "run.client_test=own", "tasks.num_tasks=2", 'tasks.class_order="source"']
+    run = serve(line_to(tmp_path, own), config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, sites=2))
+    assert run.trials[0].info["examples"] == {"a": 10 * IMAGES, "b": 2 * IMAGES}
+    assert [record["clients"].get("b", (0, 0))[1] for record in records(tmp_path / "run")] == [0, 2 * IMAGES]
 
 
 @pytest.fixture

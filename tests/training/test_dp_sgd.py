@@ -62,6 +62,7 @@ class OneByOne(FedAvg):
     """FedAvg that asks one client after the other, and so sees the model of each."""
 
     title = "One by one"
+    only_averages = True
 
     def round(self, server: Server, cohort: Cohort) -> None:
         for remote in cohort:
@@ -394,7 +395,10 @@ def test_central_noise_reaches_a_method_that_asks_clients_one_by_one() -> None:
         simulation.run_round()
 
 
-@pytest.mark.parametrize(("method", "reason"), [("fedseq", "passes on the model"), ("fedadkd", "more than a model")])
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("fedseq", "passes on the model"), ("fedadkd", "more than a model"), ("fednova", "reads single ones")],
+)
 def test_noised_means_are_for_methods_that_only_average(method: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         tiny.simulation(get_algorithm(method)(), privacy=Privacy(client_noise_multiplier=1.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from torch import Tensor
 from fedkeep._utils import digests
 from fedkeep._utils.digests import Digest
 from fedkeep._utils.files import atomic_write
+from fedkeep.aggregation import weighted_mean
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import RunError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.interface.codec import encode
 from fedkeep.losses import CrossEntropy
-from fedkeep.models import get_architecture
+from fedkeep.models import Weights, get_architecture
 from fedkeep.trials import checkpoint as module
 from fedkeep.trials.callbacks import Callback, OnRoundEnd
 from fedkeep.trials.checkpoint import Checkpoint, load_manifest, manifests
@@ -89,7 +90,7 @@ def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.
         written.clear()
         checkpoint.save(simulation, {})
         clients = [f"client-{client}-{number}.safetensors" for client in sorted(cohort)]
-        assert written == [*clients, *(f"{name}-{number}.safetensors" for name in ("server", "model", "kept"))]
+        assert written == [*clients, *(f"{name}-{number}.safetensors" for name in ("server", "kept"))]
         last = [load_manifest(tmp_path / name) for name in manifests(tmp_path)]
         assert [manifest.round for manifest in last] == [number, number - 1][:number], "the last two are kept"
         on_disk = {path.name for path in tmp_path.iterdir()}
@@ -185,15 +186,41 @@ def test_an_interrupt_between_a_round_and_its_records_loses_nothing(
 def test_leftovers_of_a_kill_while_writing_are_cleared(tmp_path: Path) -> None:
     simulation = tiny.simulation(SFedKD())
     tiny.run_rounds(simulation, 1)
-    tmp_path.joinpath(".model-7.safetensors.12345.tmp").write_bytes(b"half")
-    tmp_path.joinpath("model-7.safetensors").write_bytes(b"never named")
+    tmp_path.joinpath(".server-7.safetensors.12345.tmp").write_bytes(b"half")
+    tmp_path.joinpath("server-7.safetensors").write_bytes(b"never named")
     Checkpoint(tmp_path).save(simulation, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "kept-1.safetensors",
         "manifest-1.json",
-        "model-1.safetensors",
         "server-1.safetensors",
     ]
+
+
+@dataclass
+class Past:
+    models: list[Weights] = field(default_factory=list)
+
+
+class Recalling(Algorithm[Past]):
+    """The server keeps models that it also sends."""
+
+    def round(self, server: Server[Any], cohort: Cohort) -> None:
+        server.model = weighted_mean(cohort.ask(self.recall, server.model, server.state.models))
+        server.state.models = [*server.state.models, server.model][-2:]
+
+    @on_client
+    def recall(self, client: Client, model: Weights, past: list[Weights]) -> Fit:
+        return client.fit(model, CrossEntropy())
+
+
+def test_a_tensor_that_a_server_keeps_twice_is_sent_once_after_a_resume_too(tmp_path: Path) -> None:
+    whole = tiny.run_rounds(tiny.simulation(Recalling(), rounds=3))
+    simulation = tiny.simulation(Recalling(), rounds=3)
+    tiny.run_rounds(simulation, 2)
+    Checkpoint(tmp_path).save(simulation, {})
+    restored = tiny.simulation(Recalling(), rounds=3)
+    Checkpoint(tmp_path).restore(restored)
+    assert [record["down"] for record in tiny.run_rounds(restored)] == [whole[2]["down"]]
 
 
 def test_restoring_into_a_used_simulation_forgets_what_it_was(tmp_path: Path) -> None:
@@ -219,7 +246,7 @@ def test_a_damaged_manifest_is_a_clear_error(content: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "gone", "swap"])
-@pytest.mark.parametrize("name", ["server", "model", "client"])
+@pytest.mark.parametrize("name", ["server", "client"])
 def test_a_damaged_checkpoint_file_is_a_clear_error(damage: str, name: str, tmp_path: Path) -> None:
     folder = killed(Remembering(), tmp_path / "cell")
     for path in (folder / "checkpoint").glob(f"{name}-*.safetensors"):
@@ -242,11 +269,11 @@ def test_the_checkpoint_before_is_taken_where_the_last_one_is_damaged(
     run_trial(tiny.simulation(Remembering()), tmp_path / "whole")
     with pytest.raises(Killed):
         run_trial(tiny.simulation(Remembering()), tmp_path / "cut", [kill(3)], checkpoint_share=1e9)
-    path = tmp_path / "cut" / "checkpoint" / "model-3.safetensors"
+    path = tmp_path / "cut" / "checkpoint" / "server-3.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     run_trial(tiny.simulation(Remembering()), tmp_path / "cut")
     (warning,) = (record.getMessage() for record in caplog.records)
-    assert "model-3.safetensors is damaged: expected" in warning
+    assert "server-3.safetensors is damaged: expected" in warning
     assert "goes on from its checkpoint of round 2" in warning
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -369,7 +396,7 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         module,
         "atomic_write",
-        lambda path, content, **sync: now.__setitem__(0, now[0] + 0.75) or atomic_write(path, content),
+        lambda path, content, **sync: now.__setitem__(0, now[0] + 1.125) or atomic_write(path, content),
     )
     simulation = tiny.simulation(FedAvg())
     assert checkpoint.due(), "the first is free"

@@ -59,8 +59,8 @@ def test_feddcl_trains_the_servers_classifier_and_nothing_else(extractor: Extrac
     assert not torch.equal(simulation.server.model["classifier.weight"][:2], first["classifier.weight"])
     assert simulation.client_states["0"].model.keys() != HEAD, "clients have networks of their own"
     Checkpoint(tmp_path / "saved").save(simulation, {})
-    saved = tmp_path / "saved" / f"model-{simulation.finished}.safetensors"
-    assert saved.stat().st_size < 1000 < (tmp_path / "extractor" / "model.safetensors").stat().st_size
+    saved = tmp_path / "saved" / f"server-{simulation.finished}.safetensors"
+    assert saved.stat().st_size < 2000 < (tmp_path / "extractor" / "model.safetensors").stat().st_size
 
 
 def test_features_are_computed_once_a_task_and_change_nothing(

@@ -19,6 +19,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
 from fedkeep.losses import CrossEntropy
 from fedkeep.options import NO_OPTION
+from fedkeep.rounds.cohort import RoundCohort, _step_requests
 from fedkeep.rounds.round import TooFewClients
 from fedkeep.trials.trial import run_trial
 
@@ -131,6 +132,19 @@ def test_only_steps_can_be_asked() -> None:
         tiny.simulation(Probe(script=script)).run_round()
 
 
+def test_what_would_be_lost_is_an_error() -> None:
+    def started(probe: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.start(probe.train, server.model)  # type: ignore[arg-type]
+
+    def assigned(probe: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        server.count = 1  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigError, match=r"start\(train\) would throw away what train returns: use cohort\.ask"):
+        tiny.simulation(Probe(script=started)).run_round()
+    with pytest.raises(ConfigError, match=r"server\.count = \.\.\. would be lost, since only server\.state is kept"):
+        tiny.simulation(Probe(script=assigned)).run_round()
+
+
 def test_a_cohort_without_some() -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
         a, b, c = (client.id for client in cohort)
@@ -173,7 +187,8 @@ def test_a_lost_client_is_out_for_the_round_with_its_state_as_before_that_call()
 
 def test_a_call_that_waits_is_dropped_with_its_client() -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
-        cohort.start(method.poison, "x")  # type: ignore[arg-type]
+        assert isinstance(cohort, RoundCohort)
+        cohort.round.start(_step_requests(method.poison, cohort.round, cohort.clients, ("x",), {}))
         assert cohort.ask(method.write, "y") == {}
 
     simulation = probe(script, min_clients=1)
