@@ -286,7 +286,10 @@ def scores(labels: ArrayLike, logits: ArrayLike) -> dict[str, Any]:
 
 
 def _log_odds(logits: Floats, p: Floats) -> Floats:
-    """Return log p / (1 - p) of the softmax, float64 [n, classes], which still ranks where p is 1 in float64."""
+    """Return log p / (1 - p) of the softmax, float64 [n, classes], which still ranks where p is 1 in float64.
+
+    They are rounded, so that equal ones are equal whichever class is the best one.
+    """
     from scipy.special import logsumexp
 
     rows, best = np.arange(len(logits)), logits.argmax(axis=1)
@@ -296,7 +299,7 @@ def _log_odds(logits: Floats, p: Floats) -> Floats:
     p[rows, best] = 0.0
     odds: Floats = logits - logsumexp(logits, axis=1, keepdims=True) - np.log1p(-p)
     odds[rows, best] = logits[rows, best] - logsumexp(others, axis=1)
-    return odds
+    return np.round(odds, 9)
 
 
 def calibration_error(correct: ArrayLike, confidence: ArrayLike) -> float:

@@ -430,7 +430,7 @@ def _loggable(name: str, value: Any) -> float | list[float] | list[str]:
     if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim <= 1:
         value = value.tolist()
     entries = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(entry, str | int | float) for entry in entries):
+    if isinstance(value, str) or not all(isinstance(entry, str | int | float) for entry in entries):
         raise ConfigError(
             f"server.log({name!r}, ...) takes a number, or a list of numbers or of client ids, not {value!r:.80}."
         )

@@ -27,6 +27,20 @@ def test_auroc_ranks_where_the_softmax_is_one() -> None:
     assert scores(labels, np.stack([0 * margins, margins], axis=1))["auroc"] == 1
 
 
+def test_auroc_counts_equal_rows_as_half_whichever_class_is_the_best() -> None:
+    """Of many rows of small whole logits, against ties found exactly: a class's odds need no more than its rivals'."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        labels, logits = rng.integers(0, 4, 60), rng.integers(-5, 6, (60, 4)).astype(float)
+        by_class = []
+        for c in np.unique(labels):
+            rivals = np.sort(np.delete(logits, c, axis=1) - logits[:, [c]], axis=1)
+            exact = -np.exp(rivals).sum(axis=1)
+            pairs = np.sign(exact[labels == c][:, None] - exact[labels != c][None, :])
+            by_class.append(((pairs + 1) / 2).mean())
+        assert scores(labels, logits)["auroc"] == pytest.approx(np.mean(by_class), abs=1e-12)
+
+
 def test_what_cannot_be_measured_is_none_and_absent_classes_do_not_count() -> None:
     assert scores([], np.zeros((0, 2))) == {"f1": None, "auroc": None, "ece": None, "specificity": [None, None]}
     assert scores([1, 1], [[0.0, 1.0], [0.0, 2.0]])["auroc"] is None

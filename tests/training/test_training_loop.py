@@ -645,6 +645,6 @@ def test_numbers_of_any_library_are_logged(value: Any) -> None:
     assert server.logged == {"norm": 0.3}
     server.log("norms", torch.tensor([1.0, 2.0]))
     assert server.logged["norms"] == [1.0, 2.0]
-    for wrong in ({"a": 1}, torch.zeros(2, 2), None, [[1.0]]):
+    for wrong in ({"a": 1}, torch.zeros(2, 2), None, [[1.0]], "text"):
         with pytest.raises(ConfigError, match=r"server\.log\('norm', \.\.\.\) takes a number, or a list of numbers"):
             server.log("norm", wrong)
