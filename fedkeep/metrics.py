@@ -120,16 +120,18 @@ def task_accuracies(correct: ArrayLike, total: ArrayLike, sizes: Sequence[int]) 
     """Return the matrix of accuracies by task from counts by class, float64 [T, T].
 
     ``correct``: Correct test examples of each class after each task; classes in order of arrival.
+    ``total``: All test examples of each class, or a row of them after each task.
+    Returns: NaN for a task of which nothing was tested.
     """
     hits, examples = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
-    if hits.shape != (len(sizes), sum(sizes)) or examples.shape != (sum(sizes),):
+    if hits.shape != (len(sizes), sum(sizes)) or examples.shape not in (hits.shape, hits.shape[1:]):
         raise ValueError(
             f"{len(sizes)} tasks of {sum(sizes)} classes need counts of shapes {(len(sizes), sum(sizes))} and "
             f"{(sum(sizes),)}, not {hits.shape} and {examples.shape}."
         )
     starts = np.cumsum([0, *sizes])[:-1]
-    found, of = np.add.reduceat(hits, starts, axis=1), np.add.reduceat(examples, starts)
-    return np.stack([class_accuracy(row, of) for row in found])
+    found, of = (np.add.reduceat(np.broadcast_to(one, hits.shape), starts, axis=1) for one in (hits, examples))
+    return np.stack([class_accuracy(*rows) for rows in zip(found, of, strict=True)])
 
 
 def accuracy_after(matrix: ArrayLike) -> Floats:

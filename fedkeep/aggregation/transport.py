@@ -74,7 +74,7 @@ def channel_groups(network: nn.Module) -> tuple[ChannelLayer, ...]:
 
 _ADVICE = (
     "Fusion by optimal transport needs networks of convolutions, linear layers, batch norms, sums, pooling, ReLU and "
-    "the like. Use such a model, such as resnet18, or another fusion."
+    "the like. Use such a network, or the plain mean: fedskf.pit=off."
 )
 
 

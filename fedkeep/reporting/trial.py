@@ -481,12 +481,9 @@ class TrialResult:
         sizes = self.task_sizes[: len(ends)]
         if not sizes:
             return np.zeros((0, 0))
-        counts = [self.counted(row) for row in ends]
-        correct = [
-            (right * self.test_total / np.maximum(of, 1) if "total" in row else right)[: sum(sizes)]
-            for row, (right, of) in zip(ends, counts, strict=True)
-        ]
-        return metrics.task_accuracies(correct, self.test_total[: sum(sizes)], sizes)
+        correct = [self.counted(row)[0][: sum(sizes)] for row in ends]
+        total = [(self.counted(row)[1] if "total" in row else self.test_total)[: sum(sizes)] for row in ends]
+        return np.tril(metrics.task_accuracies(correct, total, sizes))
 
     @cached_property
     def window_incrementals(self) -> dict[int, float]:
@@ -500,7 +497,7 @@ class TrialResult:
         for place, numbers in enumerate(zip(*windows, strict=True)):
             if all(number in rows for number in numbers):
                 means = [self._mean_over_tasks(rows[number], task) for task, number in enumerate(numbers, start=1)]
-                found[windows[0][place]] = float(np.mean(means))
+                found[windows[0][place]] = metrics.mean_of_known(means)
         return found
 
     def _mean_over_tasks(self, row: Mapping[str, Any], tasks: int) -> float:
@@ -508,7 +505,7 @@ class TrialResult:
         sizes = self.task_sizes[:tasks]
         starts = np.cumsum([0, *sizes])[:-1]
         correct, total = (np.add.reduceat(counts[: sum(sizes)], starts) for counts in self.counted(row))
-        return float(metrics.class_accuracy(correct, total).mean())
+        return metrics.mean_of_known(metrics.class_accuracy(correct, total))
 
     @property
     def task_accuracy(self) -> float:

@@ -344,7 +344,7 @@ def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains() -
 
     refused, other = (tiny.simulation(method, factory=network) for method in (FedSKF(), FedSKF(pit="off")))
     trained, others = record_fits(refused), record_fits(other)
-    with pytest.raises(ConfigError, match=r"through body\.1, a LayerNorm.*or another fusion"):
+    with pytest.raises(ConfigError, match=r"through body\.1, a LayerNorm.*or the plain mean"):
         refused.run_round()
     assert not trained
     other.run_round()

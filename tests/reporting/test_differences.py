@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from synthetic_run import RECIPE, read_run, write_json, write_run, write_trial
 
@@ -287,6 +288,20 @@ def test_with_tasks_the_window_is_of_each(tmp_path: Path) -> None:
     assert METRICS["incremental"].of(trial) == pytest.approx(0.7)
     text = markdown(summary(read_run(run)))
     assert "| mean over tasks, rounds 3–4 of each task | mean over tasks, after each |" in text
+
+
+def test_what_nobody_tested_counts_in_no_mean_over_tasks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "no class of task 2", 0, [[2], [8], [1, 0], [4, 0]], tasks=[1, 1], total=(10, 0))
+    # Of clients that test: after task 2 nobody came who has class 0.
+    told = {n: {"total": total} for n, total in enumerate(([10], [8], [10, 10], [0, 5]), start=1)}
+    write_trial(run, "nobody came", 0, [[2], [8], [1, 9], [0, 4]], tasks=[1, 1], rows=told)
+    absent, lost = read_run(run).trials
+    assert absent.window_incrementals == pytest.approx({2: (0.8 + 0.4) / 2})
+    assert METRICS["incremental"].of(absent) == pytest.approx((0.8 + 0.4) / 2)
+    np.testing.assert_allclose(lost.task_matrix, [[1, 0], [math.nan, 0.8]])
+    assert lost.window_incrementals == pytest.approx({2: (1 + 0.8) / 2})
+    assert METRICS["incremental"].of(lost) == pytest.approx((1 + 0.8) / 2)
 
 
 def test_a_seed_that_a_callback_ended_before_its_last_task_has_no_result_of_it(tmp_path: Path) -> None:
