@@ -76,12 +76,33 @@ class Costs:
     evaluation_seconds: float = 0.0
 
 
+@dataclass
+class Attendance:
+    """Who answered in a round, and who was lost.
+
+    ``lost``: Lost clients, and why.
+    ``refused``: Those of whom a reply was refused.
+    ``lost_between_rounds``: Clients that were lost at the beginning or the end of the task only.
+    ``answered``: Clients of whom a reply was accepted.
+    ``asks_all``: Whether a task begins or ends, when all clients are asked, and the round is never rolled back.
+    """
+
+    lost: dict[str, Fault] = field(default_factory=dict)
+    refused: dict[str, Fault] = field(default_factory=dict)
+    lost_between_rounds: dict[str, Fault] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    asks_all: bool = False
+
+
 class Round(Protocol):
     """What a reply step sees of a round in progress.
 
     ``state``: The simulation: its method, options, server and clients.
     ``number``: The round, counted over the whole run.
     ``cohort``: Ids of the round's clients, in order.
+    ``attendance``: Who answered, and who was lost.
+    ``client_states``: New states of the round's clients.
+    ``uses``: Number of uses of randomness in this round, by client and purpose.
     ``fits``: Results of local training by client, in the order of arrival, without models.
     ``costs``: Its bytes and seconds.
     """
@@ -89,36 +110,41 @@ class Round(Protocol):
     state: SimulationState
     number: int
     cohort: list[str]
+    attendance: Attendance
+    client_states: dict[str, Any]
+    uses: dict[str, dict[str, int]]
     fits: list[tuple[str, Fit]]
     costs: Costs
 
     @property
+    def task(self) -> int:
+        """The current task, counted from 1."""
+        return self.state.settings.run.position(self.number)[0]
+
+    @property
     def round(self) -> int:
         """The round of this task, counted from 1."""
+        return self.state.settings.run.position(self.number)[1]
 
     @property
     def lost(self) -> Mapping[str, Fault]:
         """Lost clients, and why."""
+        return self.attendance.lost
 
     @property
     def refused(self) -> Mapping[str, Fault]:
         """Those of whom a reply was refused in this round, and why."""
+        return self.attendance.refused
 
     @property
     def answered(self) -> set[str]:
         """Clients of whom a reply was accepted."""
+        return self.attendance.answered
 
     @property
     def fewest(self) -> int:
         """With fewer clients the round is rolled back."""
-
-    @property
-    def uses(self) -> Mapping[str, dict[str, int]]:
-        """Uses of randomness in this round, by client and purpose."""
-
-    @property
-    def client_states(self) -> Mapping[str, Any]:
-        """New states of the round's clients."""
+        return 0 if self.attendance.asks_all else min(self.state.settings.run.min_clients, len(self.cohort))
 
     def uncounted(self) -> AbstractContextManager[Mapping[str, Fault]]:
         """Ask clients within this block for what the round does not count; yield who is lost in it."""

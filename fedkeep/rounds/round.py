@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import isfinite
 from types import MethodType
 from typing import Any
@@ -27,7 +27,7 @@ from fedkeep.models import Weights
 from fedkeep.models.weights import RunningMean
 from fedkeep.rounds.messages import Fault, StepRequest, StepResult, no_reply
 from fedkeep.rounds.partial_aggregation import PartialAggregate, PartialAggregator, in_stack_order
-from fedkeep.rounds.reply_step import Costs, Reply, ReplyStep, set_aside
+from fedkeep.rounds.reply_step import Attendance, Costs, Reply, ReplyStep, Round, set_aside
 from fedkeep.rounds.reply_store import ReplyStore, fit_into_memory
 from fedkeep.rounds.request_queue import RequestQueue
 from fedkeep.rounds.state import SimulationState
@@ -39,38 +39,13 @@ class TooFewClients(BaseException):  # not an Exception: a method that catches t
     """Fewer clients replied than ``run.min_clients``; the round is rolled back."""
 
 
-@dataclass
-class Attendance:
-    """Who answered in a round, and who was lost.
-
-    ``lost``: Lost clients, and why.
-    ``refused``: Those of whom a reply was refused.
-    ``lost_between_rounds``: Clients that were lost at the beginning or the end of the task only.
-    ``answered``: Clients of whom a reply was accepted.
-    ``asks_all``: Whether a task begins or ends, when all clients are asked, and the round is never rolled back.
-    """
-
-    lost: dict[str, Fault] = field(default_factory=dict)
-    refused: dict[str, Fault] = field(default_factory=dict)
-    lost_between_rounds: dict[str, Fault] = field(default_factory=dict)
-    answered: set[str] = field(default_factory=set)
-    asks_all: bool = False
-
-
-class RoundState:
+class RoundState(Round):
     """Asks the clients of one round, takes their replies through the reply steps, and keeps the round's records.
 
     ``state``: What the round starts from. Its client states are replaced only when the round is over.
-    ``number``: The round, counted over the whole run.
-    ``cohort``: Ids of the round's clients, in order.
     ``steps``: The reply steps that take part, in order.
     ``queue``: The requests that are not done.
-    ``attendance``: Who answered, and who was lost.
-    ``client_states``: New states of the round's clients.
-    ``uses``: Number of uses of randomness in this round, by client and purpose.
-    ``fits``: Results of local training, in the order of arrival, without models.
     ``mean``: Of the models that clients returned, if it is evaluated.
-    ``costs``: Bytes and seconds.
     """
 
     def __init__(self, state: SimulationState, number: int, cohort: list[str], steps: Sequence[ReplyStep]) -> None:
@@ -80,53 +55,15 @@ class RoundState:
         self.steps = [step for step in steps if step.applies(state)]
         self.queue = RequestQueue(state, self._ready)
         self.attendance = Attendance()
-        self.client_states: dict[str, Any] = {}
-        self.uses: dict[str, dict[str, int]] = {}
-        self.fits: list[tuple[str, Fit]] = []
+        self.client_states, self.uses, self.fits = {}, {}, []
         self.mean = RunningMean()
         self.costs = Costs()
         self._arrived: dict[str, Reply] = {}  # not accepted yet, since those of earlier clients have not arrived
 
-    @property
-    def task(self) -> int:
-        """The current task, counted from 1."""
-        return self.state.settings.run.position(self.number)[0]
-
-    @property
-    def round(self) -> int:
-        """The round of this task, counted from 1."""
-        return self.state.settings.run.position(self.number)[1]
-
-    @property
-    def lost(self) -> Mapping[str, Fault]:
-        """Lost clients, and why."""
-        return self.attendance.lost
-
-    @property
-    def refused(self) -> Mapping[str, Fault]:
-        """Clients of whom a reply was refused in this round, and why."""
-        return self.attendance.refused
-
-    @property
-    def answered(self) -> set[str]:
-        """Clients of whom a reply was accepted."""
-        return self.attendance.answered
-
-    @property
-    def asks_all(self) -> bool:
-        """Whether a task begins or ends, when all clients are asked, and the round is never rolled back."""
-        return self.attendance.asks_all
-
-    @property
-    def fewest(self) -> int:
-        """With fewer clients the round is rolled back."""
-        return 0 if self.asks_all else min(self.state.settings.run.min_clients, len(self.cohort))
-
     def start(self, requests: Sequence[StepRequest]) -> None:
         """Queue requests without waiting: each is carried out before its client's next one, whenever that is."""
-        self.queue.look()
+        self.queue_up(requests)
         with self.timed():
-            self._queue(requests)
             self.queue.prefetch()
 
     def queue_up(self, requests: Sequence[StepRequest]) -> list[str]:
@@ -261,6 +198,7 @@ class RoundState:
         replies: dict[str, Reply] = {}
         expected = 0 if state.own_contexts else len(clients)  # other networks, other sizes
         store = ReplyStore(state.weights_file, expected) if len(clients) > 1 else None
+        in_round = None if self.attendance.asks_all else len(self.cohort)
         together = not one_by_one and (state.executor.prefetch or state.settings.stack > 1)
         with self.timed():
             for group in [clients] if together else [[client] for client in clients]:
@@ -274,7 +212,7 @@ class RoundState:
                     arrived = self._arrived
                     order = deque(client for client in unfinished if client in queue.under_way)
                     under_way = [client for client in queue.under_way if client in asked]
-                    for request, future in queue.arriving(under_way, None if self.asks_all else len(self.cohort)):
+                    for request, future in queue.arriving(under_way, in_round):
                         result = future if isinstance(future, Fault) else state.executor.wait(future)
                         queue.count_seconds(request)
                         arrived[request.client] = self._receive(request, result, store)
