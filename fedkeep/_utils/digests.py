@@ -13,7 +13,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.resources.abc import Traversable
@@ -58,28 +58,11 @@ def check_file(path: Traversable, expected: Digest, *, beginning: bool = False) 
     ``expected``: Its digest when it was written.
     ``beginning``: Check only as many bytes as were written then; more may follow.
     """
-    found, left, size = hashlib.sha256(), expected.bytes if beginning else None, 0
-    try:
-        with path.open("rb") as file:
-            while part := file.read(_PART if left is None else min(_PART, left - size)):
-                found.update(part)
-                size += len(part)
-    except (OSError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise _unreadable(path, error, expected) from None
+    found, size = hashlib.sha256(), 0
+    for part in _parts(path, expected, expected.bytes if beginning else None):
+        found.update(part)
+        size += len(part)
     _compare(path, Digest(size, found.hexdigest()), expected)
-
-
-def read_checked(path: Path, expected: Digest) -> bytes:
-    """Return a file's content, which must be what was written.
-
-    ``expected``: Its digest when it was written.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error, expected) from None
-    _compare(path, digest_of(content), expected)
-    return content
 
 
 def _compare(path: Traversable, found: Digest, expected: Digest) -> None:
@@ -87,9 +70,19 @@ def _compare(path: Traversable, found: Digest, expected: Digest) -> None:
         raise DamagedFile(f"{path} is damaged: expected {expected}, found {found}.")
 
 
-def _unreadable(path: Traversable, error: Exception, expected: Digest | None = None) -> DamagedFile:
-    what = "is missing" if isinstance(error, FileNotFoundError | KeyError) else f"cannot be read ({error})"
-    return DamagedFile(f"{path} {what}{f': expected {expected}' if expected else ''}.")
+def _parts(path: Traversable, expected: Digest | None, most: int | None = None) -> Iterator[bytes]:
+    """Yield a file's content, on disk or in an archive, or so many bytes of it; raise `DamagedFile` if it is not there.
+
+    Of an archive, `read()` without a size unpacks all that is there before it cuts it to the size that was checked.
+    """
+    try:
+        with path.open("rb") as file:
+            while part := file.read(_PART if most is None else min(_PART, most)):
+                yield part
+                most = None if most is None else most - len(part)
+    except (OSError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        what = "is missing" if isinstance(error, FileNotFoundError | KeyError) else f"cannot be read ({error})"
+        raise DamagedFile(f"{path} {what}{f': expected {expected}' if expected else ''}.") from None
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> Path:
@@ -150,14 +143,15 @@ def read_toml(path: Traversable) -> str:
         raise DamagedFile(f"{path} is damaged: expected text ({error}).") from None
 
 
-def read_all(path: Traversable) -> bytes:
-    """Return a file's content, on disk or in an archive; raise `DamagedFile` if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            # Of an archive, `read()` would unpack all that is there before it cuts it to the size that was checked.
-            return b"".join(iter(lambda: file.read(_PART), b""))
-    except (OSError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise _unreadable(path, error) from None
+def read_all(path: Traversable, expected: Digest | None = None) -> bytes:
+    """Return a file's content, on disk or in an archive; raise `DamagedFile` if it cannot be read.
+
+    ``expected``: Its digest when it was written, if that is known: the content must have it.
+    """
+    content = b"".join(_parts(path, expected))
+    if expected is not None:
+        _compare(path, digest_of(content), expected)
+    return content
 
 
 def _unsealed(path: Traversable, form: re.Pattern[bytes]) -> bytes:

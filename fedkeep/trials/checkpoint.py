@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.digests import DamagedFile, Digest, Identity, digest_of, read_checked, read_manifest, write_manifest
+from fedkeep._utils.digests import DamagedFile, Digest, Identity, digest_of, read_all, read_manifest, write_manifest
 from fedkeep._utils.files import atomic_write, quoted_name, sync_folder
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface.algorithm import state_types
@@ -173,7 +173,7 @@ class Checkpoint:
                 manifest = load_manifest(self.folder / name)
                 manifest.identity.check(self.folder / name, self.identity, self._advice)
                 check_records(manifest.records)
-                contents = {file: read_checked(self.folder / file, manifest.files[file]) for file in manifest.files}
+                contents = {file: read_all(self.folder / file, manifest.files[file]) for file in manifest.files}
             except DamagedFile as damage:
                 damages.append(str(damage))
                 continue
