@@ -60,11 +60,7 @@ class TrainedTrial(TrialResult):
         assert self.run is not None  # set by `RunResult`
         architecture = self.run.architecture if network is None else architecture_of(network)
         return trained_model(
-            self.run,
-            method=self.method,
-            seed=self.seed,
-            evaluation_model=self.evaluation_model,
-            model=architecture,
+            self.run, method=self.method, seed=self.seed, evaluation_model=self.evaluation_model, model=architecture
         ).predictor
 
 

@@ -21,14 +21,7 @@ from rich.console import Console
 
 from fedkeep._utils.process import keep_freed_memory
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.cli.text import (
-    Parser,
-    Terminal,
-    TerminalHandler,
-    forget_odd_width,
-    say_error,
-    show_unknown_characters,
-)
+from fedkeep.cli.text import Parser, Terminal, TerminalHandler, forget_odd_width, say_error, show_unknown_characters
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.runtime import Machine
 from fedkeep.options import Options, options_of

@@ -76,9 +76,8 @@ class WorkerExecutor(Executor, Generic[W]):
         self.state = state
         self.prefetch = 2 * len(self.workers)
         self.under_way: dict[W, RequestGroup] = {}
-        self.known: dict[W, set[str]] = {
-            worker: set() for worker in self.workers
-        }  # names of the tensors that each worker has
+        # Names of the tensors that each worker has.
+        self.known: dict[W, set[str]] = {worker: set() for worker in self.workers}
         self._backlog: deque[RequestGroup] = deque()
         self._round = 0, 0  # task and round
         self._names: dict[int, str] = {}  # by id of a tensor, until nobody here has it any more or the round is over

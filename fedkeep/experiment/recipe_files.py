@@ -101,12 +101,11 @@ def read_recipe_file(name: str, merge: Merge, chain: tuple[Path, ...] = ()) -> t
 def parse_toml(text: str, where: str) -> dict[str, Any]:
     """Return the table of a TOML file."""
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except ValueError as error:  # of TOML, or of an integer of more than 4,300 digits
         raise ConfigError(f"cannot read {where}: {in_one_line(error, 300)}") from error
     except RecursionError as error:
         raise ConfigError(f"cannot read {where}: its tables or lists are nested too deeply.") from error
-    return table
 
 
 def _unknown_recipe(name: str) -> ConfigError:

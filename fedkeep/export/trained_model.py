@@ -427,8 +427,7 @@ def export_model(
     if folder.is_file():
         raise RunError(f"{folder} is a file. Choose another --out.")
     weights = exported(model.predictor.network, model.weights)
-    contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
-    content = save(contiguous, {"format": "pt"})
+    content = save({name: tensor.contiguous() for name, tensor in weights.items()}, {"format": "pt"})
     atomic_write(folder / WEIGHTS, content)
     program = _program(model, folder / WEIGHTS)
     buffer = io.BytesIO()

@@ -247,12 +247,8 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     written: dict[str, Any] = {name: {} for name in ("data", *OPTIONS)} | dict(run.settings)
     recipe = {key: _section(key, value) for key, value in written.items() if key not in NOT_SETTINGS}
     recipe["training"] = {**recipe["training"], **trial.info.get("training", {})}  # the method's own
-    own = (
-        {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": _rounds(trial)}
-        | of_trial
-        | _options(trial)
-    )
-    flat = _flat(own) | _flat({"partition": partition})
+    own = {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": _rounds(trial)} | of_trial
+    flat = _flat(own | _options(trial)) | _flat({"partition": partition})
     # A recipe repeats what the trial says, in its own place: the trial's word counts.
     flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
     flat |= {name: digest for name, digest in input_digests(run, trial).items() if digest}
