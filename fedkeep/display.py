@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from html import escape
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -61,9 +60,7 @@ class Display:
         self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):  # the terminal may be closed
             self.bars.stop()
 

@@ -182,8 +182,7 @@ def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> 
     if how and how != "own" and not recipe.validation:
         dataset = with_held_out(dataset)  # clients test on what they hold back themselves
     if recipe.has_tasks:
-        stream = recipe.tasks.stream(dataset, recipe.partition, seed)
-        federation = Federation.from_stream(stream, 1, server)
+        federation = Federation.from_stream(recipe.tasks.stream(dataset, recipe.partition, seed), 1, server)
     else:
         federation = Federation(dataset, recipe.partition.split(dataset.train, dataset.num_classes, seed), server)
     return with_client_test(federation, how) if how else federation

@@ -148,10 +148,7 @@ def _checked(table: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _select_methods(listed: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the tables of these methods; a method that the recipe does not list gets its default options."""
-    selected = []
-    for name in wanted:
-        selected.extend(rows_named(name, listed, _names) or [{"algorithm": name}])
-    return selected
+    return [row for name in wanted for row in rows_named(name, listed, _names) or [{"algorithm": name}]]
 
 
 def _names(method: Mapping[str, Any]) -> tuple[str, str]:

@@ -226,8 +226,7 @@ class TrialDescription(Callback):
         state.settings.stack = self._stack_size(state)
         initial = initial_model_evaluated(self.description, state, begun_description(folder))
         write_description(folder, {**self.description, **initial, "stack": state.settings.stack})
-        partition = self.trial.experiment.describe_partition(self.trial.seed)
-        write_json(folder / "partition.json", partition)
+        write_json(folder / "partition.json", self.trial.experiment.describe_partition(self.trial.seed))
 
     def _stack_size(self, state: SimulationState) -> int:
         """Return how many clients train as one: the recorded number, the user's, or the quickest on this machine."""
@@ -304,8 +303,7 @@ def _run_in_workers(
     trials: Sequence[Trial], count: int, spare: int, report: OnProgress, retry: str, *, from_use: bool
 ) -> None:
     """Run trials in worker processes, each of which may start ``spare`` processes for its cohorts."""
-    machine = trials[0].experiment.machine
-    workers = start_workers(count, worker_main, machine, spare, from_use)
+    workers = start_workers(count, worker_main, trials[0].experiment.machine, spare, from_use)
     waiting, running, last = list(trials), dict[Worker, Trial](), dict[Worker, Trial]()
     try:
         while waiting or running:

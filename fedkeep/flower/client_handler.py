@@ -208,8 +208,7 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
             f"site {config.site} has another generator of images than the run's server. Copy the server's folder to "
             "the folder that the node-config names."
         )
-    columns = columns_from_json({"columns": expected["columns"]})
-    loaded = _load(recipe, config, columns)
+    loaded = _load(recipe, config, columns_from_json({"columns": expected["columns"]}))
     dataset = build.without_generator_images(recipe, loaded, data_dir)
     if expected["left_out"] and dataset is loaded:
         raise ConfigError(

@@ -115,8 +115,7 @@ class FlowerExecutor(Executor):
                     pending[message_id] = site
             yield from self._replies(pending, time.monotonic() + self.deadline)
 
-        length = vector_length(self.state.context.runner.initial)
-        return SecureAggregation(ask, examples, length, least).run()
+        return SecureAggregation(ask, examples, vector_length(self.state.context.runner.initial), least).run()
 
     def _replies(self, pending: dict[str, str], deadline: float) -> Iterator[tuple[str, Envelope | Fault]]:
         """Yield the site and its reply for each message, as they arrive; a site's error is a fault too."""

@@ -104,8 +104,7 @@ def _worst_loss(row: Row) -> tuple[float, float, float, str]:
     for trial in row.trials:
         if trial.task_sizes:
             continue
-        inside = trial.evaluated >= trial.window_rounds[0]
-        history = trial.class_history[inside]
+        history = trial.class_history[trial.evaluated >= trial.window_rounds[0]]
         names = trial.info.get("label_names", [])
         for label, count in enumerate(trial.test_total):
             if count >= ENOUGH_EXAMPLES and len(history) > 1 and label < len(names):

@@ -58,8 +58,7 @@ def write_report(runs: Run | Sequence[Run], path: str | Path) -> Path:
 
 def render(runs: Run | Sequence[Run]) -> str:
     """Return the report of a run, or of several that are compared, as HTML text."""
-    page = template("reporting", "report.html.jinja", keep_trailing_newline=False)
-    return page.render(context(runs))
+    return template("reporting", "report.html.jinja", keep_trailing_newline=False).render(context(runs))
 
 
 def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
@@ -222,8 +221,7 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
         others = np.asarray([trial.specificities[-1] for trial in row.trials if len(trial.evaluated)])
         if not np.isnan(others).all():
             values = [100 * Spread.of(column).mean for column in others.T]
-            mean = Spread.of(values).mean
-            lines.append({"row": row, "what": "specificity", "values": values, "mean": mean})
+            lines.append({"row": row, "what": "specificity", "values": values, "mean": Spread.of(values).mean})
     names = figures.class_names(shown[0].trials[0]) if shown else []
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 

@@ -77,8 +77,7 @@ class RoundState(Round):
         """Ask clients for a step that every method has, and return the replies of those that are not lost."""
         bound = MethodType(step, self.state.algorithm)
         requests = [StepRequest(client, bound, args, {}, self.task, self.round) for client in clients]
-        replies = self.collect(self.queue_up(requests))
-        return {client: reply.value for client, reply in replies.items()}
+        return {client: reply.value for client, reply in self.collect(self.queue_up(requests)).items()}
 
     def combine(self, replies: dict[str, Reply]) -> dict[str, Any]:
         """Return the values of replies that were asked for together, as the method sees them."""

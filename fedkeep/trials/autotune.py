@@ -101,6 +101,5 @@ def _timed(state: SimulationState, clients: list[str], train: Callable[[list[Tra
 
 
 def _job(state: SimulationState, client: str) -> TrainJob:
-    data = state.federation.data(client)
-    party = LocalClient(state.context, client, data, None, task=1, round=1, uses={})
+    party = LocalClient(state.context, client, state.federation.data(client), None, task=1, round=1, uses={})
     return party.train_job(state.server.model, CrossEntropy(), epochs=1)
