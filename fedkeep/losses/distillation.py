@@ -261,33 +261,41 @@ class Distillation(Loss):
         if not self.teachers or student.shape[-1] == 1:  # with one class its probability is 1 in every model
             return student.new_zeros(())
         logits = torch.stack([model.teacher_logits(teacher, batch) for teacher in self.teachers])
-        labels = batch.data["label"]
-        merged = _merged(logits, labels, self.rule, self.tau, self.teacher_entropy)
-        losses = decoupled_loss(student, labels, merged, self.tau)
-        return _factor(self.tau, self.scale) * _mean(losses, _log_weights(logits, labels, self.example_weights))
+        merged, log_weights = self._merged(logits, batch.data["label"])
+        losses = decoupled_loss(student, batch.data["label"], merged, self.tau)
+        return _factor(self.tau, self.scale) * _mean(losses, log_weights)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         if dataset_index != self.dataset_index:
             return self
         if not self.teachers:
             return ZERO_LOSS
-        return CachedDistillation.from_logits(
-            torch.stack([outputs(teacher) for teacher in self.teachers]),
-            data["label"],
-            self.rule,
-            self.tau,
-            self.scale,
-            dataset_index=self.dataset_index,
-            example_weights=self.example_weights,
-            teacher_entropy=self.teacher_entropy,
-        )
+        return self.cached(torch.stack([outputs(teacher) for teacher in self.teachers]), data["label"])
+
+    def cached(self, logits: Tensor, labels: Tensor) -> Loss:
+        """Return the distillation from teachers of whom only the logits are at hand, [k, n, classes] on all n examples.
+
+        `ZERO_LOSS` if there is one class only: its probability is 1 in every model.
+        """
+        if logits.shape[-1] == 1:
+            return ZERO_LOSS
+        merged, log_weights = self._merged(logits, labels)
+        return CachedDistillation(merged, self.tau, _factor(self.tau, self.scale), self.dataset_index, log_weights)
+
+    def _merged(self, logits: Tensor, labels: Tensor) -> tuple[MergedTeachers, Tensor | None]:
+        """Return the teachers as one, and the logarithms of the examples' weights, or None."""
+        logits = upcast(logits)
+        merged = merge(logits, labels, *self.rule(logits, labels, self.tau), self.tau)
+        if not self.teacher_entropy:
+            merged = replace(merged, constant=torch.zeros_like(merged.constant))
+        return merged, None if self.example_weights is None else self.example_weights(logits, labels)
 
 
 @dataclass(frozen=True, eq=False)
 class CachedDistillation(Loss):
     """A distillation whose teachers' outputs are given for all n examples of a data set.
 
-    `from_logits` builds it.
+    `Distillation.cached` builds it.
 
     ``tau``: The softmax temperature of the student.
     ``factor``: Factor on the mean.
@@ -302,31 +310,6 @@ class CachedDistillation(Loss):
     factor: float
     dataset_index: int = 0
     log_weights: Tensor | None = None
-
-    @classmethod
-    def from_logits(
-        cls,
-        logits: Tensor,
-        labels: Tensor,
-        rule: WeightRule,
-        tau: float = 1.0,
-        scale: Scale = "tau2",
-        *,
-        dataset_index: int = 0,
-        example_weights: EntropyAndLabelWeighting | None = None,
-        teacher_entropy: bool = True,
-    ) -> Loss:
-        """Return the distillation from teachers of whom only the logits are at hand.
-
-        ``logits``: [k, n, classes], of k teachers on all n examples.
-        ``labels``: int64 [n].
-        Returns: `ZERO_LOSS` if there is one class only: its probability is 1 in every model.
-        """
-        if logits.shape[-1] == 1:
-            return ZERO_LOSS
-        merged = _merged(logits, labels, rule, tau, teacher_entropy)
-        log_weights = _log_weights(logits, labels, example_weights)
-        return cls(merged, tau, _factor(tau, scale), dataset_index, log_weights)
 
     @property
     def compares_examples(self) -> bool:
@@ -431,10 +414,8 @@ def soft_label_loss(
         return ZERO_LOSS
     # The full divergence does not depend on labels, but the kernel needs the same ones here and in training.
     labels = (data["label"] - start).clamp(0, stop - start - 1)
-    term = CachedDistillation.from_logits(
-        logits.unsqueeze(0), labels, FullKL(weight), tau, scale, dataset_index=dataset_index, teacher_entropy=False
-    )
-    return ClassSubset(term, start, stop, any_label=True)
+    term = Distillation((), FullKL(weight), tau, scale, dataset_index, teacher_entropy=False)
+    return ClassSubset(term.cached(logits.unsqueeze(0), labels), start, stop, any_label=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,17 +434,6 @@ class LogitMatching(Loss):
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         batch = batches[self.dataset_index]
         return (model.logits(batch) - self.logits[batch.index]).square().mean()
-
-
-def _merged(logits: Tensor, labels: Tensor, rule: WeightRule, tau: float, teacher_entropy: bool) -> MergedTeachers:
-    logits = upcast(logits)
-    target, nontarget = rule(logits, labels, tau)
-    merged = merge(logits, labels, target, nontarget, tau)
-    return merged if teacher_entropy else replace(merged, constant=torch.zeros_like(merged.constant))
-
-
-def _log_weights(logits: Tensor, labels: Tensor, weighting: EntropyAndLabelWeighting | None) -> Tensor | None:
-    return None if weighting is None else weighting(upcast(logits), labels)
 
 
 def _factor(tau: float, scale: Scale) -> float:
