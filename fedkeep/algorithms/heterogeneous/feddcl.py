@@ -13,12 +13,12 @@ from fedkeep.algorithms.incremental.generated_replay import (
     PrototypeOptions,
     PrototypeReply,
     extend_pool,
-    missing_images,
     replay_data,
     select_images,
+    send_images,
     validate_prototypes,
 )
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, each, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
 from fedkeep.interface.party import Party
 from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Head, Loss, Scale
 from fedkeep.losses.distillation import soft_label_loss
@@ -123,17 +123,15 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
             server.state.old_logits = server.predict(server.state.old_model, replayed)[:, : server.num_old_classes]
 
     def round(self, server: Server[FedDCLServerState], cohort: Cohort) -> None:
-        state = server.state
-        missing = missing_images(server, cohort)
-        messages = {client: FedDCLImages(images, state.old_logits) for client, images in missing.items()}
-        received = cohort.ask(self.receive, each(messages)) if messages else ()
-        state.num_received = state.num_received | dict.fromkeys(received, server.num_classes)
+        send_images(server, cohort, self.receive, FedDCLImages, server.state.old_logits)
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, "prob")  # eq. 9
         if self.server_loss == "kd":
             server.model = self.distill_into(server, server.model, consensus, self.server_epochs)  # eq. 11
         else:
-            images = mark_generated(select_images(state.pool, 0, server.num_classes, self.server_images_per_class))
+            images = mark_generated(
+                select_images(server.state.pool, 0, server.num_classes, self.server_images_per_class)
+            )
             server.model = server.fit(server.model, CrossEntropy(), images, epochs=self.server_epochs).model
         cohort.start(self.feedback, consensus)  # eq. 12
 

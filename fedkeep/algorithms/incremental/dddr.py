@@ -10,12 +10,12 @@ from fedkeep.algorithms.incremental.generated_replay import (
     PrototypeOptions,
     PrototypeReply,
     extend_pool,
-    missing_images,
     replay_data,
     select_images,
+    send_images,
     validate_prototypes,
 )
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Loss, Scaled, SupCon
 from fedkeep.models import Weights
 from fedkeep.options import option
@@ -85,11 +85,7 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
             state.distillation = server.cache_teachers(distillation, {}, replayed)
 
     def round(self, server: Server[DDDRServerState], cohort: Cohort) -> None:
-        state = server.state
-        missing = missing_images(server, cohort)
-        messages = {client: DDDRClientState(images, state.distillation) for client, images in missing.items()}
-        received = cohort.ask(self.receive, each(messages)) if messages else ()
-        state.num_received = state.num_received | dict.fromkeys(received, server.num_classes)
+        send_images(server, cohort, self.receive, DDDRClientState, server.state.distillation)
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
     @property

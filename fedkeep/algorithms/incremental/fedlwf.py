@@ -11,7 +11,7 @@ from fedkeep.algorithms.incremental.class_incremental import (
     label_loss,
 )
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
-from fedkeep.losses import QuadraticPenalty
+from fedkeep.losses import Loss, QuadraticPenalty
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -42,9 +42,12 @@ class FedLwF(Algorithm[NoState, OldModelState]):
     @on_client
     def train(self, client: Client[OldModelState], model: Weights) -> Fit:
         """Train the global model on the task's labels and the old model's outputs."""
+        return client.fit(model, self.local_loss(client, model), client.data)
+
+    def local_loss(self, client: Client[OldModelState], model: Weights) -> Loss:
+        """Return the local loss, with the model that the client received."""
         distillation = distill_old_classes(client.state.teacher, self.w_old, self.tau)
-        loss = label_loss(client, self.ce_classes) + cache_once_per_task(client, distillation, client.data)
-        return client.fit(model, loss, client.data)
+        return label_loss(client, self.ce_classes) + cache_once_per_task(client, distillation, client.data)
 
     @on_client
     def remember(self, client: Client[OldModelState], model: Weights) -> None:
@@ -64,9 +67,5 @@ class FedProxLwF(FedLwF):
 
     mu: float = option(0.01, "weight of the proximal term", low=0.0)
 
-    @on_client
-    def train(self, client: Client[OldModelState], model: Weights) -> Fit:
-        """Train near the received model on the task's labels and the old model's outputs."""
-        distillation = distill_old_classes(client.state.teacher, self.w_old, self.tau)
-        loss = label_loss(client, self.ce_classes) + cache_once_per_task(client, distillation, client.data)
-        return client.fit(model, loss + QuadraticPenalty(model, self.mu / 2), client.data)
+    def local_loss(self, client: Client[OldModelState], model: Weights) -> Loss:
+        return super().local_loss(client, model) + QuadraticPenalty(model, self.mu / 2)

@@ -4,7 +4,7 @@ DDDR and FedDCL: images made of prototypes that clients find (FedDCL, eqs. 4 and
 TARGET and LANDER: images of old classes, which the server generates from its last model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedkeep.generation.prototypes import (
     cached_search,
     check_held,
 )
-from fedkeep.interface import Client, Cohort, Data, Server, on_client
+from fedkeep.interface import Client, Cohort, Data, Server, each, on_client
 from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models.heads import truncate
 from fedkeep.options import Options, option
@@ -144,15 +144,21 @@ def extend_pool(method: PrototypeOptions, server: Server[Any], clients: Cohort, 
     state.pool = concat(state.pool, images) if state.pool else images
 
 
-def missing_images(server: Server[Any], cohort: Cohort) -> Mapping[str, Data]:
-    """Return, for each client that does not have all images of the pool, those that it lacks."""
-    pool = server.state.pool
-    num_received = {client.id: server.state.num_received.get(client.id, 0) for client in cohort}
-    return {
-        client: {name: column[pool["label"] >= count] for name, column in pool.items()}
-        for client, count in num_received.items()
-        if count < server.num_classes
-    }
+def send_images(
+    server: Server[Any], cohort: Cohort, receive: Callable[..., None], message: type[Any], *more: Any
+) -> None:
+    """Send each client the images of the pool that it lacks.
+
+    ``receive``: The client step that keeps them.
+    ``message``: What it is given, made of these images and what else is sent.
+    """
+    state, messages = server.state, dict[str, Any]()
+    for client in cohort:
+        if (count := state.num_received.get(client.id, 0)) < server.num_classes:
+            lacking = {name: column[state.pool["label"] >= count] for name, column in state.pool.items()}
+            messages[client.id] = message(lacking, *more)
+    received = cohort.ask(receive, each(messages)) if messages else ()
+    state.num_received = state.num_received | dict.fromkeys(received, server.num_classes)
 
 
 def select_images(pool: Data, start: int, stop: int, count: int) -> Data:

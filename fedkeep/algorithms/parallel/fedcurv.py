@@ -97,10 +97,8 @@ class FedCurv(Algorithm[CurvatureSum, Curvature]):
         mismatches = (find_mismatch(sent, parameters) for sent in (reply.change.fisher, reply.change.product))
         if mismatch := next(filter(None, mismatches), None):
             return f"curvature of another form than the model's parameters: {mismatch}"
-        limit, largest = (
-            self.max_fisher_change(server),
-            max(1.0, *(_largest({name: model[name] for name in parameters}) for model in (server.model, reply.model))),
-        )
+        largest = max(1.0, *(_largest({n: model[n] for n in parameters}) for model in (server.model, reply.model)))
+        limit = self.max_fisher_change(server)
         limits = {"fisher": limit, "product": min(limit * MAX_WEIGHT * largest, MAX_CURVATURE)}
         for name, most in limits.items():
             if not (found := _largest(getattr(reply.change, name))) <= most:
