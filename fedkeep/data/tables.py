@@ -11,7 +11,7 @@ import shlex
 import unicodedata
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import time, timedelta
 from decimal import Decimal
@@ -504,9 +504,8 @@ def hash_words(text: str, vocabulary: int, most: int | None = None) -> list[int]
     return [1 + zlib.crc32(word.encode("utf-8", "replace")) % (vocabulary - 1) for word in islice(words, most)]
 
 
-def tokenise(texts: Iterable[Any], where: Where | str, length: int, vocabulary: int, problems: Problems) -> Tensor:
+def tokenise(texts: Sequence[Any], where: Where | str, length: int, vocabulary: int, problems: Problems) -> Tensor:
     """Return the token ids of texts, int64 ``[n, length]``; raises `DataError` if one is missing or not text."""
-    texts = list(texts)
     empty = [row for row, text in enumerate(texts) if not isinstance(text, str)]
     if empty:
         raise DataError(f"{where}: {at(where, empty)} has no text, but {texts[empty[0]]!r}. Fill or remove it.")

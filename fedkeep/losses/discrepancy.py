@@ -82,11 +82,9 @@ def teacher_weights(distances: Tensor) -> tuple[Tensor, Tensor]:
     g_k = d_k / sum_j d_j: far teachers know what the student does not, and lead on the non-target part.
     h_k = (d_k + epsilon)^-1 / sum_j (d_j + epsilon)^-1: near teachers lead on the target part.
 
-    ``distances``: [k], d, not negative.
+    ``distances``: [k], d, not negative; at least one.
     Returns: (g, h), each [k] and summing to one. If all distances are zero, g is undefined: 1/k.
     """
-    if not len(distances):
-        return distances, distances
     total = distances.sum()
     g = distances / total if total > 1e-12 else torch.full_like(distances, 1 / len(distances))
     inverse = 1 / (distances + EPSILON)

@@ -83,12 +83,11 @@ def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, b
     else:
         gradients, rows = gradient, batch
     total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
-    if not len(labels):
-        return {name: total[same] for name, same in shared.items() if name in model and same in total}
-    for some_images, some_labels in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
+    parts = zip(torch.split(images, rows), torch.split(labels, rows), strict=True) if len(labels) else ()
+    for some_images, some_labels in parts:
         for name, gradient_of in gradients(parameters, some_images, some_labels).items():
             total[name] += gradient_of.square().sum(0) if batch == 1 else gradient_of.square()
-    mean = {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
+    mean = {name: summed / max(ceil(len(labels) / batch), 1) for name, summed in total.items()}
     return {name: mean[same] for name, same in shared.items() if name in model and same in mean}
 
 
