@@ -422,8 +422,12 @@ class TrialResult(PrivacySpent):
 
     @cached_property
     def local_models(self) -> list[dict[str, Any]]:
-        """Return what was recorded of every client's model as it came back, with its round; empty unless asked for."""
-        return [model | {"round": row["round"]} for row in self.rounds for model in row.get("local_models") or []]
+        """Return what was recorded of every client's model as it came back, with its round; empty unless asked for.
+
+        Those of a round that was rolled back are left out: no model goes on from them.
+        """
+        kept = [row for row in self.rounds if not row.get("rolled_back")]
+        return [model | {"round": row["round"]} for row in kept for model in row.get("local_models") or []]
 
     @cached_property
     def chain(self) -> list[dict[str, Any]]:

@@ -260,12 +260,15 @@ class LocalParty(Party[Any]):
         self.refuse_if_private("Fisher information of its examples")
         self.context.timer.by_example |= batch == 1
         with self.context.training_time():
-            return fisher(self.context.runner.eval_network, model, *self._sample(examples), batch)
+            return fisher(self.context.runner.eval_network, model, *self._sample(examples, batch > 1), batch)
 
-    def _sample(self, examples: int | None) -> tuple[Tensor, Tensor]:
-        """Return the party's images and labels: all of them, or that many, chosen at random."""
+    def _sample(self, examples: int | None, in_batches: bool) -> tuple[Tensor, Tensor]:
+        """Return the party's images and labels: all of them, or that many, chosen at random.
+
+        Batches would have one class each in the order in which clients' examples are stored.
+        """
         images, labels = self._images(None), self.data["label"]
-        if examples is None or examples >= len(labels):
+        if not in_batches and (examples is None or examples >= len(labels)):
             return images, labels
         chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
         return images[chosen], labels[chosen]

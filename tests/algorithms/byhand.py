@@ -110,9 +110,18 @@ class Hand:
                 weights[name] = weight - rate * velocity[name]
         return {name: tensor.detach() for name, tensor in weights.items()}
 
-    def squared_gradients(self, model: Mapping[str, Tensor], client: str, size: int, limit: int | None = None) -> Model:
-        """Return the mean over batches of ``size``, in stored order, of the squared gradient of a batch's mean loss."""
+    def squared_gradients(
+        self, model: Mapping[str, Tensor], client: str, size: int, limit: int | None = None, round: int = 0
+    ) -> Model:
+        """Return the mean over batches of ``size`` of the squared gradient of a batch's mean loss.
+
+        Rows are in stored order, or in the random one of a round.
+        """
         images, labels = self.data(client)
+        if round:
+            generator = seeds.rng(self.simulation.settings.seed, "fisher", task=1, round=round, client=client)
+            order = torch.randperm(len(labels), generator=generator)
+            images, labels = images[order], labels[order]
         if limit is not None:
             images, labels = images[:limit], labels[:limit]
         live = {name: tensor.detach().clone().requires_grad_() for name, tensor in model.items()}

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.seqkeep import SeqKeep
+from fedkeep.errors import ConfigError
 from fedkeep.interface.pytree import tree_signature
 from fedkeep.losses.fedadkd_variants import nontarget_part, target_part
 
@@ -296,3 +298,9 @@ def test_clients_of_unequal_balance_can_be_trained_as_one_stack(reading: Any) ->
     method, model = FedADKD(tckd=reading), tiny.simulation(FedAvg()).server.model
     one, other = (tree_signature(method.distillation(model, weight)) for weight in (3.0, 3.03))
     assert one == other
+
+
+@pytest.mark.parametrize(("method", "options"), [(FedADKD, {"iid_from": 0.5}), (SeqKeep, {"tau": 4.0})])
+def test_an_option_without_effect_is_refused(method: Any, options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{method.__name__}.{next(iter(options))}"):
+        method(**options)

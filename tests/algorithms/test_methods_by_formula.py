@@ -94,7 +94,7 @@ def fedcurv(
 
             replies[client] = trained = hand.train(client, number, model, loss)
             size = 1 if fisher == "sample" else hand.training.batch_size
-            f = hand.squared_gradients(trained, client, size, limit)
+            f = hand.squared_gradients(trained, client, size, limit, round=number if size > 1 else 0)
             shares[client] = f, {name: f[name] * trained[name] for name in f}
         model = hand.by_count(replies)
         left.append(model)

@@ -188,3 +188,10 @@ def test_rounds_to_of_a_cell(watched: tuple[TrialResult, list[Any]]) -> None:
     for target in (0.0, *trial.accuracies, 1.1):
         expected = next((r for r, a in zip(trial.evaluated, trial.accuracies, strict=True) if a >= target), NAN)
         assert trial.rounds_to(float(target)) == pytest.approx(expected, nan_ok=True)
+
+
+def test_models_of_a_round_that_was_rolled_back_count_nowhere() -> None:
+    model = {"client": "0", "correct": [1, 1]}
+    rows = [{"round": number, "local_models": [model], "rolled_back": number == 2} for number in (1, 2, 3)]
+    trial = TrialResult("FedSeq", rows, [], {}, {}, finished=True)
+    assert [one["round"] for one in trial.local_models] == [1, 3]

@@ -471,6 +471,16 @@ def test_fisher_of_some_examples_draws_them_by_name() -> None:
     assert not torch.equal(party.fisher(party.model, 5)["classifier.bias"], got["classifier.bias"]), "the next five"
 
 
+def test_fisher_of_batches_does_not_depend_on_the_order_in_which_examples_are_stored() -> None:
+    """Clients' examples are stored class after class, of which the mean gradient of a batch would be far larger."""
+    traces = []
+    for order in (lambda labels: torch.arange(len(labels)), torch.argsort):
+        party = server()
+        party.data = {name: column[order(party.data["label"])] for name, column in party.data.items()}
+        traces.append(sum(float(value.sum()) for value in party.fisher(party.model, batch=10).values()))
+    assert traces[1] == pytest.approx(traces[0], rel=0.3)
+
+
 def test_fisher_without_examples_is_zero() -> None:
     party = server(count=0)
     assert not any(value.any() for value in party.fisher(party.model).values())

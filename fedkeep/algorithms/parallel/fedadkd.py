@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.aggregation import Aggregation, aggregate
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Range, Server, each, on_client
 from fedkeep.interface.privacy import FROM_LABEL_COUNTS
 from fedkeep.losses import CrossEntropy, Distillation, Loss
@@ -84,6 +85,12 @@ class FedADKD(Algorithm[LabelBalance]):
     )
     iid_from: float = option(0.85, "Gini impurity from which a client is balanced", low=0.0, high=1.0)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
+
+    def check(self) -> None:
+        if self.w_target_iid is None and self.iid_from != 0.85:
+            raise ConfigError(
+                "FedADKD.iid_from says who gets w_target_iid, which is none. Set it, or leave iid_from out."
+            )
 
     def round(self, server: Server[LabelBalance], cohort: Cohort) -> None:
         """Weigh the clients by label balance (eqs. 6 and 7), let all train, and average their models."""

@@ -7,6 +7,7 @@ import torch
 
 from fedkeep.aggregation import ema
 from fedkeep.algorithms.sequential.teachers import PreparedDistillation, prepare_distillation, take_distillation
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.losses import CrossEntropy, PerTeacher, Scale
 from fedkeep.models import Weights
@@ -50,6 +51,12 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
     w_nontarget: float = option(0.0, "weight of the non-target part, such as 3; 0: no teacher", low=0.0)
     w_target: float = option(0.0, "weight of the target part", low=0.0)
     evaluate: Literal["moving", "last"] = option("moving", "which model is evaluated and exported")
+
+    def check(self) -> None:
+        if not self.w_nontarget and not self.w_target and (self.tau, self.kd_scale) != (1.0, "tau2"):
+            raise ConfigError(
+                "SeqKeep.tau and kd_scale are of its teacher, and there is none. Set w_nontarget, such as 3."
+            )
 
     @property
     def sets_eval_model(self) -> bool:
