@@ -119,7 +119,8 @@ def run(
     training : Training, optional
         The settings of local training; those that a recipe gives one of its methods alone still count before them.
     loss : Callable or nn.Module or str, optional
-        A function of logits and labels that takes the place of the cross-entropy in clients' training.
+        A function of logits and labels that takes the place of the cross-entropy in clients' training. It should keep
+        nothing between batches: no checkpoint has it, and clients, seeds and methods share it.
     metric : str, optional
         What methods are first compared by, such as ``"auroc"``; default: accuracy.
     client_test : float or str, optional

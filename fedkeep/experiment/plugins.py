@@ -9,7 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -68,8 +67,6 @@ def keep_loss(loss: Any) -> str:
     of = loss if why_not_importable(loss) is None else type(loss)
     name = f"{of.__module__}.{of.__qualname__}" if of is loss else f"given.{getattr(loss, '__name__', of.__name__)}"
     OWN_LOSSES[name], _DIGESTS[name] = loss, _digest(loss)
-    with suppress(Exception):  # such as a loss that holds a lock
-        OWN_LOSSES[name] = deepcopy(loss)  # each run begins with it as it was given
     return name
 
 

@@ -8,29 +8,36 @@ import hashlib
 import inspect
 import re
 import sys
+import sysconfig
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from symtable import symtable
+from enum import Enum
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedkeep.models.weights import tensor_hash
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
+_PLAIN = (int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device, range)
 _HOLDING = (tuple, list, set, frozenset, Mapping)
 _NAMESPACES = (SimpleNamespace, Namespace)
-_COUNTED = (*_PLAIN, *_HOLDING, *_NAMESPACES, Tensor, np.ndarray, nn.Module, functools.partial)
-"""The kinds of globals that count, beside dataclasses; another object says too little of itself, or too much."""
 _FILLING = {"append", "extend", "insert", "update", "setdefault", "add", "pop", "clear", "remove", "discard"}
+_FILLED = (list, dict, set)
+_LIBRARIES = ({"torch", "fedkeep"} | sys.stdlib_module_names) - {"__main__"}
+_STANDARD = sysconfig.get_path("stdlib")
+_BEGINNING = ("__init__", "__post_init__", "__setstate__")
+_SELF = "first argument"
 
 
-def source_text(value: Any) -> str:
+@functools.lru_cache(maxsize=1000)
+def source_text(value: type | FunctionType) -> str:
     """Return the code of a class or function without comments, docstrings and layout; empty if Python lacks it."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
@@ -42,51 +49,14 @@ def source_text(value: Any) -> str:
     return ast.unparse(tree)
 
 
-def describe(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Return what tells an object from another, the same in each process: code, numbers, and all that it is made of.
+def describe(value: Any) -> Any:
+    """Return what tells an object from another, the same in each process: the user's code, numbers and texts.
 
-    Of a function or class these are also the globals that it reads: numbers, texts and arrays, alone or in lists and
-    the like, losses and networks of PyTorch, and the functions and classes of its own module.
+    Of the user's functions and classes these are also the globals that they read: numbers, texts and arrays, alone or
+    in lists and the like, losses and networks of PyTorch, and other functions and classes of the user's. What code
+    changes itself does not count, and a library's objects count by the name of their class.
     """
-    if id(value) in within:
-        return "itself"
-    if isinstance(value, Tensor):
-        return tensor_hash(value)
-    if isinstance(value, np.ndarray):
-        numbers = value.tobytes() if value.dtype.kind in "biufc" else repr(value.tolist()).encode()
-        return str(value.dtype), value.shape, hashlib.sha256(numbers).hexdigest()  # repr(value) shows a few
-    if isinstance(value, np.generic):
-        return str(value.dtype), value.item()
-    if isinstance(value, type | FunctionType) and value.__module__.startswith(("torch.", "fedkeep.")):
-        return f"{value.__module__}.{value.__qualname__}"
-    parts: Any
-    if isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-    elif isinstance(value, MethodType):
-        owner = value.__self__
-        parts = value.__func__, owner if callable(owner) else getattr(owner, "__dict__", ())
-    elif isinstance(value, FunctionType):
-        parts = *_made_of(value), globals_read(value)
-    elif isinstance(value, CodeType):
-        parts = value.co_code.hex(), value.co_names, value.co_consts
-    elif isinstance(value, type):
-        parts = *_made_of(value), globals_read(value), *value.__bases__
-    elif isinstance(value, Mapping):
-        parts = [*value.items()]
-    elif isinstance(value, nn.Module):
-        parts = type(value), own_attributes(value) | value._parameters | value._buffers | value._modules
-    elif isinstance(value, tuple | list):
-        parts = value
-    elif isinstance(value, set | frozenset):
-        return sorted(repr(describe(part, (*within, id(value)))) for part in value)
-    elif isinstance(value, _NAMESPACES):
-        parts = [*vars(value).items()]
-    elif type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # an object of the user's class
-        state = value.__getstate__()
-        parts = type(value), ADDRESS.sub("", repr(value)) if state is None else state
-    else:
-        return ADDRESS.sub("", repr(value))
-    return [describe(part, (*within, id(value))) for part in parts]
+    return _Description().of(value)
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
@@ -102,106 +72,255 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, _HOLDING) and all(map(is_plain, value)))
 
 
-def globals_read(value: type | FunctionType) -> dict[str, Any]:
-    """Return the globals that a function or class of the user's reads and never changes, described, by name.
+class _Description:
+    """One description: an object that occurs again is its number, so that circles end."""
 
-    With them come those that the functions and classes of its own module read among them.
-    """
-    of = value.__module__
-    known = vars(sys.modules[of]) if of in sys.modules else {}
-    module = value.__globals__ if isinstance(value, FunctionType) else known
-    if "site-packages" in str(module.get("__file__")):
-        return {}  # of an installed library, whose files are long, the version is on record
-    found: dict[str, Any] = {}
-    changed: set[str] = set()
-    waiting = [value]
-    while waiting:
-        for name, how in _globals_of(waiting.pop()):
-            if how == "set" or (how == "filled" and isinstance(module.get(name), list | dict | set)):
-                changed.add(name)
-            elif name not in found and name in module and not name.startswith("__"):
-                one = module[name]
-                cached = callable(one) and not isinstance(one, type | FunctionType) and hasattr(one, "__wrapped__")
-                found[name] = inspect.unwrap(one) if cached else one
-                if _is_own(found[name], of):
-                    waiting.append(found[name])
-    return {
-        name: describe(_made_of(one) if _is_own(one, of) else one, (id(value), id(one) if _is_own(one, of) else 0))
-        for name, one in sorted(found.items())
-        if name not in changed and (_is_own(one, of) or isinstance(one, _COUNTED) or _is_record(one))
-    }
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.described: list[Any] = []  # so that no other object gets the id of one of these
+
+    def of(self, value: Any) -> Any:
+        """Return the description of an object."""
+        if isinstance(value, np.generic):
+            return str(value.dtype), value.item()
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, Enum):
+            return f"{_name(type(value))}.{value.name}"
+        if isinstance(value, Tensor):
+            return tensor_hash(value)
+        if isinstance(value, np.ndarray):
+            numbers = value.tobytes() if value.dtype.kind in "biufc" else repr(value.tolist()).encode()
+            return str(value.dtype), value.shape, hashlib.sha256(numbers).hexdigest()  # repr(value) shows a few
+        if isinstance(value, set | frozenset):
+            return sorted(map(_in_a_set, value))
+        if id(value) in self.numbers:
+            return f"object {self.numbers[id(value)]}"
+        self.numbers[id(value)] = len(self.numbers)
+        self.described.append(value)
+        if isinstance(value, Mapping):
+            return [(self.of(key), self.of(entry)) for key, entry in value.items()]
+        return [self.of(part) for part in self._parts(value)]
+
+    def _parts(self, value: Any) -> Any:
+        """Return what an object is made of; of a library's one the name of its class is all."""
+        if isinstance(value, tuple | list):
+            return value
+        if isinstance(value, _NAMESPACES):
+            return [vars(value)]
+        if isinstance(value, functools.partial):
+            return value.func, value.args, value.keywords
+        if isinstance(value, MethodType):
+            return value.__func__, value.__self__
+        if isinstance(value, torch.jit.ScriptModule):
+            return value.code, value.state_dict()
+        if isinstance(value, torch.jit.ScriptFunction):
+            return (value.code,)
+        if isinstance(value, type | FunctionType):
+            if _is_own(value):
+                return self._parts_of_code(value)
+            return _name(value), getattr(value, "__wrapped__", None)  # by a decorator of a library
+        if hasattr(value, "__wrapped__"):  # cached by functools
+            return (value.__wrapped__,)
+        changed = {name for cls in type(value).__mro__ if _is_own(cls) for name in _look_into(cls).attributes}
+        if isinstance(value, nn.Module):
+            if original := getattr(value, "_orig_mod", None):
+                return (original,)  # compiled
+            kept = {} if isinstance(value, _NormBase) else value._buffers  # running means follow the batches
+            found = {**own_attributes(value), **value._parameters, **kept, **value._modules}
+            return type(value), {name: one for name, one in found.items() if name not in changed}
+        if not _is_own(type(value)):
+            return (_name(type(value)),)
+        state = value.__getstate__()
+        if isinstance(state, dict):
+            state = {name: one for name, one in state.items() if name not in changed}
+        return type(value), state
+
+    def _parts_of_code(self, value: type | FunctionType) -> Any:
+        """Return the code of the user's function or class, and the values that it reads and never changes."""
+        looked = _look_into(value)
+        closed, globals_read = dict[str, Any](), dict[str, Any]()
+        for function in _functions(value):
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+            for name in sorted(cells.keys() - {"__class__"}):
+                with suppress(ValueError):  # the variable is not set yet
+                    if not looked.changes(name, cells[name].cell_contents):
+                        closed[name] = cells[name].cell_contents
+        reached = list(_reached(value))
+        for name, found in _globals(value):
+            if _counts(found) and not any(other.changes(name, found) for other in reached):
+                globals_read[name] = found
+        source = source_text(value) if "<lambda>" not in value.__qualname__ else ""
+        code = source or [_compiled(function.__code__) for function in _functions(value)]
+        if isinstance(value, FunctionType):
+            return code, closed, value.__defaults__, value.__kwdefaults__, globals_read
+        plain = {
+            name: one
+            for name, one in vars(value).items()
+            if not name.startswith("_") and is_plain(one) and name not in looked.attributes
+        }
+        return code, closed, plain, globals_read, *value.__bases__
 
 
-def _is_own(value: Any, module: str) -> TypeGuard[type | FunctionType]:
-    return isinstance(value, type | FunctionType) and value.__module__ == module
+def _name(value: type | FunctionType) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
 
 
-def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+def _in_a_set(value: Any) -> str:
+    """Return a member of a set, whose order is another in each process."""
+    if isinstance(value, tuple | frozenset):
+        members = map(_in_a_set, value)
+        return repr(list(members) if isinstance(value, tuple) else sorted(members))
+    named = value if isinstance(value, type | FunctionType) else type(value)
+    return repr(value) if isinstance(value, _PLAIN) else getattr(value, "__qualname__", _name(named))
 
 
-def _made_of(value: type | FunctionType) -> list[Any]:
-    """Return the code of a function or class, the defaults of a function, and what their closures hold."""
-    closed: dict[str, Any] = {}
-    for function in _functions(value):
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for name in sorted(cells.keys() - {"__class__"} - _stored(function.__code__)):
-            with suppress(ValueError):  # the variable is not set yet
-                closed[name] = cells[name].cell_contents
-    defaults = (value.__defaults__, value.__kwdefaults__) if isinstance(value, FunctionType) else ()
-    return [_code(value), closed, *defaults]
+def _is_own(value: type | FunctionType) -> bool:
+    """Tell whether a class or function is the user's; of an installed library the version is on record."""
+    module = value.__module__ or ""
+    if module.partition(".")[0] in _LIBRARIES:
+        return False
+    if isinstance(value, FunctionType):  # a decorator may have given it the module of what it wraps
+        file = value.__code__.co_filename
+    else:
+        file = "" if module == "__main__" else str(getattr(sys.modules.get(module), "__file__", ""))
+    return not (file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file)
+
+
+def _counts(value: Any) -> bool:
+    """Tell whether a global counts; a module, or an object of a library, says too little of itself, or too much."""
+    if isinstance(value, type | FunctionType):
+        return _is_own(value) or hasattr(value, "__wrapped__")
+    kinds = *_PLAIN, *_HOLDING, *_NAMESPACES, Tensor, np.ndarray, nn.Module, functools.partial, Enum
+    return isinstance(value, kinds) or dataclasses.is_dataclass(value) or hasattr(value, "__wrapped__")
 
 
 def _functions(value: type | FunctionType) -> list[FunctionType]:
     """Return a function, or those that a class defines."""
     if isinstance(value, FunctionType):
         return [value]
-    return [one for each in vars(value).values() if isinstance(one := getattr(each, "__func__", each), FunctionType)]
+    found = [inspect.unwrap(getattr(each, "__func__", each)) for each in vars(value).values() if callable(each)]
+    found += [one for each in vars(value).values() if isinstance(each, property) for one in (each.fget, each.fset)]
+    return [one for one in found if isinstance(one, FunctionType)]
 
 
-def _stored(code: CodeType) -> set[str]:
-    """Return the variables of functions around a piece of code that it changes itself."""
-    inner = [_stored(one) for one in code.co_consts if isinstance(one, CodeType)]
-    return {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_DEREF"}.union(*inner)
+def _globals(value: type | FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function or class reads, by name, in the order of their names."""
+    functions = _functions(value)
+    space = {name: one for function in functions for name, one in function.__globals__.items()} if functions else {}
+    for name in sorted(_look_into(value).reads & space.keys()):
+        if not name.startswith("__"):
+            yield name, space[name]
 
 
-def _code(value: type | FunctionType) -> str | CodeType:
-    """Return the source of a function or class; of a lambda, whose source is whole lines, what it was compiled to."""
-    source = "" if "<lambda>" in value.__qualname__ else source_text(value)
-    return source or getattr(value, "__code__", "")
+class _Look(NamedTuple):
+    """What the code of a function or class does.
+
+    ``reads``: Names of globals.
+    ``sets``: Names of variables that it sets, of its own or around it, or of which it sets a part.
+    ``fills``: Names of variables of which it calls a method that fills lists and the like.
+    ``attributes``: Names of attributes of ``self`` that it changes after the beginning.
+    """
+
+    reads: frozenset[str]
+    sets: frozenset[str]
+    fills: frozenset[str]
+    attributes: frozenset[str]
+
+    def changes(self, name: str, value: Any) -> bool:
+        """Tell whether the code changes a variable."""
+        return name in self.sets or (name in self.fills and isinstance(value, _FILLED))
 
 
-def _globals_of(value: type | FunctionType) -> Iterator[tuple[str, str]]:
-    """Yield each global name in the code of a function or class, and whether it is read, set, or perhaps filled."""
-    code = _code(value)
-    if isinstance(code, CodeType):
-        waiting = [code]
-        while waiting:
-            one = waiting.pop()
-            waiting += [part for part in one.co_consts if isinstance(part, CodeType)]
-            for step in dis.get_instructions(one):
-                if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"):
-                    yield step.argval, "set" if step.opname == "STORE_GLOBAL" else "read"
-        return
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            changed, method = node.func.value, node.func.attr
-            how = "filled" if method in _FILLING else "set" if re.search("[^_]_$", method) else ""
-        elif isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
-            changed, how = node.value, "set"
+@functools.lru_cache(maxsize=1000)
+def _look_into(value: type | FunctionType) -> _Look:
+    reads, sets, fills, attributes = set[str](), set[str](), set[str](), set[str]()
+    for function in _functions(value):
+        for code in _codes(function.__code__):
+            reads |= {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    source = source_text(value) if "<lambda>" not in value.__qualname__ else ""
+    compiled = (change for function in _functions(value) for change in _changes_in_code(function))
+    for root, attribute, how, beginning in _changes_in_source(ast.parse(source)) if source else compiled:
+        if root == _SELF and attribute:
+            attributes |= set() if beginning else {attribute}
         else:
-            continue
-        while isinstance(changed, ast.Subscript | ast.Attribute):
-            changed = changed.value
-        if how and isinstance(changed, ast.Name):
-            yield changed.id, how
-    enclosed = {name for function in _functions(value) for name in function.__code__.co_freevars}
-    with suppress(SyntaxError):  # such as a nonlocal variable of a function that is not in this piece
-        tables = [symtable(code, "", "exec")]
-        while tables:
-            table = tables.pop()
-            tables += table.get_children()
-            is_piece = table.get_type() == "module"  # in which the function or class itself is assigned
-            for symbol in table.get_symbols():
-                if (is_piece or symbol.is_global()) and symbol.get_name() not in enclosed:
-                    yield symbol.get_name(), "set" if symbol.is_assigned() and not is_piece else "read"
+            (fills if how == "filled" else sets).add(root)
+    return _Look(*map(frozenset, (reads, sets, fills, attributes)))
+
+
+def _reached(value: type | FunctionType) -> Iterator[_Look]:
+    """Yield what a function or class does, and all that it reaches by globals."""
+    waiting, seen = [value], {value}
+    while waiting:
+        one = waiting.pop()
+        yield _look_into(one)
+        for _, found in _globals(one):
+            found = inspect.unwrap(found) if hasattr(found, "__wrapped__") else found
+            if isinstance(found, type | FunctionType) and found not in seen and _is_own(found):
+                seen.add(found)
+                waiting.append(found)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a piece of code and those of the functions in it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _codes(part)
+
+
+def _compiled(code: CodeType) -> Any:
+    """Return what a function was compiled to: of a lambda, whose source is whole lines, and of code without source."""
+    constants = [_compiled(one) if isinstance(one, CodeType) else _in_a_set(one) for one in code.co_consts]
+    return code.co_code.hex(), code.co_names, constants
+
+
+_Change: TypeAlias = tuple[str, str, str, bool]
+"""The variable, the first of its attributes on the way, "set" or "filled", and whether an object is only made there."""
+
+
+def _changes_in_source(node: ast.AST, beginning: bool = False, first: str = "") -> Iterator[_Change]:
+    """Yield what a piece of code changes: variables that are not its own, and parts of any."""
+    if isinstance(node, ast.FunctionDef):
+        beginning, first = node.name in _BEGINNING, node.args.args[0].arg if node.args.args else ""
+    changed: ast.AST | None = None
+    how = "set"
+    if isinstance(node, ast.Global | ast.Nonlocal):
+        yield from ((name, "", how, beginning) for name in node.names)
+    elif isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        changed = node
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (found := _how(node.func.attr)):
+        changed, how = node.func.value, found
+    attribute = ""
+    while isinstance(changed, ast.Subscript | ast.Attribute):
+        attribute = changed.attr if isinstance(changed, ast.Attribute) else attribute
+        changed = changed.value
+    if isinstance(changed, ast.Name):
+        yield _SELF if changed.id == first else changed.id, attribute, how, beginning
+    for child in ast.iter_child_nodes(node):
+        yield from _changes_in_source(child, beginning, first)
+
+
+def _changes_in_code(function: FunctionType) -> Iterator[_Change]:
+    """Yield the same of a function without source, as far as the order of its instructions tells."""
+    beginning = function.__name__ in _BEGINNING
+    for code in _codes(function.__code__):
+        root = attribute = ""
+        first = code.co_varnames[0] if code.co_argcount else ""
+        for step in dis.get_instructions(code):
+            name = str(step.argval)
+            if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF") or (step.opname == "LOAD_FAST" and name == first):
+                root, attribute = _SELF if name == first else name, ""
+            elif step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
+                yield name, "", "set", beginning
+            elif step.opname in ("STORE_ATTR", "STORE_SUBSCR"):
+                yield root, attribute or name, "set", beginning
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                if how := _how(name):
+                    yield root, attribute, how, beginning
+                attribute = attribute or name
+
+
+def _how(method: str) -> str:
+    """Return how a method changes its object, by its name: lists and the like are filled, tensors set in place."""
+    return "filled" if method in _FILLING else "set" if re.search("[^_]_$", method) else ""

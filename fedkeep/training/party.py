@@ -91,6 +91,8 @@ class LocalParty(Party[Any]):
 
     train: Callable[[TrainJob], Fit] | None = None
     """Carries out local training; by default each job is trained at once."""
+    assignable = frozenset({"state", "data", "task", "round", "train", "_uses"})
+    """Attributes that change; anything else that a method assigned would be lost after the call."""
 
     def __init__(
         self, context: ClientContext, name: str, data: Data, state: Any, *, task: int, round: int, uses: dict[str, int]
@@ -101,10 +103,10 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self._uses = uses  # last: from now on there are no new attributes
+        self._uses = uses  # last: from now on only some attributes change
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_uses" in vars(self) and not hasattr(self, name):
+        if "_uses" in vars(self) and name not in self.assignable and not callable(value):  # a spy is callable
             party = "client" if isinstance(self, Client) else "server"
             raise ConfigError(
                 f"{party}.{name} = ... would be lost, since only {party}.state is kept: write {party}.state.{name}, a "
@@ -379,6 +381,8 @@ class LocalServer(LocalParty, Server[Any]):
     ``check``: Measures models for `may_teach`.
     ``logged``: What the method has logged in this round.
     """
+
+    assignable = LocalParty.assignable | {"model", "eval_model", "logged", "told"}
 
     def __init__(
         self, context: ClientContext, data: Data, state: Any, model: Weights, num_clients: int, check: ModelCheck | None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import logging
 import os
 import subprocess
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pytest
@@ -308,6 +310,113 @@ def test_variables_around_a_class_count_and_globals_of_their_names_do_not(monkey
     assert digests(network=scaled_network(2.0))[1] != before
     monkeypatch.setitem(globals(), "WEIGHT", 3.0)
     assert digests(network=scaled_network(1.0))[1] == before
+
+
+Item = TypeVar("Item")
+
+
+class Branch(nn.Linear, Generic[Item]):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + len(REGISTRY)
+
+
+class Leaf(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - len(REGISTRY)
+
+
+REGISTRY = {"branch": Branch, "leaf": Leaf}
+
+
+class Kind(Enum):
+    PLAIN = 1
+
+
+def logged(kind: Kind = Kind.PLAIN) -> Any:
+    logger = logging.getLogger("of this test")
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        logger.debug(kind)
+        return cross_entropy(logits, labels)
+
+    return loss
+
+
+def scripted(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels)
+
+
+def scripted_twice(logits: Tensor, labels: Tensor) -> Tensor:
+    return 2.0 * cross_entropy(logits, labels)
+
+
+def test_descriptions_are_short_and_the_same_whatever_libraries_do() -> None:
+    """Of a library's objects there are names only: their insides are endless, and other ones in each process."""
+    network = repr(own_code.describe(nn.Sequential(Branch(2, 2), Leaf(2, 2))))
+    assert network.count("class Branch") == network.count("class Leaf") == 1
+    before = repr(own_code.describe(logged()))
+    logging.getLogger("of this test").setLevel(logging.ERROR)
+    assert repr(own_code.describe(logged())) == before
+    assert max(len(network), len(before)) < 3000
+    compiled = repr(own_code.describe(torch.compile(scripted)))
+    assert "return cross_entropy(logits, labels)" in compiled
+    assert len(compiled) < 3000
+    one, other = (repr(own_code.describe(torch.jit.script(each))) for each in (scripted, scripted_twice))
+    assert one != other
+
+
+def recording() -> Any:
+    history: list[float] = []
+    totals = {"calls": 0}
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        value = cross_entropy(logits, labels)
+        history.append(float(value.detach()))
+        totals["calls"] += 1
+        return value
+
+    return loss
+
+
+CALLED: list[int] = []
+NORM = nn.BatchNorm1d(2, affine=False)
+
+
+class Annealed(nn.Module):
+    def __init__(this, strength: float = 1.0) -> None:  # any name is possible
+        super().__init__()
+        this.calls, this.strength = 0, strength
+
+    def forward(this, logits: Tensor, labels: Tensor) -> Tensor:
+        this.calls += 1
+        return this.strength * cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        recording(),
+        lambda logits, labels: (CALLED.append(1), cross_entropy(logits, labels))[1],
+        lambda logits, labels: cross_entropy(NORM(logits), labels),
+        Annealed(),
+    ],
+    ids=["closure", "lambda", "batch norm", "attribute"],
+)
+def test_a_run_goes_on_with_a_loss_that_has_recorded_something(loss: Any, tmp_path: Path) -> None:
+    run(arrays(0), tmp_path, "run", loss=loss, rounds=1)
+    assert fedkeep.resume(tmp_path / "run", loss=loss).trials
+    assert own_code.describe(Annealed()) != own_code.describe(Annealed(2.0)), "which no training changes"
+
+
+def test_code_without_source_counts_as_it_was_compiled() -> None:
+    def typed(factor: float) -> Any:
+        space: dict[str, Any] = {"nn": nn, "__name__": __name__}
+        code = f"class Typed(nn.Module):\n    def forward(self, x):\n        self.n = 1\n        return {factor} * x"
+        exec(code, space)  # noqa: S102  # as typed at a prompt
+        return space["Typed"]
+
+    described = [repr(own_code.describe(typed(factor)())) for factor in (1.0, 1.0, 2.0)]
+    assert described[0] == described[1] != described[2]
 
 
 def test_a_loss_that_was_changed_between_two_runs_is_another(tmp_path: Path) -> None:

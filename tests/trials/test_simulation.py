@@ -141,6 +141,12 @@ def test_what_would_be_lost_is_an_error() -> None:
 
     with pytest.raises(ConfigError, match=r"start\(train\) would throw away what train returns: use cohort\.ask"):
         tiny.simulation(Probe(script=started)).run_round()
+
+    def counted(probe: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        server.num_clients += 1
+
+    with pytest.raises(ConfigError, match=r"server\.num_clients = \.\.\. would be lost"):
+        tiny.simulation(Probe(script=counted)).run_round()
     with pytest.raises(ConfigError, match=r"server\.count = \.\.\. would be lost, since only server\.state is kept"):
         tiny.simulation(Probe(script=assigned)).run_round()
 
