@@ -12,7 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeAlias, cast
@@ -268,30 +268,39 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
     """
     if callable(getattr(network, "features", None)) and isinstance(getattr(network, "classifier", None), nn.Linear):
         return network
-    calls: list[tuple[str, Tensor]] = []
+    calls: list[tuple[str, Tensor, int]] = []  # a layer, its output, and how often that had been changed in place
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
     hooks = [
-        layer.register_forward_hook(lambda layer, given, output, name=name: calls.append((name, output)))
+        layer.register_forward_hook(
+            lambda layer, given, output, name=name: calls.append((name, output, output._version))
+        )
         for name, layer in layers.items()
     ]
+    last: list[str] = []
+    outputs: list[Tensor] = []
     try:
-        logits = evaluated(network, blank)
+        for training in (False, True):
+            calls.clear()
+            with suppress(Exception) if training else nullcontext():  # `try_training` tells what fails in training
+                outputs.append(evaluated(network, blank, training=training))
+                ends = [name for name, given, version in calls if given is outputs[-1] and given._version == version]
+                last.append(ends[0] if ends and [name for name, *_ in calls].count(ends[0]) == 1 else "")
     finally:
         for hook in hooks:
             hook.remove()
-    names = [name for name, output in calls if output is logits]
-    if names in ([], [""]) or [name for name, _ in calls].count(names[0]) > 1:
+    if not last[0] or {*last} != {last[0]}:
         return network
-    parent, _, attribute = names[0].rpartition(".")
-    classifier = layers[names[0]]
+    parent, _, attribute = last[0].rpartition(".")
+    classifier = layers[last[0]]
     if not {name for name, _ in classifier.named_parameters()} <= {"weight", "bias"}:
         return network  # its weight is computed from others
     holder = network.get_submodule(parent)
     setattr(holder, attribute, nn.Identity())
-    split = SplitNetwork(network, classifier, names[0])
+    split = SplitNetwork(network, classifier, last[0])
     with suppress(Exception):  # a network may read its last layer in another way than by calling it
         shared = {id(weight) for weight in network.parameters()} & {id(weight) for weight in classifier.parameters()}
-        if not shared and torch.equal(evaluated(split, blank), logits):
+        again = [evaluated(split, blank, training=training) for training in (False, True)[: len(outputs)]]
+        if not shared and all(map(torch.equal, again, outputs)):
             return split
     setattr(holder, attribute, classifier)
     return network
@@ -423,6 +432,16 @@ def try_training(network: nn.Module, inputs: Tensor, classes: int, who: str, *, 
         raise ConfigError(
             f"the network of {who} draws random numbers from Python's or NumPy's global generator, which are others in "
             "each process. Draw them with torch, whose generator is seeded for each training."
+        )
+    first, _, again = (
+        logits_of(evaluated(network, one, training=True)) for one in (inputs, torch.zeros_like(inputs), inputs)
+    )
+    if not torch.allclose(first, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ConfigError(
+            f"the network of {who} gives other outputs in training mode for the same examples, weights and seed after "
+            "it has seen others: it keeps something that no state dict holds, in an attribute or in a buffer with "
+            "persistent=False, which would go from client to client. Register it as a persistent buffer, or keep "
+            "nothing."
         )
 
 
@@ -566,16 +585,24 @@ def _cause(error: Exception, entered: list[Entered], inputs: Tensor) -> str:
     return f"{where}: {in_one_line(error, 200)}"
 
 
-def evaluated(network: nn.Module, inputs: Tensor) -> Any:
-    """Return the outputs of a network in evaluation mode, and restore the mode of every layer."""
+def evaluated(network: nn.Module, inputs: Tensor, *, training: bool = False) -> Any:
+    """Return the outputs of a network in a mode, dropout being the same each time; its modes and state dict stay."""
     modes = [(module, module.training) for module in network.modules()]
-    network.eval()
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module, _ in modes
+        for name, buffer in module._buffers.items()
+        if training and buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+    network.train(training)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), seeds.temporary_seed(0, inputs.device):
             return network(inputs)
     finally:
-        for module, training in modes:
-            module.training = training
+        for module, mode in modes:
+            module.training = mode
+        for module, name, buffer, before in buffers:
+            module._buffers[name] = buffer.copy_(before)
 
 
 def _size(inputs: Tensor) -> str:

@@ -91,7 +91,7 @@ class LocalParty(Party[Any]):
 
     train: Callable[[TrainJob], Fit] | None = None
     """Carries out local training; by default each job is trained at once."""
-    assignable = frozenset({"state", "data", "task", "round", "train", "_uses"})
+    assignable = frozenset({"name", "state", "data", "task", "round", "train", "_uses"})
     """Attributes that change; anything else that a method assigned would be lost after the call."""
 
     def __init__(

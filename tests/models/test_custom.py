@@ -201,7 +201,30 @@ class Scaled(Fixed):
         return super().forward(images) / 2
 
 
-@pytest.mark.parametrize("kind", [Reads, Scaled])
+class ScaledInTraining(Fixed):
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = super().forward(images)
+        return logits / 2 if self.training else logits
+
+
+class ScaledInPlace(Fixed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = super().forward(images)
+        logits *= self.scale
+        return logits
+
+
+class ReadsInTraining(Fixed):
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.hidden(images.flatten(1))
+        return self.fc(features * self.fc.weight.abs().sum() if self.training else features)
+
+
+@pytest.mark.parametrize("kind", [Reads, Scaled, ScaledInTraining, ScaledInPlace, ReadsInTraining])
 def test_a_network_that_cannot_be_split_stays_as_it_is(kind: type[Fixed]) -> None:
     network = custom(kind).build(SHAPE, 3)
     assert type(network) is kind

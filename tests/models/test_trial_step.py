@@ -116,6 +116,28 @@ class RunningMaximum(Net):
         return self.logits(x)
 
 
+class Centred(Net):
+    """Follows the mean of its inputs in a buffer that no state dict holds."""
+
+    def __init__(self, persistent: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.5)
+        return self.logits(x - self.mean)
+
+
+class Remembers(Net):
+    last: Any = 0.0
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.logits(x + self.last)
+        self.last = x.mean(0).detach()
+        return logits
+
+
 class Words(nn.Module):
     def __init__(self, rows: int = 8, **options: Any) -> None:
         super().__init__()
@@ -161,12 +183,14 @@ def half_frozen() -> nn.Module:
         (lambda: nn.Sequential(nn.ReLU(inplace=True), Net()), NUMBERS, 3, "changes its inputs in place"),
         (Flat, NUMBERS, 3, r"shape \[3\].*Expected \[1, 3\].*squeeze\(1\)"),
         (Pair, NUMBERS, 3, "gives a list of 2 instead of a tensor of logits.*output.logits"),
-        (Auxiliary, NUMBERS, 3, "auxiliary head"),
+        (Auxiliary, NUMBERS, 3, "gives a tuple of 2 .* in training mode. Return the logits alone"),
         (lambda: nn.Linear(5, 1), NUMBERS, 2, r"two classes give two: torch.nn.Linear\(width, 2\)"),
         (lambda: nn.Linear(5, 4), NUMBERS, 3, r"\[2, 3\].*torch.nn.Linear\(width, 3\): with tasks"),
         (Counter, NUMBERS, 3, "changes its own 'calls'"),
         (RunningMaximum, NUMBERS, 3, "changes its own 'largest'.*finite"),
         (Detached, NUMBERS, 3, "no gradient"),
+        (Centred, NUMBERS, 3, "keeps something that no state dict holds.*persistent=False"),
+        (Remembers, NUMBERS, 3, "keeps something that no state dict holds, in an attribute"),
         (DrawsNumPy, NUMBERS, 3, "global generator"),
         (DrawsPython, NUMBERS, 3, "global generator"),
         (lambda: Net().requires_grad_(False), NUMBERS, 3, r"all frozen .*nothing to train"),
@@ -195,6 +219,7 @@ def nan(network: nn.Module) -> nn.Module:
         (Net, NUMBERS),
         (Words, IDS),
         (half_frozen, NUMBERS),
+        (lambda: Centred(persistent=True), NUMBERS),
         (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), NUMBERS),
         (lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3)), NUMBERS),
         (lambda: nn.Sequential(nn.Tanh(), nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), NUMBERS),
