@@ -135,7 +135,8 @@ def _check_page(options: Namespace) -> None:
         return
     for name in ("against", "target"):
         if getattr(options, name) is not None:
-            raise RunError(f"--{name} is for tables: add --format markdown or latex. The page shows all differences.")
+            shown = " The page shows all differences." if name == "against" and options.format != "csv" else ""
+            raise RunError(f"--{name} is for tables: choose --format markdown or latex.{shown}")
 
 
 def _text(options: Namespace, rows: list[Row], path: Path | None, console: Console) -> None:

@@ -23,7 +23,7 @@ from fedkeep.data.catalog import local_paths
 from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.experiment.build import class_names
 from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
-from fedkeep.models.custom import SplitNetwork, describe_network
+from fedkeep.models.custom import SplitNetwork, constants_of, describe_network
 from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.models.pretrained import class_of_folder, load_state_dict
 from fedkeep.models.weights import Weights, state_dict_copy, tensor_hash
@@ -82,7 +82,8 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
             "the same form, and the recipe's model the options that it had."
         )
     fitted = {name: given[names[name]].to(initial[name]) if name in needed else initial[name] for name in initial}
-    left = [name for name in given if name not in {names[name] for name in needed}]
+    used = {names[name] for name in needed} | constants_of(network).keys()
+    left = [name for name in given if name not in used]
     note = "with a new classifier" if new_head else ""
     if left:
         unused = f"{left[0]!r} and {len(left) - 1} more are" if len(left) > 1 else f"{left[0]!r} is"

@@ -136,6 +136,11 @@ def identity_of(root: Traversable, label: str, seed: int) -> Identity:
     return Identity(label, seed, settings_of(_read_recipe(root)[0], label), run_identity(root).code)
 
 
+def trial_names(root: Traversable) -> set[str]:
+    """Return the names of all trials that a run's recipe asks for."""
+    return set(_read_recipe(root)[1])
+
+
 def check_recipe(root: Traversable) -> None:
     """Raise `ForeignFile` if recipe.toml is not the one with which the run was begun."""
     found = Identity(settings=settings_of(_read_recipe(root)[0]))

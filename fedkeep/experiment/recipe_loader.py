@@ -269,8 +269,8 @@ def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, An
     value = parse_value(text)
     if text[:1] in ("[", "{") and isinstance(value, str):
         raise ConfigError(
-            f"cannot read --set {setting!r}: {text} is no list or table of TOML. Texts in it need quotes, which a "
-            f"""shell takes off unless the whole is quoted too: '{setting[:start]}{rest}=["one", "other"]'."""
+            f"cannot read --set {setting!r}: {text} is no list or table of TOML. A text needs quotes, which a shell "
+            f"""takes off unless the whole is quoted too, such as '{setting[:start]}{rest}=["one", "other"]'."""
         )
     return section, name, value
 
@@ -296,6 +296,9 @@ def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]
 
 def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> list[str]:
     """Apply settings, each written ``section.option=value``, to a recipe's table, in place; return what is wrong."""
+    settings = settings if isinstance(settings, Mapping | str) else list(settings)
+    if isinstance(settings, Mapping | str) or not all(isinstance(one, str) for one in settings):
+        raise ConfigError(f"settings are a list of texts, such as ['training.lr=0.05'], not {settings!r:.80}.")
     problems: list[str] = []
     # The kinds of data, partition and model are set first, since they decide which options there are; what is of one
     # method is set last.

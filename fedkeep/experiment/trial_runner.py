@@ -249,7 +249,7 @@ class ConfusionMatrix(Callback):
 
     def on_trial_end(self, state: SimulationState) -> None:
         classes = state.context.num_classes
-        if state.finished < state.rounds or classes > self.MOST_CLASSES:
+        if not state.ended or classes > self.MOST_CLASSES:
             return  # where the file is there already, it may be damaged: it is written again, with the same content
         model = state.evaluation_model(state.evaluation_models[0])
         predict = partial(state.algorithm.predict, state.server, model)

@@ -270,7 +270,7 @@ def predict(
     # An older export does not say how images were resized: to data.size, if there was one, as a whole.
     resizing = config.get("resizing", "whole" if options.size else "middle")
     read = partial(read_image, shape, options.size, resizing) if images else None
-    vocabulary = min((m.num_embeddings for m in predictor.modules() if isinstance(m, nn.Embedding)), default=None)
+    vocabulary = _vocabulary(predictor, torch.ones(1, *shape, dtype=torch.int64)) if about["type"] == "int64" else None
     paths = _paths(files, IMAGE_SUFFIXES if images else SUFFIXES)
     for places, inputs in _batches(paths, about, options, read):
         if vocabulary is not None:
@@ -296,6 +296,27 @@ def read_image(shape: Sequence[int], size: tuple[int, ...], resizing: Resizing, 
             "images of its training had this size. Resize it as those were."
         )
     return image
+
+
+def _vocabulary(predictor: nn.Module, ids: Tensor) -> int | None:
+    """Return how many token ids the layer has that reads the inputs; None if none does.
+
+    ``ids``: An input of ones, which positions and kinds of tokens are not.
+    """
+    rows: list[int] = []
+
+    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        if given and isinstance(given[0], Tensor) and given[0].shape == ids.shape and torch.equal(given[0], ids):
+            rows.append(int(layer.num_embeddings))  # type: ignore[arg-type]
+
+    layers = [layer for layer in predictor.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        predictor(ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return min(rows, default=None)
 
 
 def _check_token_ids(places: Places, inputs: Tensor, vocabulary: int) -> None:

@@ -433,11 +433,18 @@ def export_model(
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     atomic_write(folder / PROGRAM, buffer.getvalue())
-    if with_onnx:
-        atomic_write(folder / ONNX, _onnx(program))
+    try:
+        of_onnx = _onnx(program) if with_onnx else b""
+    except Exception as error:  # whatever an operation is that ONNX has not
+        if onnx:
+            raise ConfigError(f"{model.recipe.model.name} cannot be written as ONNX: {first_line(error)}") from error
+        log.warning("no %s: PyTorch cannot write this network as ONNX: %s", ONNX, first_line(error))
+        of_onnx = b""
+    if of_onnx:
+        atomic_write(folder / ONNX, of_onnx)
     config = _config(model) | {"weights_sha256": hashlib.sha256(content).hexdigest()}
     atomic_write(folder / CONFIG, json.dumps(config, indent=2))
-    atomic_write(folder / CARD, model_card(model, onnx=with_onnx))
+    atomic_write(folder / CARD, model_card(model, onnx=bool(of_onnx)))
     return folder
 
 
@@ -466,16 +473,19 @@ def _config(model: TrainedModel) -> dict[str, Any]:
 def _program(model: TrainedModel, weights: Path) -> torch.export.ExportedProgram:
     """Return the network as a PyTorch program, for any number of inputs at once."""
     example = torch.zeros(2, *model.input["shape"], dtype=getattr(torch, model.input["type"]))
+    sizes = ({0: torch.export.Dim("batch", min=1)},)
     try:
         with _quiet():
-            program = torch.export.export(
-                model.predictor, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
-            )
+            program = torch.export.export(model.predictor, (example,), dynamic_shapes=sizes)
     except Exception as error:  # whatever a user's network does that cannot be captured
-        raise ConfigError(
-            f"PyTorch cannot export the network {model.recipe.model.name}: {first_line(error)} Its weights are in "
-            f"{weights}, and load into the same class with load_state_dict."
-        ) from error
+        try:
+            with _quiet():  # which follows len(x) too
+                program = torch.export.export(model.predictor, (example,), dynamic_shapes=sizes, strict=True)
+        except Exception:
+            raise ConfigError(
+                f"PyTorch cannot export the network {model.recipe.model.name}: {first_line(error)} Its weights are in "
+                f"{weights}, and load into the same class with load_state_dict."
+            ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names the paths of this machine
     return program

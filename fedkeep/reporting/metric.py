@@ -112,13 +112,16 @@ class Metric:
         return self.series(trial) if self.series else {}
 
     def by_evaluation(self, trial: TrialResult) -> dict[int, float]:
-        """Return the value at each evaluation, as if it had been the last one, and the only one of the window."""
+        """Return the value at each evaluation, as if it had been the last one, and the only one of the window.
+
+        What is measured over tasks is NaN but at their ends.
+        """
         if self.shown == "scored":
             return trial.by_round(trial.score_history(self.name))
         return {
-            n: self.of(replace(trial, rounds=trial.rounds[: place + 1], finished=True, window=Window(1)))
-            for place, n in enumerate(row["round"] for row in trial.rounds)
-            if trial.rounds[place].get("correct") is not None
+            row["round"]: self.of(_up_to(trial, place))
+            for place, row in enumerate(trial.rounds, start=1)
+            if row.get("correct") is not None
         }
 
     def heading(self, trials: Iterable[TrialResult]) -> str:
@@ -130,6 +133,15 @@ class Metric:
             return self.title
         windows = {rounds_covered(trial) for trial in trials}
         return f"{self.title}, {windows.pop()}" if len(windows) == 1 else f"{self.title}, rounds as named"
+
+
+def _up_to(trial: TrialResult, rounds: int) -> TrialResult:
+    """Return a trial as if it had ended after so many rounds, whose last one alone is the window."""
+    info = {**trial.info}
+    if trial.task_sizes:
+        finished, rest = divmod(rounds, trial.task_rounds)
+        info |= {"tasks": [] if rest else info["tasks"][:finished], "rounds": rounds}
+    return replace(trial, rounds=trial.rounds[:rounds], info=info, finished=True, window=Window(1))
 
 
 @dataclass(frozen=True)

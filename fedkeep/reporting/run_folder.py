@@ -333,7 +333,12 @@ def verify_run(path: str | Path) -> list[Verification]:
         except ForeignFile as error:
             status, found = "foreign", [str(error)]
     run = Verification("run", status, tuple(found or ["run.json, recipe.toml and copies of your own code"]))
-    return [run, *(_verify_trial(root, folder, belongs=status == "finished") for folder in folders)]
+    missing = provenance.trial_names(root) - {folder.name for folder in folders} if status == "finished" else set()
+    return [
+        run,
+        *(_verify_trial(root, folder, belongs=status == "finished") for folder in folders),
+        *(Verification(name, "unfinished", ("there is nothing of it",)) for name in sorted(missing)),
+    ]
 
 
 def _errors(read: Callable[[Traversable], object], path: Traversable) -> list[str]:

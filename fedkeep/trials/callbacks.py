@@ -73,17 +73,21 @@ class Evaluation(Callback):
     """Adds correct predictions by class to the records of the rounds that ``run.evaluate_every`` names."""
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        began = time.perf_counter()
         _, round = state.settings.run.position(result.record["round"])
         if state.settings.run.is_due(round):
-            if not state.settings.run.client_test:  # with which clients evaluate them
-                models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
-                (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
-                result.record |= first
-                if others:
-                    result.record["evaluation_models"] = dict(others)
-            if state.settings.attack.kind == "backdoor":
-                result.record["backdoor"] = self._backdoor(state)
+            self.evaluate(state, result)
+
+    def evaluate(self, state: SimulationState, result: RoundResult) -> None:
+        """Add what the models predict to the record of a round."""
+        began = time.perf_counter()
+        if not state.settings.run.client_test:  # with which clients evaluate them
+            models = [(which, state.evaluation_model(which)) for which in state.evaluation_models]
+            (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
+            result.record |= first
+            if others:
+                result.record["evaluation_models"] = dict(others)
+        if state.settings.attack.kind == "backdoor":
+            result.record["backdoor"] = self._backdoor(state)
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:

@@ -18,7 +18,7 @@ from fedkeep._utils.digests import Digest, Identity, check_file, digest_of, is_s
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
 from fedkeep.errors import RunError
 from fedkeep.rounds.state import RoundResult, SimulationState
-from fedkeep.trials.callbacks import Callback, Outcome
+from fedkeep.trials.callbacks import Callback, Evaluation, Outcome
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import ChangedInPlace, Simulation
 
@@ -102,10 +102,14 @@ def run_trial(
                 for callback in own:  # before the round is recorded
                     with _named(callback):
                         stops |= _add_metrics(result, callback.on_round_end(simulation, result))
+                if stops and "correct" not in result.record:  # the last round is always evaluated
+                    for evaluation in (one for one in simulation.callbacks if isinstance(one, Evaluation)):
+                        evaluation.evaluate(simulation, result)
                 for callback in builtin:
                     callback.on_round_end(simulation, result)
                 if not stops:
                     _stop_if_useless(simulation)
+            simulation.ended = True
         _export(simulation, folder, records.on_disk(), identity)
 
 

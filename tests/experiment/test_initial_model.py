@@ -330,6 +330,22 @@ def test_the_state_dict_of_a_runs_model_fits_whole_whatever_the_head_is_called(c
     assert all(torch.equal(fitted[name], given[f"network.{name}"]) for name in fitted)
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out((self.hidden(x) + self.mask).softmax(-1))
+
+
+def test_a_mask_that_stays_out_of_the_model_is_not_told_of(caplog: Any) -> None:
+    built = fedkeep.custom(Masked).build((4,), 2)
+    fit_weights({**built.state_dict(), "mask": torch.zeros(4)}, built, built.state_dict(), "mine")
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("kind", ["vit", "resnet"])
 def test_a_folder_of_hugging_face_has_the_names_of_its_module(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

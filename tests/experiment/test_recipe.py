@@ -340,7 +340,7 @@ SETTING_ERRORS = [
     ("training.lr", "cannot read --set 'training.lr'"),
     ("lr=1", "cannot read --set"),
     (".lr=1", "cannot read --set"),
-    ("data.exclude=[age]", "is no list or table of TOML. Texts in it need quotes"),
+    ("data.exclude=[age]", "is no list or table of TOML. A text needs quotes"),
     ("training.=1", "cannot read --set"),
     ("=", "cannot read --set"),
     ("seeds=[1]", "cannot read --set"),
@@ -618,3 +618,9 @@ def test_a_section_that_is_no_table_in_a_recipe_that_is_extended_is_named(tmp_pa
     (tmp_path / "own.toml").write_text('extends = ["demo", "base.toml"]')
     with pytest.raises(ConfigError, match=r"partition must be a table, \[partition\], .*not 3"):
         load_recipe(str(tmp_path / "own.toml"))
+
+
+@pytest.mark.parametrize("settings", [{"training.lr": 0.5}, [("training.lr", 0.5)], "training.lr=0.5"])
+def test_settings_are_a_list_of_texts(settings: Any, load: Any) -> None:
+    with pytest.raises(ConfigError, match=r"settings are a list of texts, such as \['training\.lr=0\.05'\], not"):
+        load(settings=settings)

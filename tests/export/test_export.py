@@ -445,3 +445,54 @@ def test_arrays_are_predicted_if_they_are_what_the_network_takes(exported: Path,
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 5)))
     with pytest.raises(DataError, match=r"float32 inputs of shape \[5\], and the model takes uint8"):
         list(fedkeep.predict(exported, [tmp_path / "new.npz"]))
+
+
+class Tokens(torch.nn.Module):
+    """Reads token ids and their places, of which there are fewer; asks for the number of examples by len()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(50, 8), torch.nn.Embedding(4, 8)
+        self.out = torch.nn.Linear(8, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        read = self.words(ids) + self.places(torch.arange(4))
+        return self.out(read.view(len(ids), 4, 8).mean(1))
+
+
+def of_arrays(x: Any, y: Any, network: Any, out: Path) -> fedkeep.RunResult:
+    return fedkeep.run(
+        data=(x[:40], y[:40], x[40:], y[40:]),
+        partition=fedkeep.IID(num_clients=2),
+        model=network,
+        methods=["fedavg"],
+        rounds=1,
+        seeds=[0],
+        out=out,
+    )
+
+
+def test_token_ids_are_those_of_the_layer_that_reads_them(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 50, (60, 4))
+    folder = fedkeep.export_model(of_arrays(x, (x[:, 0] > 25).astype(int), Tokens(), tmp_path / "run"), onnx=False)
+    program = torch.export.load(folder / "model.pt2").module()
+    np.savez(tmp_path / "new.npz", x=x[40:])
+    found = [each.label for each in fedkeep.predict(folder, [tmp_path / "new.npz"], network=Tokens())]
+    assert found == [str(label) for label in program(torch.from_numpy(x[40:])).argmax(-1).tolist()]
+    np.savez(tmp_path / "new.npz", x=x[40:] + 1)
+    if (x[40:] == 49).any():
+        with pytest.raises(DataError, match="a token id outside 0 to 49, which the model knows"):
+            list(fedkeep.predict(folder, [tmp_path / "new.npz"], network=Tokens()))
+
+
+def test_what_onnx_lacks_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("onnxscript")
+    x = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+    turning = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(6, 6))
+    run = of_arrays(x, (x[:, 0] > 0).astype(int), torch.nn.Sequential(turning, torch.nn.Linear(6, 2)), tmp_path / "run")
+    with pytest.raises(ConfigError, match="cannot be written as ONNX"):
+        fedkeep.export_model(run, onnx=True, out=tmp_path / "strict")
+    folder = fedkeep.export_model(run)
+    assert {"model.pt2", "config.json", "README.md"} <= {path.name for path in folder.iterdir()}
+    assert not (folder / "model.onnx").exists()
+    assert "no model.onnx: PyTorch cannot write this network as ONNX" in caplog.text

@@ -16,6 +16,7 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.reporting.figures import history
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, Metric, check_main, columns_for, metric_of
 from fedkeep.reporting.run_folder import Run
@@ -145,3 +146,16 @@ def test_accuracy_is_no_name_of_a_metric_and_the_error_says_what_is() -> None:
         fedkeep.EarlyStopping(metric="accuracy")
     with pytest.raises(ConfigError, match=r"'accuracy'.*by accuracy if no metric is named"):
         check_main("accuracy")
+
+
+def test_curves_of_a_run_with_tasks_have_a_point_wherever_there_is_a_value(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rounds = [[2], [8], [1, 9], [2, 8], [0, 8, 10], [0, 8, 4]]
+    rows = {number: {"measured": {"mine": float(number)}} for number in range(1, 7)}
+    write_trial(folder, "FedLwF", 0, rounds, total=(10, 10, 10), tasks=[1, 1, 1], rows=rows)
+    (trial,) = read_run(folder).trials
+    assert history([trial], "log.mine")[1].tolist() == [[1, 2, 3, 4, 5, 6]]
+    numbers, values = history([trial], "task_accuracy")
+    assert numbers.tolist() == [4, 6]
+    np.testing.assert_allclose(values, [[50.0, 40.0]])
+    assert history([trial], "incremental")[0].tolist() == [4, 6]

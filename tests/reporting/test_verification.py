@@ -105,6 +105,9 @@ def test_verify_tells_each_trial(runs: Path, tmp_path: Path, capsys: pytest.Capt
     told = " ".join(capsys.readouterr().out.split())
     assert "scaffold-seed0: damaged:" in told
     assert "model.safetensors is damaged: expected" in told
+    shutil.rmtree(tmp_path / "run" / TRIAL)
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert "scaffold-seed0: unfinished: there is nothing of it" in capsys.readouterr().out
 
 
 def test_archives_are_verified(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

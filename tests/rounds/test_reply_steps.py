@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,20 @@ def test_a_callback_measures_and_ends_a_trial(tmp_path: Path) -> None:
         assert [row["measured"]["half"] for row in trial.rounds] == [0.5, 1.0]
         assert trial.finished
         assert trial.rounds_planned == 2
+        assert (trial.path / "confusion.json").exists()
     assert "log.half" in (tmp_path / "run" / "results.csv").read_text().splitlines()[0]
     assert "| half, round 2 |" in (tmp_path / "run" / "table.md").read_text()
     assert run.compare("FedSeq", "FedAvg", "log.half").reason == ""
     assert "FedSeq and FedAvg recorded no hlaf" in run.compare("FedSeq", "FedAvg", "log.hlaf").reason
+
+
+def test_the_round_with_which_a_callback_ends_a_trial_is_evaluated(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedseq"], settings=["run.evaluate_every=3"], rounds=9)
+    ended = fedkeep.run(recipe, out=tmp_path / "ended", callbacks=[Halve()]).trials
+    planned = fedkeep.run(replace(recipe, run=replace(recipe.run, rounds=2)), out=tmp_path / "planned").trials
+    for trial, other in zip(ended, planned, strict=True):
+        assert list(trial.evaluated) == list(other.evaluated) == [2]
+        assert trial.last == other.last
 
 
 def test_a_callback_of_a_used_file_is_taken_and_in_python_only_those_that_are_given(tmp_path: Path) -> None:
