@@ -246,10 +246,15 @@ class ConfusionMatrix(Callback):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "confusion.json"
+        self.ended = False
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        self.ended = result.is_last
 
     def on_trial_end(self, state: SimulationState) -> None:
         classes = state.context.num_classes
-        if not state.ended or classes > self.MOST_CLASSES:
+        ended = self.ended or state.finished == state.rounds
+        if not ended or classes < len(state.context.label_names) or classes > self.MOST_CLASSES:
             return  # where the file is there already, it may be damaged: it is written again, with the same content
         model = state.evaluation_model(state.evaluation_models[0])
         predict = partial(state.algorithm.predict, state.server, model)

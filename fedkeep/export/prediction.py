@@ -305,12 +305,13 @@ def _vocabulary(predictor: nn.Module, ids: Tensor) -> int | None:
     """
     rows: list[int] = []
 
-    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        if given and isinstance(given[0], Tensor) and given[0].shape == ids.shape and torch.equal(given[0], ids):
+    def note(layer: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        read = given[0] if given else named.get("input")
+        if isinstance(read, Tensor) and read.numel() == ids.numel() and bool((read == 1).all()):
             rows.append(int(layer.num_embeddings))  # type: ignore[arg-type]
 
     layers = [layer for layer in predictor.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:
         predictor(ids)
     finally:

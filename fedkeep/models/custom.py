@@ -602,7 +602,9 @@ def evaluated(network: nn.Module, inputs: Tensor, *, training: bool = False) -> 
         for module, mode in modes:
             module.training = mode
         for module, name, buffer, before in buffers:
-            module._buffers[name] = buffer.copy_(before)
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+            module._buffers[name] = buffer
 
 
 def _size(inputs: Tensor) -> str:

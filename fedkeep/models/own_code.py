@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import textwrap
 from argparse import Namespace
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -34,6 +35,8 @@ _LIBRARIES = ({"torch", "fedkeep"} | sys.stdlib_module_names) - {"__main__"}
 _STANDARD = sysconfig.get_path("stdlib")
 _BEGINNING = ("__init__", "__post_init__", "__setstate__")
 _SELF = "first argument"
+_WRAPPING = (staticmethod, classmethod, property, functools.cached_property, functools.partialmethod)
+"""What holds a function in a class."""
 
 
 @functools.lru_cache(maxsize=1000)
@@ -56,7 +59,11 @@ def describe(value: Any) -> Any:
     in lists and the like, losses and networks of PyTorch, and other functions and classes of the user's. What code
     changes itself does not count, and a library's objects count by the name of their class.
     """
-    return _Description().of(value)
+    description = _Description()
+    found = [description.of(value)]
+    while description.waiting:
+        found.append(description.of_code(description.waiting.popleft()))
+    return found
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
@@ -72,12 +79,38 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, _HOLDING) and all(map(is_plain, value)))
 
 
+class _Look(NamedTuple):
+    """What the code of a function or class does.
+
+    ``reads``: Names of globals.
+    ``sets``: Names of variables that it sets, of its own or around it, or of which it sets a part.
+    ``fills``: Names of variables of which it calls a method that fills lists and the like.
+    ``attributes``: Names of attributes of ``self`` that it changes after the beginning.
+    """
+
+    reads: frozenset[str]
+    sets: frozenset[str]
+    fills: frozenset[str]
+    attributes: frozenset[str]
+
+    def changes(self, name: str, value: Any) -> bool:
+        """Tell whether the code changes a variable."""
+        return name in self.sets or (name in self.fills and isinstance(value, _FILLED))
+
+
 class _Description:
-    """One description: an object that occurs again is its number, so that circles end."""
+    """One description: an object that occurs again is its number, so that circles end.
+
+    ``waiting``: The user's functions and classes that are to be described after what they occur in.
+    """
 
     def __init__(self) -> None:
+        self.waiting: deque[type | FunctionType] = deque()
         self.numbers: dict[int, int] = {}
         self.described: list[Any] = []  # so that no other object gets the id of one of these
+        self.known: set[type | FunctionType] = set()  # code whose changes are in these:
+        self.sets: set[str] = set()
+        self.fills: set[str] = set()
 
     def of(self, value: Any) -> Any:
         """Return the description of an object."""
@@ -86,10 +119,12 @@ class _Description:
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Enum):
-            return f"{_name(type(value))}.{value.name}"
+            return f"{_name(type(value))}.{value.name}", self.of(value.value)
         if isinstance(value, Tensor):
-            return tensor_hash(value)
+            return _of_tensor(value)
         if isinstance(value, np.ndarray):
+            if value.dtype.kind == "O":
+                return [self.of(one) for one in value.ravel().tolist()]
             numbers = value.tobytes() if value.dtype.kind in "biufc" else repr(value.tolist()).encode()
             return str(value.dtype), value.shape, hashlib.sha256(numbers).hexdigest()  # repr(value) shows a few
         if isinstance(value, set | frozenset):
@@ -100,7 +135,14 @@ class _Description:
         self.described.append(value)
         if isinstance(value, Mapping):
             return [(self.of(key), self.of(entry)) for key, entry in value.items()]
-        return [self.of(part) for part in self._parts(value)]
+        if isinstance(value, type | FunctionType) and _is_own(value):
+            self.waiting.append(value)
+            return f"object {self.numbers[id(value)]}"
+        try:
+            parts = self._parts(value)
+        except Exception:  # whatever an object does that is looked into
+            parts = (_name(type(value)),)
+        return [self.of(part) for part in parts]
 
     def _parts(self, value: Any) -> Any:
         """Return what an object is made of; of a library's one the name of its class is all."""
@@ -113,12 +155,11 @@ class _Description:
         if isinstance(value, MethodType):
             return value.__func__, value.__self__
         if isinstance(value, torch.jit.ScriptModule):
-            return value.code, value.state_dict()
+            graph = value.inlined_graph.str(False)  # type: ignore[attr-defined]  # without the names of files
+            return re.sub(r"___torch_mangle_\d+\.", "", graph), value.state_dict()
         if isinstance(value, torch.jit.ScriptFunction):
             return (value.code,)
         if isinstance(value, type | FunctionType):
-            if _is_own(value):
-                return self._parts_of_code(value)
             return _name(value), getattr(value, "__wrapped__", None)  # by a decorator of a library
         if hasattr(value, "__wrapped__"):  # cached by functools
             return (value.__wrapped__,)
@@ -136,8 +177,8 @@ class _Description:
             state = {name: one for name, one in state.items() if name not in changed}
         return type(value), state
 
-    def _parts_of_code(self, value: type | FunctionType) -> Any:
-        """Return the code of the user's function or class, and the values that it reads and never changes."""
+    def of_code(self, value: type | FunctionType) -> Any:
+        """Describe the code of the user's function or class, and the values that it reads and never changes."""
         looked = _look_into(value)
         closed, globals_read = dict[str, Any](), dict[str, Any]()
         for function in _functions(value):
@@ -146,20 +187,40 @@ class _Description:
                 with suppress(ValueError):  # the variable is not set yet
                     if not looked.changes(name, cells[name].cell_contents):
                         closed[name] = cells[name].cell_contents
-        reached = list(_reached(value))
+        self._note_changes(value)
         for name, found in _globals(value):
-            if _counts(found) and not any(other.changes(name, found) for other in reached):
+            is_changed = name in self.sets or (name in self.fills and isinstance(found, _FILLED))
+            if _counts(found) and (isinstance(found, type | FunctionType) or not is_changed):
                 globals_read[name] = found
         source = source_text(value) if "<lambda>" not in value.__qualname__ else ""
         code = source or [_compiled(function.__code__) for function in _functions(value)]
         if isinstance(value, FunctionType):
-            return code, closed, value.__defaults__, value.__kwdefaults__, globals_read
-        plain = {
+            return [self.of(part) for part in (code, closed, value.__defaults__, value.__kwdefaults__, globals_read)]
+        attributes = {
             name: one
             for name, one in vars(value).items()
-            if not name.startswith("_") and is_plain(one) and name not in looked.attributes
+            if not re.fullmatch("__.*__", name) and name not in looked.attributes
+            if _counts(one) and not isinstance(one, FunctionType)
         }
-        return code, closed, plain, globals_read, *value.__bases__
+        return [self.of(part) for part in (code, closed, attributes, globals_read, *value.__bases__)]
+
+    def _note_changes(self, value: type | FunctionType) -> None:
+        """Note what a function or class changes, and all code that it reaches by globals."""
+        waiting = deque([value])
+        while waiting:
+            one = waiting.popleft()
+            if one not in self.known:
+                self.known.add(one)
+                self.sets |= _look_into(one).sets
+                self.fills |= _look_into(one).fills
+                found = (inspect.unwrap(each) if hasattr(each, "__wrapped__") else each for _, each in _globals(one))
+                waiting += [each for each in found if isinstance(each, type | FunctionType) and _is_own(each)]
+
+
+def _of_tensor(value: Tensor) -> Any:
+    if value.is_meta:
+        return str(value.dtype), list(value.shape)
+    return tensor_hash(value if value.layout == torch.strided else value.to_dense())
 
 
 def _name(value: type | FunctionType) -> str:
@@ -199,9 +260,12 @@ def _functions(value: type | FunctionType) -> list[FunctionType]:
     """Return a function, or those that a class defines."""
     if isinstance(value, FunctionType):
         return [value]
-    found = [inspect.unwrap(getattr(each, "__func__", each)) for each in vars(value).values() if callable(each)]
-    found += [one for each in vars(value).values() if isinstance(each, property) for one in (each.fget, each.fset)]
-    return [one for one in found if isinstance(one, FunctionType)]
+    found = []
+    for each in vars(value).values():
+        if isinstance(each, (FunctionType, *_WRAPPING)):
+            inside = (getattr(each, name, None) for name in ("__func__", "func", "fget", "fset", "__wrapped__"))
+            found += [one for one in (each, *inside) if isinstance(one, FunctionType)]
+    return [inspect.unwrap(one) for one in found]
 
 
 def _globals(value: type | FunctionType) -> Iterator[tuple[str, Any]]:
@@ -211,25 +275,6 @@ def _globals(value: type | FunctionType) -> Iterator[tuple[str, Any]]:
     for name in sorted(_look_into(value).reads & space.keys()):
         if not name.startswith("__"):
             yield name, space[name]
-
-
-class _Look(NamedTuple):
-    """What the code of a function or class does.
-
-    ``reads``: Names of globals.
-    ``sets``: Names of variables that it sets, of its own or around it, or of which it sets a part.
-    ``fills``: Names of variables of which it calls a method that fills lists and the like.
-    ``attributes``: Names of attributes of ``self`` that it changes after the beginning.
-    """
-
-    reads: frozenset[str]
-    sets: frozenset[str]
-    fills: frozenset[str]
-    attributes: frozenset[str]
-
-    def changes(self, name: str, value: Any) -> bool:
-        """Tell whether the code changes a variable."""
-        return name in self.sets or (name in self.fills and isinstance(value, _FILLED))
 
 
 @functools.lru_cache(maxsize=1000)
@@ -246,19 +291,6 @@ def _look_into(value: type | FunctionType) -> _Look:
         else:
             (fills if how == "filled" else sets).add(root)
     return _Look(*map(frozenset, (reads, sets, fills, attributes)))
-
-
-def _reached(value: type | FunctionType) -> Iterator[_Look]:
-    """Yield what a function or class does, and all that it reaches by globals."""
-    waiting, seen = [value], {value}
-    while waiting:
-        one = waiting.pop()
-        yield _look_into(one)
-        for _, found in _globals(one):
-            found = inspect.unwrap(found) if hasattr(found, "__wrapped__") else found
-            if isinstance(found, type | FunctionType) and found not in seen and _is_own(found):
-                seen.add(found)
-                waiting.append(found)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

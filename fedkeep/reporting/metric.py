@@ -140,7 +140,7 @@ def _up_to(trial: TrialResult, rounds: int) -> TrialResult:
     info = {**trial.info}
     if trial.task_sizes:
         finished, rest = divmod(rounds, trial.task_rounds)
-        info |= {"tasks": [] if rest else info["tasks"][:finished], "rounds": rounds}
+        info |= {"tasks": [] if rest else info["tasks"][:finished], "rounds": rounds, "cut": True}
     return replace(trial, rounds=trial.rounds[:rounds], info=info, finished=True, window=Window(1))
 
 

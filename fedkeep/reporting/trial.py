@@ -132,7 +132,8 @@ class TrialResult(PrivacySpent):
     def task_sizes(self) -> list[int]:
         """Return how many classes arrived with each task; empty without tasks, and with a single one."""
         sizes = [int(size) for size in self.info.get("tasks", [])]
-        return sizes if len(sizes) > 1 else []  # one task is only a choice of classes: nothing arrives later
+        # One task is only a choice of classes: nothing arrives later, unless others were cut off.
+        return sizes if len(sizes) > 1 or "cut" in self.info else []
 
     @property
     def task_rounds(self) -> int:

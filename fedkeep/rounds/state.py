@@ -42,11 +42,13 @@ class RoundResult:
         predictions by class.
     ``timings``: Seconds by part of the round, which differ between machines.
     ``releases``: What left with noise, for a ledger that no resume cuts back (see `ReplyStep.releases`).
+    ``is_last``: Whether the trial ends with it, as it was planned or since a callback ends it.
     """
 
     record: dict[str, Any]
     timings: dict[str, float]
     releases: dict[str, Any] = field(default_factory=dict)
+    is_last: bool = False
 
 
 @dataclass
@@ -103,7 +105,6 @@ class SimulationState:
     ``server``: The server, with its model and state.
     ``client_states``: The clients' states.
     ``finished``: Number of finished rounds, over all tasks.
-    ``ended``: Whether its trial came to its end, as it was planned or since a callback ended it.
     ``serial``: Carries out client steps in this process; its contexts hold the networks.
     ``executor``: Carries out client steps; `serial` unless it is replaced.
     ``weights_file``: Where models of a round lie for which memory has no room.
@@ -166,7 +167,6 @@ class SimulationState:
         self.server = LocalServer(self.context, data, server_state(), runner.initial, clients, check)
         self.client_states = ClientStates(client_state)
         self.finished = 0
-        self.ended = False
         self.weights_file = WeightsFile()
         self.averages: dict[EvaluationModel, Weights] = {"round": self.server.model, "moving": {}}
 

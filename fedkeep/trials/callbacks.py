@@ -44,8 +44,9 @@ class Callback:
         Returns
         -------
         tuple[bool, Mapping[str, float]] or None
-            Whether the trial ends with this round, as if it had been the last one; and numbers by name, which are in
-            the round's record as ``measured``, and columns of tables; `fedkeep compare` calls them log.NAME.
+            Whether the trial ends with this round, as if it had been the last one (clients that test models
+            themselves, ``run.client_test``, have done so before); and numbers by name, which are in the round's record
+            as ``measured``, and columns of tables; `fedkeep compare` calls them log.NAME.
         """
         return None
 

@@ -102,6 +102,7 @@ def run_trial(
                 for callback in own:  # before the round is recorded
                     with _named(callback):
                         stops |= _add_metrics(result, callback.on_round_end(simulation, result))
+                result.is_last = stops or simulation.finished == simulation.rounds
                 if stops and "correct" not in result.record:  # the last round is always evaluated
                     for evaluation in (one for one in simulation.callbacks if isinstance(one, Evaluation)):
                         evaluation.evaluate(simulation, result)
@@ -109,7 +110,6 @@ def run_trial(
                     callback.on_round_end(simulation, result)
                 if not stops:
                     _stop_if_useless(simulation)
-            simulation.ended = True
         _export(simulation, folder, records.on_disk(), identity)
 
 

@@ -127,7 +127,7 @@ def test_permuting_all_groups_changes_no_logit(build: Callable[[Shape], nn.Modul
     ],
 )
 def test_what_cannot_be_followed_is_named_with_what_to_do(odd: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=f"{what}.*Use such a model"):
+    with pytest.raises(ConfigError, match=f"{what}.*Use such a network, or the plain mean"):
         channel_groups(Own(odd))
 
 

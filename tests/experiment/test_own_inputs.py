@@ -11,7 +11,7 @@ import sys
 from copy import deepcopy
 from dataclasses import replace
 from enum import Enum
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
@@ -350,6 +350,7 @@ def scripted_twice(logits: Tensor, labels: Tensor) -> Tensor:
     return 2.0 * cross_entropy(logits, labels)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
 def test_descriptions_are_short_and_the_same_whatever_libraries_do() -> None:
     """Of a library's objects there are names only: their insides are endless, and other ones in each process."""
     network = repr(own_code.describe(nn.Sequential(Branch(2, 2), Leaf(2, 2))))
@@ -363,6 +364,31 @@ def test_descriptions_are_short_and_the_same_whatever_libraries_do() -> None:
     assert len(compiled) < 3000
     one, other = (repr(own_code.describe(torch.jit.script(each))) for each in (scripted, scripted_twice))
     assert one != other
+
+
+ADJACENCY = torch.eye(2).to_sparse()
+FACTOR = 1.0
+
+
+class OverGraph(nn.Linear):
+    first = FACTOR
+
+    @cached_property
+    def factor(self) -> float:
+        return FACTOR
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((ADJACENCY @ x.T).T) * self.factor
+
+
+def test_sparse_tensors_cached_properties_and_attributes_of_classes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digests(network=lambda: OverGraph(2, 2))[1]
+    for name, value in (("ADJACENCY", 2 * ADJACENCY), ("FACTOR", 2.0)):
+        with monkeypatch.context() as patch:
+            patch.setitem(globals(), name, value)
+            assert digests(network=lambda: OverGraph(2, 2))[1] != before, name
+    monkeypatch.setattr(OverGraph, "first", 2.0)
+    assert digests(network=lambda: OverGraph(2, 2))[1] != before
 
 
 def recording() -> Any:

@@ -385,9 +385,9 @@ def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> N
     test_one_interrupted_trial_resumes_and_finished_ones_stay(whole, tmp_path)
     trial = tmp_path / "run" / "trials" / "sfedkd-seed0"
     (trial / "result.json").unlink()
-    for model in (trial / "checkpoint").glob("model-*.safetensors"):
+    for model in (trial / "checkpoint").glob("server-*.safetensors"):
         model.write_bytes(model.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"no checkpoint .* is whole.*model-3.*is damaged.*remove the folder"):
+    with pytest.raises(RunError, match=r"no checkpoint .* is whole.*server-3.*is damaged.*remove the folder"):
         fedkeep.resume(tmp_path / "run")
 
     shutil.rmtree(trial)  # as the error says

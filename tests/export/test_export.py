@@ -456,7 +456,7 @@ class Tokens(torch.nn.Module):
         self.out = torch.nn.Linear(8, 2)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        read = self.words(ids) + self.places(torch.arange(4))
+        read = self.words(input=ids) + self.places(torch.arange(4))
         return self.out(read.view(len(ids), 4, 8).mean(1))
 
 

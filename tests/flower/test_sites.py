@@ -598,7 +598,7 @@ def test_a_server_that_goes_back_to_its_checkpoint_before_finds_the_states_of_al
     begun = config(recipe, tmp_path / "run", settings, methods=method)
     with pytest.raises(Killed):
         serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
-    (file,) = (tmp_path / "run").glob("trials/*/checkpoint/model-2.safetensors")
+    (file,) = (tmp_path / "run").glob("trials/*/checkpoint/server-2.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     serve(LocalTransport(node_configs(tmp_path / "states")), begun)
     assert "goes on from its checkpoint of round 1" in (tmp_path / "run" / "server.log").read_text()
@@ -893,7 +893,7 @@ def test_what_sites_train_again_is_counted_though_the_server_went_back(recipe: s
     begun = config(recipe, tmp_path / "run", private, methods="fedavg", rounds=3)
     with pytest.raises(Killed):
         serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
-    (file,) = (tmp_path / "run").glob("trials/*/checkpoint/model-2.safetensors")
+    (file,) = (tmp_path / "run").glob("trials/*/checkpoint/server-2.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     for reply in (tmp_path / "states").glob("*/*/*.reply"):
         reply.unlink()  # of round 2, which sites no longer have once they were asked in round 3

@@ -138,6 +138,15 @@ class Remembers(Net):
         return logits
 
 
+class Expanded(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1).expand(5))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.logits(x * self.scale)
+
+
 class Words(nn.Module):
     def __init__(self, rows: int = 8, **options: Any) -> None:
         super().__init__()
@@ -220,6 +229,7 @@ def nan(network: nn.Module) -> nn.Module:
         (Words, IDS),
         (half_frozen, NUMBERS),
         (lambda: Centred(persistent=True), NUMBERS),
+        (Expanded, NUMBERS),
         (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), NUMBERS),
         (lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3)), NUMBERS),
         (lambda: nn.Sequential(nn.Tanh(), nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), NUMBERS),

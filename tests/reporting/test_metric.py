@@ -156,6 +156,6 @@ def test_curves_of_a_run_with_tasks_have_a_point_wherever_there_is_a_value(tmp_p
     (trial,) = read_run(folder).trials
     assert history([trial], "log.mine")[1].tolist() == [[1, 2, 3, 4, 5, 6]]
     numbers, values = history([trial], "task_accuracy")
-    assert numbers.tolist() == [4, 6]
-    np.testing.assert_allclose(values, [[50.0, 40.0]])
-    assert history([trial], "incremental")[0].tolist() == [4, 6]
+    assert numbers.tolist() == [2, 4, 6]
+    np.testing.assert_allclose(values, [[80.0, 50.0, 40.0]])
+    assert history([trial], "incremental")[0].tolist() == [2, 4, 6]

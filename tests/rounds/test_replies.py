@@ -332,7 +332,7 @@ def test_a_client_refused_again_and_again_is_set_aside() -> None:
 def test_after_a_reply_that_the_loss_check_refused_a_client_is_not_drawn_for_a_while() -> None:
     defense = Defense(loss_check="server", backoff=1)
     simulation = tiny.simulation(FedAvg(), cohort_size=len(tiny.SIZES), rounds=8, defense=defense)
-    simulation.server.check = ModelCheck(simulation.context, simulation.federation.server_data, 4)
+    vars(simulation.server)["check"] = ModelCheck(simulation.context, simulation.federation.server_data, 4)
     let_lie(simulation, scaled(-3.0), "2", range(1, 9))
     records = tiny.run_rounds(simulation)
     assert [number for number, record in enumerate(records, 1) if "2" in record["cohort"]] == [1, 3, 6], "twice as long"

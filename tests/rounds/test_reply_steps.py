@@ -138,6 +138,12 @@ def test_the_round_with_which_a_callback_ends_a_trial_is_evaluated(tmp_path: Pat
         assert trial.last == other.last
 
 
+def test_a_callback_may_end_a_trial_before_its_last_task(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["tasks.num_tasks=2"], rounds=3)
+    (trial,) = fedkeep.run(recipe, out=tmp_path / "run", callbacks=[Halve()]).trials
+    assert (trial.rounds_done, trial.confusions) == (2, ())
+
+
 def test_a_callback_of_a_used_file_is_taken_and_in_python_only_those_that_are_given(tmp_path: Path) -> None:
     file = tmp_path / "own_callback.py"
     body = "    def on_round_end(self, state, result):\n        return True, {}\n"
