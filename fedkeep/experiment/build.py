@@ -27,8 +27,9 @@ from fedkeep.generation.generator import Generator, check_installed
 from fedkeep.interface import Training
 from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import Architecture, Weights, architectures
-from fedkeep.models.custom import Custom, try_training
+from fedkeep.models.custom import Custom
 from fedkeep.models.pretrained import Pretrained
+from fedkeep.models.trial_step import try_training
 from fedkeep.rounds.state import Settings
 from fedkeep.training.model_runner import Factory, has_batch_norm
 from fedkeep.trials.simulation import Simulation

@@ -23,9 +23,10 @@ from fedkeep.data.catalog import local_paths
 from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.experiment.build import class_names
 from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
-from fedkeep.models.custom import SplitNetwork, constants_of, describe_network
+from fedkeep.models.custom import SplitNetwork, describe_network
 from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.models.pretrained import class_of_folder, load_state_dict
+from fedkeep.models.trial_step import constants_of
 from fedkeep.models.weights import Weights, state_dict_copy, tensor_hash
 from fedkeep.options import as_table
 from fedkeep.training.model_runner import ModelRunner

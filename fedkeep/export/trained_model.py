@@ -38,9 +38,10 @@ from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.interface import Algorithm, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.models.base import Architecture
-from fedkeep.models.custom import Custom, SplitNetwork, constants_of
+from fedkeep.models.custom import Custom, SplitNetwork
 from fedkeep.models.heads import resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
+from fedkeep.models.trial_step import constants_of
 from fedkeep.models.weights import Weights, load_weights
 from fedkeep.options import Options, as_table
 from fedkeep.reporting.run_folder import Run, read_run

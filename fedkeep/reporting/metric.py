@@ -141,7 +141,8 @@ def _up_to(trial: TrialResult, rounds: int) -> TrialResult:
     if trial.task_sizes:
         finished, rest = divmod(rounds, trial.task_rounds)
         info |= {"tasks": [] if rest else info["tasks"][:finished], "rounds": rounds, "cut": True}
-    return replace(trial, rounds=trial.rounds[:rounds], info=info, finished=True, window=Window(1))
+    records, timings = trial.rounds[:rounds], trial.timings[:rounds]
+    return replace(trial, rounds=records, timings=timings, info=info, finished=True, window=Window(1))
 
 
 @dataclass(frozen=True)

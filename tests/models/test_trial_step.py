@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.export.trained_model import build_predictor, exported
-from fedkeep.models.custom import custom, describe_network, logits_of, try_training
+from fedkeep.models.custom import custom, describe_network
+from fedkeep.models.trial_step import logits_of, try_training
 from fedkeep.models.weights import mean, state_dict_copy
 from fedkeep.training.model_runner import has_batch_norm
 

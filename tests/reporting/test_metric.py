@@ -159,3 +159,4 @@ def test_curves_of_a_run_with_tasks_have_a_point_wherever_there_is_a_value(tmp_p
     assert numbers.tolist() == [2, 4, 6]
     np.testing.assert_allclose(values, [[80.0, 50.0, 40.0]])
     assert history([trial], "incremental")[0].tolist() == [2, 4, 6]
+    assert METRICS["train_seconds"].by_evaluation(trial) == {number: 2.5 * number for number in range(1, 7)}
