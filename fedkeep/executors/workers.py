@@ -150,6 +150,7 @@ class Worker:
         Returns: Tensors by name.
         """
         try:
+            self.heard |= self.connection.poll()  # before it is read: a signal may come in between
             (kind, content), tensors = receive_message(self.connection)
         except (EOFError, OSError):
             raise self.death() from None
