@@ -278,8 +278,8 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     identity = replace(described_identity(description), run=saved["run"])
     executor = FlowerExecutor(simulation, transport, sites, introduction, saved["run"], config.deadline)
     simulation.executor = executor
-    # Nothing was learned, so starting again loses nothing. Of fewer sites there would be other sums of the same rounds,
-    # which sites do not give: then the rounds go on.
+    # Nothing was learned, so starting again loses nothing. But with secure aggregation a site gives one sum of a round
+    # only: if sites are missing, the rounds go on.
     everybody = all(sites.node(site) is not None for site in saved["examples"])
     if (everybody or not recipe.privacy.secure_aggregation) and _all_rolled_back(folder):
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -301,9 +301,9 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         return _is_lost(result) and not is_told and not state.client_states.changed
 
     callbacks = [OnRoundEnd(check), *trackers(trial, description)]
-    own, always = instances_of(Callback, own_code(config)), math.inf  # a checkpoint after every round
-    saving: dict[str, Any] = {"identity": identity, "checkpoint_share": always, "may_repeat": may_repeat}
-    run_trial(simulation, folder, callbacks, own=own, **saving)
+    own = instances_of(Callback, own_code(config))
+    share = math.inf  # a checkpoint after every round
+    run_trial(simulation, folder, callbacks, own=own, identity=identity, checkpoint_share=share, may_repeat=may_repeat)
 
 
 def _form_told(data: Mapping[str, Any]) -> str:
@@ -335,10 +335,10 @@ def _usable(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
     told: dict[str, DataSet] = {}
     for site, about in described.items():
         try:
-            told[site] = data_of_form(about, f"site {site}")
-            if any(len(column.values) > MAX_VALUES for column in told[site].columns):
-                del told[site]
+            one = data_of_form(about, f"site {site}")
+            if any(len(column.values) > MAX_VALUES for column in one.columns):
                 raise DataError(f"site {site} tells of a column of more than {MAX_VALUES} values.")
+            told[site] = one
         except DataError as error:
             log.warning("%s It is left out.", in_one_line(str(error)))
             refusal = error
@@ -347,7 +347,7 @@ def _usable(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
     forms = {site: _whole_form(one) for site, one in told.items()}
     usual, count = Counter(forms.values()).most_common(1)[0]
     alike = [site for site, form in forms.items() if form == usual]
-    if not (count > len(forms) / 2 and count >= fewest):
+    if count <= len(forms) / 2 or count < fewest:
         alike = list(told)
     for site in told.keys() - set(alike):
         how = _otherwise(told[site], told[alike[0]]) or f"has {describe_input(told[site].train['input'])}"
@@ -403,14 +403,15 @@ def _check_progress(folder: Path, recipe: Recipe, in_a_row: int) -> None:
 
 
 def _all_rolled_back(folder: Path) -> int:
-    """Return a trial's number of rounds if all of them were rolled back; otherwise, or if the file is damaged, 0."""
+    """Return a trial's number of rounds if too few sites answered in each; otherwise, or if the file is damaged, 0."""
     file = folder / "rounds.jsonl"
     last = manifests(folder / "checkpoint")[:1]
     if last and find_checkpoint_damage(folder, last[0], only_records=True):
         return 0
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # the last line may be incomplete
     try:
-        return len(lines) if all(json.loads(line)["rolled_back"] for line in lines) else 0
+        rows = [json.loads(line) for line in lines]
+        return len(rows) if all(row["rolled_back"] and not row.get("refused") for row in rows) else 0
     except (KeyError, TypeError, ValueError):
         return 0
 
@@ -423,7 +424,7 @@ def _log_round(trial: str, rounds: int, test_total: Sequence[int], record: Mappi
         accuracy = f", accuracy {sum(correct) / sum(record.get('total', test_total)[: len(correct)]):.4f}"
         accuracy += f" at {len(record['clients'])} sites" if "clients" in record else ""
     lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
-    rolled_back = "; rolled back, since too few answered" if record["rolled_back"] else ""
+    rolled_back = "; rolled back, since too few replies were usable" if record["rolled_back"] else ""
     log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, accuracy, lost, rolled_back)
 
 

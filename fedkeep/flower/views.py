@@ -23,7 +23,7 @@ from fedkeep.models.weights import tensor_hash
 
 log = logging.getLogger(__name__)
 ALMOST_ZERO = 1e-200
-"""The deviation of a constant column, of which the square is 0: a column's scale must be above 0."""
+"""The deviation of a constant column: above 0, as a scale must be, and 0 when squared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def client_view(federation: Federation, client: str, site: str) -> SiteView:
 def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
     """Return the server's requirements on the sites' data, and the mean and standard deviation that all scale with.
 
-    ``left_out``: No party may train on the images from which the run's generator learned.
+    ``left_out``: Whether the generator's training images are kept out of training.
     ``generator``: The generator's hash; empty without one.
     Returns: The requirements, as `match_dataset` takes them.
     """
@@ -168,12 +168,14 @@ def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[s
 
 
 def with_true_deviations(dataset: DataSet) -> DataSet:
-    """Return a site's data set whose columns have the means and deviations of all its training rows, as are pooled.
+    """Return a site's data set with its columns' means and deviations over all its training rows, for pooling.
 
-    They were scaled by those that were not held out, and a constant one, whose deviation is almost 0 here, by 1.
+    The columns were scaled without the held-out rows, a constant one by 1; its deviation is almost 0 here.
 
     ``dataset``: A data set with scaled columns.
     """
+    if not dataset.columns:
+        return dataset
     inputs, place, columns = dataset.train["input"].double(), 0, []
     for column in dataset.columns:
         if column.kind != "category":
@@ -186,7 +188,7 @@ def with_true_deviations(dataset: DataSet) -> DataSet:
 
 
 def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
-    """Return a site's data set with classes numbered, and inputs normalised or scaled, as in the run.
+    """Return a site's data set with the run's numbers of classes, mean and standard deviation.
 
     A site may lack some of the run's classes: classes are identified by their names.
 

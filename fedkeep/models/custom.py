@@ -20,7 +20,7 @@ from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line
 from fedkeep.models.base import Architecture, Network, Shape
-from fedkeep.models.own_code import ADDRESS, describe, is_plain, own_attributes
+from fedkeep.models.own_code import ADDRESS, describe, is_option, own_attributes
 from fedkeep.models.trial_step import check_parts, constants_of, evaluated, give_logits, keep_constants, run_blank
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import NO_OPTION
@@ -164,11 +164,13 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     with seeds.temporary_seed(0):  # lazy layers begin with random weights
         network = model.build(shape, classes)
     tensors = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in network.state_dict().items()]
-    modules = [one for one in network.modules() if not type(one).__module__.startswith(("torch.", "fedkeep."))]
-    classes_of = {type(one) for one in modules}
-    sources = sorted(repr(describe(cls)) for cls in classes_of)
-    numbers = [{name: one for name, one in own_attributes(module).items() if is_plain(one)} for module in modules]
-    parts = ADDRESS.sub("", repr(network)), tensors, sources, describe(numbers)
+    classes_of = {type(one) for one in network.modules()}
+    own = [cls for cls in classes_of if not cls.__module__.startswith(("torch.", "fedkeep."))]
+    sources = sorted(repr(describe(cls)) for cls in own)
+    options = [  # of PyTorch's layers too: not all are in their text, such as the number of heads
+        {name: one for name, one in own_attributes(module).items() if is_option(one)} for module in network.modules()
+    ]
+    parts = ADDRESS.sub("", repr(network)), tensors, sources, describe(options)
     hashed = hashlib.sha256(repr(parts).encode())
     if isinstance(model.origin, nn.Module):
         constants = constants_of(network)
@@ -277,12 +279,12 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
             calls.clear()
             with suppress(Exception) if training else nullcontext():  # `try_training` tells what fails in training
                 outputs.append(evaluated(network, blank, training=training))
-                ends = [name for name, given, version in calls if given is outputs[-1] and given._version == version]
+                ends = [name for name, output, version in calls if output is outputs[-1] and output._version == version]
                 last.append(ends[0] if ends and [name for name, *_ in calls].count(ends[0]) == 1 else "")
     finally:
         for hook in hooks:
             hook.remove()
-    if not last[0] or {*last} != {last[0]}:
+    if not last[0] or last[-1] != last[0]:
         return network
     parent, _, attribute = last[0].rpartition(".")
     classifier = layers[last[0]]

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from types import CodeType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -53,11 +53,11 @@ def source_text(value: type | FunctionType) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Return what tells an object from another, the same in each process: the user's code, numbers and texts.
+    """Return a description by which a changed object is noticed, the same in each process: code, numbers and texts.
 
     Of the user's functions and classes these are also the globals that they read: numbers, texts and arrays, alone or
-    in lists and the like, losses and networks of PyTorch, and other functions and classes of the user's. What code
-    changes itself does not count, and a library's objects count by the name of their class.
+    in lists and the like, losses and networks of PyTorch, and other functions and classes of the user's. What the code
+    itself changes is left out, and a library's objects count by the name of their class.
     """
     description = _Description()
     found = [description.of(value)]
@@ -72,11 +72,14 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in usual}
 
 
-def is_plain(value: Any) -> bool:
-    """Tell whether a value is a number, a text or None, or holds nothing else."""
+def is_option(value: Any) -> bool:
+    """Tell whether an attribute says how a layer computes: a number or a text, a function, or what holds such."""
     if isinstance(value, Mapping):
-        return all(map(is_plain, value.values()))
-    return isinstance(value, _PLAIN) or (isinstance(value, _HOLDING) and all(map(is_plain, value)))
+        return all(map(is_option, value.values()))
+    if isinstance(value, _HOLDING):
+        return all(map(is_option, value))
+    kinds = *_PLAIN, *_NAMESPACES, FunctionType, BuiltinFunctionType, functools.partial
+    return isinstance(value, kinds) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
 class _Look(NamedTuple):
@@ -99,9 +102,9 @@ class _Look(NamedTuple):
 
 
 class _Description:
-    """One description: an object that occurs again is its number, so that circles end.
+    """Describes one object; what occurs again is given by its number, so that circles end.
 
-    ``waiting``: The user's functions and classes that are to be described after what they occur in.
+    ``waiting``: The user's functions and classes that are still to be described.
     """
 
     def __init__(self) -> None:
@@ -118,6 +121,8 @@ class _Description:
             return str(value.dtype), value.item()
         if isinstance(value, _PLAIN):
             return repr(value)
+        if isinstance(value, BuiltinFunctionType):
+            return f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, Enum):
             return f"{_name(type(value))}.{value.name}", self.of(value.value)
         if isinstance(value, Tensor):
@@ -140,7 +145,7 @@ class _Description:
             return f"object {self.numbers[id(value)]}"
         try:
             parts = self._parts(value)
-        except Exception:  # whatever an object does that is looked into
+        except Exception:  # an object's own code may raise anything
             parts = (_name(type(value)),)
         return [self.of(part) for part in parts]
 
@@ -202,7 +207,8 @@ class _Description:
             if not re.fullmatch("__.*__", name) and name not in looked.attributes
             if _counts(one) and not isinstance(one, FunctionType)
         }
-        return [self.of(part) for part in (code, closed, attributes, globals_read, *value.__bases__)]
+        defaults = [(one.__defaults__, one.__kwdefaults__) for one in _functions(value)]
+        return [self.of(part) for part in (code, closed, defaults, attributes, globals_read, *value.__bases__)]
 
     def _note_changes(self, value: type | FunctionType) -> None:
         """Note what a function or class changes, and all code that it reaches by globals."""
@@ -252,7 +258,17 @@ def _counts(value: Any) -> bool:
     """Tell whether a global counts; a module, or an object of a library, says too little of itself, or too much."""
     if isinstance(value, type | FunctionType):
         return _is_own(value) or hasattr(value, "__wrapped__")
-    kinds = *_PLAIN, *_HOLDING, *_NAMESPACES, Tensor, np.ndarray, nn.Module, functools.partial, Enum
+    kinds = (
+        *_PLAIN,
+        *_HOLDING,
+        *_NAMESPACES,
+        Tensor,
+        np.ndarray,
+        nn.Module,
+        BuiltinFunctionType,
+        functools.partial,
+        Enum,
+    )
     return isinstance(value, kinds) or dataclasses.is_dataclass(value) or hasattr(value, "__wrapped__")
 
 
@@ -270,8 +286,7 @@ def _functions(value: type | FunctionType) -> list[FunctionType]:
 
 def _globals(value: type | FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function or class reads, by name, in the order of their names."""
-    functions = _functions(value)
-    space = {name: one for function in functions for name, one in function.__globals__.items()} if functions else {}
+    space = {name: one for function in _functions(value) for name, one in function.__globals__.items()}
     for name in sorted(_look_into(value).reads & space.keys()):
         if not name.startswith("__"):
             yield name, space[name]
@@ -284,8 +299,12 @@ def _look_into(value: type | FunctionType) -> _Look:
         for code in _codes(function.__code__):
             reads |= {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     source = source_text(value) if "<lambda>" not in value.__qualname__ else ""
+    tree = ast.parse(source)
+    for decorated in ast.walk(tree):
+        for decorator in getattr(decorated, "decorator_list", ()):
+            reads |= {node.id for node in ast.walk(decorator) if isinstance(node, ast.Name)}
     compiled = (change for function in _functions(value) for change in _changes_in_code(function))
-    for root, attribute, how, beginning in _changes_in_source(ast.parse(source)) if source else compiled:
+    for root, attribute, how, beginning in _changes_in_source(tree) if source else compiled:
         if root == _SELF and attribute:
             attributes |= set() if beginning else {attribute}
         else:
@@ -302,7 +321,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _compiled(code: CodeType) -> Any:
-    """Return what a function was compiled to: of a lambda, whose source is whole lines, and of code without source."""
+    """Return bytecode, names and constants: of lambdas, whose source is whole lines, and of code without source."""
     constants = [_compiled(one) if isinstance(one, CodeType) else _in_a_set(one) for one in code.co_consts]
     return code.co_code.hex(), code.co_names, constants
 
@@ -313,7 +332,7 @@ _Change: TypeAlias = tuple[str, str, str, bool]
 
 def _changes_in_source(node: ast.AST, beginning: bool = False, first: str = "") -> Iterator[_Change]:
     """Yield what a piece of code changes: variables that are not its own, and parts of any."""
-    if isinstance(node, ast.FunctionDef):
+    if isinstance(node, ast.FunctionDef) and not first:  # a function in a method reads the method's first argument
         beginning, first = node.name in _BEGINNING, node.args.args[0].arg if node.args.args else ""
     changed: ast.AST | None = None
     how = "set"

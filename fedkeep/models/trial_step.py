@@ -106,7 +106,8 @@ def try_training(network: nn.Module, inputs: Tensor, classes: int, who: str, *, 
             "each process. Draw them with torch, whose generator is seeded for each training."
         )
     first, _, again = (
-        logits_of(evaluated(network, one, training=True)) for one in (inputs, torch.zeros_like(inputs), inputs)
+        logits_of(evaluated(network, one, training=True))
+        for one in (inputs, torch.zeros_like(inputs), inputs)  # others in between
     )
     if not torch.allclose(first, again, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ConfigError(
@@ -137,7 +138,7 @@ def _try(network: nn.Module, examples: Tensor, classes: int, who: str) -> None:
     parameters = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     for name, tensor in _tensors(network).items():
         fixed = not network.training or name in parameters or name in constants
-        if fixed and not torch.equal(tensor, before[name]):
+        if fixed and not torch.equal(tensor.nan_to_num(), before[name].nan_to_num()):
             shown, hint = own_name(name), "Change it in training mode only"
             if name in constants:
                 shown, hint = name, "Begin with finite numbers"
@@ -254,11 +255,11 @@ def _cause(error: Exception, entered: list[Entered], inputs: Tensor) -> str:
         )
     if isinstance(layer, nn.Linear) and given.shape[-1:] != (layer.in_features,):
         return f"{where} expects {layer.in_features} features, and {has} {given.shape[-1] if given.ndim else 'none'}."
-    return f"{where}: {in_one_line(error, 200)}"
+    return f"in or after {where}: {in_one_line(error, 200)}"
 
 
 def evaluated(network: nn.Module, inputs: Tensor, *, training: bool = False) -> Any:
-    """Return the outputs of a network in a mode, dropout being the same each time; its modes and state dict stay."""
+    """Return a network's outputs in a mode, with the same dropout each time; modes and state dict are restored."""
     modes = [(module, module.training) for module in network.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())

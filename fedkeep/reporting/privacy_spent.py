@@ -1,4 +1,4 @@
-"""What a trial told under differential privacy, all in all, from its records."""
+"""The privacy that a trial spent in all, from its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, IN_MEAN, MEANS_T
 
 
 class PrivacySpent:
-    """Epsilon, by what it covers; NaN where nothing of the kind had noise.
+    """What `TrialResult` tells of privacy: epsilon, by what it covers; NaN where nothing of the kind had noise.
 
     ``rounds``: One entry a round, as in rounds.jsonl.
     ``ledger``: One entry for each round in which something left with noise, as in privacy.jsonl.
@@ -34,7 +34,7 @@ class PrivacySpent:
 
     @cached_property
     def _spent(self) -> tuple[dict[str, dict[str, int]], Mapping[str, float]]:
-        """Return by client how often it spent what, and the options.
+        """Return each client's uses by kind, and the options.
 
         What a site counted itself (`ever`) stands in place of what arrived from it, if it is more.
         """

@@ -118,7 +118,6 @@ class Checkpoint:
         ``records``: Digests of the record files, which are saved with it.
         """
         began = time.perf_counter()
-        last = self._kept[-1] if self._kept else None
         files: dict[str, Digest] = {}
 
         def write(name: str, content: bytes) -> str:
@@ -127,10 +126,9 @@ class Checkpoint:
             return name
 
         states = state.client_states
-        clients = (
-            {client: name for client, name in last.clients.items() if client not in states.changed} if last else {}
-        )
-        files |= {name: last.files[name] for name in clients.values()} if last else {}
+        before = self._kept[-1].clients if self._kept else {}
+        clients = {client: name for client, name in before.items() if client not in states.changed}
+        files |= {name: self._kept[-1].files[name] for name in clients.values()}
         empty = encode(states.type())  # a state without content is not written
         for client in sorted(states.changed):
             content = encode(states[client])
@@ -143,9 +141,9 @@ class Checkpoint:
         steps = _with_memory(state)
         kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
-        listed: dict[str, Any] = {"server": server, "clients": clients}
-        listed |= {"kept": kept, "steps": [step.name for step in state.steps], "identity": self.identity}
-        manifest = Manifest(round=state.finished, **listed, records=records, files=files)
+        listed: dict[str, Any] = {"server": server, "clients": clients, "kept": kept}
+        listed["steps"] = [step.name for step in state.steps]
+        manifest = Manifest(round=state.finished, **listed, identity=self.identity, records=records, files=files)
         entries = {"format": FORMAT, "round": manifest.round, **listed, "identity": self.identity.to_table()}
         of_records = {name: asdict(digest) for name, digest in records.items()}
         write_manifest(self.folder / manifest.name, files, **entries, records=of_records)

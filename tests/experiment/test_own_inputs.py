@@ -11,7 +11,7 @@ import sys
 from copy import deepcopy
 from dataclasses import replace
 from enum import Enum
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, gelu, relu
 
 import fedkeep
 from fedkeep.cli.main import main
@@ -389,6 +389,45 @@ def test_sparse_tensors_cached_properties_and_attributes_of_classes_count(monkey
             assert digests(network=lambda: OverGraph(2, 2))[1] != before, name
     monkeypatch.setattr(OverGraph, "first", 2.0)
     assert digests(network=lambda: OverGraph(2, 2))[1] != before
+
+
+def doubled(function: Any) -> Any:
+    @wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        """As it is."""
+        return 2 * function(*arguments)
+
+    return wrapper
+
+
+@doubled
+def decorated(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels)
+
+
+class Defaults(nn.Linear):
+    def forward(self, x: Tensor, scale: float = FACTOR) -> Tensor:
+        return super().forward(x) * scale
+
+
+def test_decorators_defaults_and_options_of_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digests(loss=decorated, network=lambda: Defaults(2, 2))
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "doubled", edited("doubled", "2 * function", "3 * function"))
+        assert digests(loss=decorated)[0] != before[0]
+    monkeypatch.setattr(Defaults.forward, "__defaults__", (2.0,))
+    assert digests(network=lambda: Defaults(2, 2))[1] != before[1]
+
+    def encoder(heads: int, activation: Any = relu) -> Any:
+        layer = nn.TransformerEncoderLayer(4, heads, 4, activation=activation)
+        return lambda: nn.Sequential(nn.Linear(2, 4), layer, nn.Linear(4, 2))
+
+    found = [
+        describe_network(custom(encoder(*how)), (2,), 2)["digest"]
+        for how in ((1,), (1,), (2,), (1, gelu), (1, torch.tanh))
+    ]
+    assert found[0] == found[1]
+    assert len({*found}) == 4
 
 
 def recording() -> Any:
