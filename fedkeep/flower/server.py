@@ -218,26 +218,19 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
     saved = _read_sites(sites_file)
     others = map(_read_sites, sorted(folder.parent.glob("*/sites.json")))
-    told = saved or next(filter(None, others), None)  # all trials have the data of the first
+    begun = saved or next(filter(None, others), None)  # all trials have the data of the first
     tested_by = "sites" if config.data == NO_DATA else "server"
-    if told and (before := told.get("tested_by", "sites" if "data" in told else "server")) != tested_by:
+    if begun and (before := begun.get("tested_by", "sites" if "data" in begun else "server")) != tested_by:
         how = 'data="none"' if before == "sites" else "data at the server"
         raise RunError(f"{folder.parent.parent} was begun with {how}. Go on so, or choose another out for a new run.")
     if config.data == NO_DATA:
-        loaded = data_of_form(told.get("data", {})) if told else _form_of_sites(transport, config, recipe, head)
+        loaded = data_of_form(begun.get("data", {})) if begun else _form_of_sites(transport, config, recipe, head)
     else:
-        loaded = build.load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
-        if loaded.test_held_out:
-            log.warning(
-                "The server's data have no test split: it tests on %d of their %d examples. To test on others, name "
-                "the column that marks rows as train or test: data.split.",
-                len(loaded.test["label"]),
-                len(loaded.test["label"]) + len(loaded.train["label"]),
-            )
+        loaded = _load_server_data(config, recipe)
     allowed = build.without_generator_images(recipe, loaded, data_dir)
     dataset, server_data = build.split_server_data(recipe, seed, allowed, data_dir)
     data = describe_dataset(dataset, allowed is not loaded, build.generator_hash(trial_recipe, data_dir))
-    if tested_by == "server" and told and "data" in told and _form_told(told["data"]) != _form_told(data):
+    if tested_by == "server" and begun and "data" in begun and _form_told(begun["data"]) != _form_told(data):
         raise RunError(
             f"{folder.parent.parent} was begun with other data at the server: their classes, columns, mean or scale "
             "differ, by which sites scale theirs. Give the former data, or choose another out for a new run."
@@ -304,6 +297,21 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     own = instances_of(Callback, own_code(config))
     share = math.inf  # a checkpoint after every round
     run_trial(simulation, folder, callbacks, own=own, identity=identity, checkpoint_share=share, may_repeat=may_repeat)
+
+
+def _load_server_data(config: RunConfig, recipe: Recipe) -> DataSet:
+    """Load the server's own data, and say if it tests on a part of them only."""
+    data_dir = config.data_dir or None
+    loaded = build.load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
+    tested, others = len(loaded.test["label"]), len(loaded.train["label"])
+    if loaded.test_held_out:
+        log.warning(
+            "The server's data have no test split: it tests on %d of their %d examples. To test on others, name the "
+            "column that marks rows as train or test: data.split.",
+            tested,
+            tested + others,
+        )
+    return loaded
 
 
 def _form_told(data: Mapping[str, Any]) -> str:
