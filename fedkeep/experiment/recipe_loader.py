@@ -243,14 +243,19 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
     """Return a section with changes.
 
     If the partition scheme or the model changes, options that the new one has too stay, such as the number of clients
-    or Dirichlet's alpha. Columns and sizes stay for other data of one's own. If a data set that is known by name comes,
-    or the paper's table changes, nothing stays.
+    or Dirichlet's alpha. Columns and sizes stay for other data of one's own, the sampler for another trained generator,
+    the number of images for another public set. If a data set that is known by name comes, or the paper's table
+    changes, nothing stays.
     """
     kind = KINDS.get(section, "name")
     own_data = section == "data" and not any(is_known(str(table.get("name", ""))) for table in (old, over))
     if not own_data and kind in over and over[kind] != old.get(kind):
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
         common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
+        if section == "public":
+            common = {"num_images"}
+        elif section == "generator" and "ldm" not in (over[kind], old.get(kind)):
+            common = {*old}
         if over[kind] == "column":
             common -= {"num_clients"}  # each value of the column is a client
         old = {name: value for name, value in old.items() if name in common}
@@ -300,9 +305,9 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> list[str]
     if isinstance(settings, Mapping | str) or not all(isinstance(one, str) for one in settings):
         raise ConfigError(f"settings are a list of texts, such as ['training.lr=0.05'], not {settings!r:.80}.")
     problems: list[str] = []
-    # The kinds of data, partition and model are set first, since they decide which options there are; what is of one
-    # method is set last.
-    kinds = ("data.name", "partition.scheme", "model.name")
+    # The kinds of data, partition, model and such are set first, since other options go with what they replace; what is
+    # of one method is set last.
+    kinds = ("data.name", "partition.scheme", "model.name", "public.name", "generator.name")
 
     def order(setting: str) -> int:
         name = setting.partition("=")[0].strip()

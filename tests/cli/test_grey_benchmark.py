@@ -106,7 +106,7 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
         assert not trial.lost
         held = np.asarray(json.loads((trial.path / "partition.json").read_text())["counts"])
         assert held.sum(0).tolist() == [12] * 30, "2 of 14 images of each class are the generator's alone"
-    assert "(same_classes): trained on a part of each" in (out / "table.md").read_text()
+    assert r"(same\_classes): trained on a part of each" in (out / "table.md").read_text()
     assert "(same_classes): trained on a part of each" in (out / "report.html").read_text()
     sampled = list((tmp_path / "cache" / "generated").iterdir())
     assert len(sampled) == 60 + 30, "for the quality check, and once for both rows"

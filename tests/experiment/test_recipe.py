@@ -28,6 +28,7 @@ from fedkeep.experiment.recipe import ClientModel, Method, Recipe, client_archit
 from fedkeep.experiment.recipe_files import recipe_names
 from fedkeep.experiment.recipe_loader import load_recipe, parse_value
 from fedkeep.experiment.runtime import Machine
+from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.models.networks import MLP
 
 
@@ -624,3 +625,15 @@ def test_a_section_that_is_no_table_in_a_recipe_that_is_extended_is_named(tmp_pa
 def test_settings_are_a_list_of_texts(settings: Any, load: Any) -> None:
     with pytest.raises(ConfigError, match=r"settings are a list of texts, such as \['training\.lr=0\.05'\], not"):
         load(settings=settings)
+
+
+def test_another_generator_or_public_set_keeps_how_it_is_used() -> None:
+    grey = "feddcl/table1-heterogeneous/grey-0.5"
+    before, other = load_recipe(grey), load_recipe(grey, settings=["generator.name=mine"])
+    assert other.generator == replace(before.generator, name="mine")
+    settings = ["generator.sampler_steps=7", "public.num_images=11", "generator.name=mine", "public.name=mnist"]
+    given = load_recipe(grey, settings=settings)
+    assert (given.generator.sampler_steps, given.public.num_images) == (7, 11), "in any order"
+    latent = load_recipe(grey, settings=["generator.name=ldm"]).generator
+    assert latent == GeneratorConfig(name="ldm"), "what suits a generator of grey images does not suit this one"
+    assert load_recipe("fedkeep/feddcl-grey/paper", settings=["public.name=mnist"]).public.num_images == 2000
