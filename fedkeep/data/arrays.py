@@ -144,13 +144,13 @@ def _to_input(values: Any, where: str, varied: bool = False) -> Tensor:
         images = array[:, None] if array.ndim == 3 else array
         return torch.from_numpy(np.ascontiguousarray(images))
     if array.dtype.kind in "fb":
-        return torch.from_numpy(_to_float32(array, where, varied))
+        return torch.from_numpy(to_float32(array, where, varied))
     if array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise DataError(f"{where} has {array.max()}, which int64 cannot hold. Give numbers as floating point.")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
 
 
-def _to_float32(array: np.ndarray[Any, np.dtype[Any]], where: str, varied: bool) -> np.ndarray[Any, np.dtype[Any]]:
+def to_float32(array: np.ndarray[Any, np.dtype[Any]], where: str, varied: bool) -> np.ndarray[Any, np.dtype[Any]]:
     """Return numbers as float32, which must hold them and, if asked, keep a column's different ones apart."""
     with np.errstate(over="ignore", under="ignore"):
         found = np.ascontiguousarray(array, dtype=np.float32)

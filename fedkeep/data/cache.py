@@ -125,7 +125,8 @@ def read_entry(path: Path, expected: str = "") -> DataSet | None:
             raise ValueError("its content is not what was written")
         return dataset
     except (OSError, SafetensorError, DataError, ValueError, KeyError, TypeError) as error:
-        log.warning("The cache entry %s is damaged (%s); it is made again.", path, error)
+        why = "is damaged" if os.access(path, os.R_OK) else "is somebody else's"
+        log.warning("The cache entry %s %s (%s); it is made again.", path, why, error)
         return None
 
 

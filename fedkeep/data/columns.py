@@ -133,7 +133,13 @@ def scale_again(
     for column in columns:
         if column.kind != "category" and (column.mean, column.scale) != (0.0, 1.0):
             shift, factor = float(train[:, place].mean()), float(train[:, place].std(correction=0))
-            factor = factor if factor > 1e-6 else 1.0  # constant now; float32 has made it no exact 0
+            if factor <= 1e-6:  # constant now; float32 has made it no exact 0
+                factor = 1.0
+                if bool((train[:, place] != train[0, place]).any()) and bool((test[:, place].abs() > 1).any()):
+                    raise DataError(
+                        f"the column {column.name!r} has a number that is so far from the others that they look "
+                        "alike, in a row that is held out. Is it a sign of a missing value? Empty such cells."
+                    )
             for data in (train, test):
                 data[:, place] = (data[:, place] - shift) / factor
             column = replace(column, mean=column.mean + column.scale * shift, scale=column.scale * factor)

@@ -47,7 +47,7 @@ def with_held_out(dataset: DataSet) -> DataSet:
     if not dataset.test_held_out:
         return dataset
     train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}
-    note = re.sub(rf" ?{HELD_OUT.format('[^.]*')}", "", dataset.note).strip()
+    note = re.sub(rf" ?([^:. ]+: )?{HELD_OUT.format('[^.]*')}", "", dataset.note).strip()
     return replace(dataset, train=train, test_held_out=False, note=note)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedkeep.data.readers import TEST_NAMES, datasets_library, parquet_table, read_column, to_nfc
-from fedkeep.data.schema import CLIENT, Splits
+from fedkeep.data.schema import CLIENT, MISSING_TEXTS, Splits
 from fedkeep.data.tables import NUMBER_WITH_COMMA, DelimitedText, read_text_table
 from fedkeep.errors import DataError, did_you_mean, in_one_line, require_optional
 
@@ -21,7 +21,7 @@ _OTHER_IMAGES = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".ico", ".tg
                  ".dng", ".cr2", ".nef", ".arw")  # fmt: skip
 _DANGLING = "links to nothing"
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
-_SHARD = re.compile(r"-of-(\d+)\.parquet$")
+_SHARD = re.compile(r"-of-(\d+)(-[0-9a-f]+)?\.parquet$")  # older copies of the Hub have a hash
 _SHOWN = 5
 _BESIDE = "files or folders beside the tables"
 
@@ -140,7 +140,7 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     check_links(folder)
     found: dict[str, list[Path]] = {}
     for split in ("train", *TEST_NAMES):
-        texts = [path for suffix in (".csv", ".tsv") if (path := folder / f"{split}{suffix}").is_file()]
+        texts = _files_called(split, folder, (".csv", ".tsv"))
         files = parquet_files(folder, split)
         if (files and texts) or len(texts) > 1:
             both = ", ".join(path.name for path in [*files[:1], *texts])
@@ -156,9 +156,8 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
     These are ``SPLIT.parquet``, or the shards ``SPLIT-*.parquet`` in the folder or in one subfolder, as in a copy of a
     repository of the Hub.
     """
-    single = folder / f"{split}.parquet"
-    if single.is_file():
-        return [single]
+    if single := _files_called(split, folder, (".parquet",)):
+        return single[:1]
     shards = sorted(folder.glob(f"{split}-*.parquet")) or sorted(folder.glob(f"*/{split}-*.parquet"))
     parents = sorted({path.parent.name for path in shards})
     if len(parents) > 1:
@@ -172,6 +171,12 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
             f"{folder}: {len(shards)} of {max(announced)} files of the split {split!r} are there. Copy all of them."
         )
     return shards
+
+
+def _files_called(split: str, folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files of a split in a folder, also those that a system of capitals wrote: ``TEST.CSV``."""
+    files = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in suffixes) if folder.is_dir() else ()
+    return [path for path in files if path.stem.lower() == split and path.is_file()]
 
 
 def _tables(splits: Mapping[str, Mapping[Path, str]], left_out: LeftOut) -> DataFiles:
@@ -249,15 +254,21 @@ def to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
 def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[tuple[Path, Any]]]:
     """Return tables in which a column is text in all if it is in one, as are categories such as 1, 2 and x.
 
-    True and False are 1 and 0 beside numbers.
+    True and False are 1 and 0 beside numbers. Numbers stand for names (`ClassLabel`) until the tables name others.
     """
     types = require_optional("pyarrow", "Reading tables", "data").types
     compute = require_optional("pyarrow.compute", "Reading tables", "data")
     fields = [field for tables in splits.values() for _, table in tables for field in table.schema]
     text = {f.name for f in fields if types.is_string(f.type) or types.is_large_string(f.type)}
     numbers = {f.name for f in fields if types.is_integer(f.type) or types.is_floating(f.type)}
+    declared = {path: _declared_names(table) for tables in splits.values() for path, table in tables}
+    ways = {column: {each.get(column) for each in declared.values()} for each in declared.values() for column in each}
+    mixed = {column for column, names in ways.items() if len(names - {None}) > 1 or column in text}
+    text |= mixed
 
-    def as_text(table: Any) -> Any:
+    def as_text(path: Path, table: Any) -> Any:
+        for column in mixed & declared[path].keys():
+            table = _with_names(table, column, declared[path][column], path)
         for place, column in enumerate(table.schema):
             values = table.column(place)
             if types.is_boolean(column.type) and column.name in {*text, *numbers}:
@@ -267,7 +278,33 @@ def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[t
                 table = table.set_column(place, column.name, values.cast("string"))
         return table
 
-    return {split: [(path, as_text(table)) for path, table in tables] for split, tables in splits.items()}
+    return {split: [(path, as_text(path, table)) for path, table in tables] for split, tables in splits.items()}
+
+
+def _declared_names(table: Any) -> dict[str, tuple[str, ...]]:
+    """Return the names that a file of `datasets` declares for numbers, by column."""
+    library = datasets_library("Reading tables")
+    try:
+        features = library.Features.from_arrow_schema(table.schema)
+    except Exception:  # of odd metadata or types, which are refused when the tables are joined
+        return {}
+    return {column: tuple(of.names) for column, of in features.items() if isinstance(of, library.ClassLabel)}
+
+
+def _with_names(table: Any, column: str, names: Sequence[str], path: Path) -> Any:
+    """Return a table whose column holds names instead of the numbers that stand for them; -1 is an empty cell."""
+    library = datasets_library("Reading tables")
+    values = table.column(column).to_pylist()
+    if wrong := [value for value in values if value is not None and not -1 <= value < len(names)]:
+        raise DataError(
+            f"{path}: the column {column!r} has the number {wrong[0]}, and declares {len(names)} classes. Write the "
+            "file again."
+        )
+    features = library.Features.from_arrow_schema(table.schema)
+    features[column] = library.Value("string")
+    named = [[None if value is None or value < 0 else names[value] for value in values]]
+    table = table.set_column(table.column_names.index(column), column, named)
+    return table.replace_schema_metadata(features.arrow_schema.metadata)
 
 
 def _files_of_clients(path: Path, clients: Path) -> DataFiles:
@@ -329,6 +366,8 @@ def _of_client(name: str, path: Path, table: Any) -> Any:
         raise DataError(
             f"{path} has a column {CLIENT!r}, but its name says already whose examples these are. Rename the column."
         )
+    if path.suffix.lower() != ".parquet" and name.lower() in MISSING_TEXTS:
+        raise DataError(f"{path}: a client called {name!r} would be an empty cell. Rename the file or its folder.")
     return table.append_column(CLIENT, [[name] * table.num_rows])
 
 

@@ -1,7 +1,7 @@
 """Data sets that are given in Python: arrays, data frames, tables of Hugging Face, PyTorch's data sets and streams."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
                 if isinstance(table, library.IterableDataset):
                     table = _read_stream(table, library, arrow)
                 else:
-                    table = library.Dataset(_without_categories(arrow.table(table), arrow))
+                    table = library.Dataset(_without_categories(arrow.table(table), arrow, wanted - {*options.columns}))
             except DataError:
                 raise
             except Exception as error:  # of the libraries of the table, pyarrow and `datasets`
@@ -112,11 +112,13 @@ def _read_stream(stream: Any, library: Any, arrow: Any) -> Any:
     return library.Dataset(joined, info=info, fingerprint="stream")  # without one, a copy of all is hashed
 
 
-def _without_categories(table: Any, arrow: Any) -> Any:
-    """Return a table whose categories, as those of pandas, are texts."""
+def _without_categories(table: Any, arrow: Any, plain: Set[str]) -> Any:
+    """Return a table whose categories, as those of pandas, are texts; whole numbers stay numbers in plain columns."""
     for place, field in enumerate(table.schema):
         if arrow.types.is_dictionary(field.type):
-            table = table.set_column(place, field.name, table.column(place).cast(field.type.value_type))
+            values = table.column(place).cast(field.type.value_type)
+            texts = arrow.types.is_integer(values.type) and field.name not in plain
+            table = table.set_column(place, field.name, values.cast("string") if texts else values)
     return table
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.data.arrays import to_float32
 from fedkeep.data.columns import Array, TableColumn, fit_columns, transform, unknown_values
 from fedkeep.data.readers import Problems, Where, at, read_column, read_columns, to_nfc
 from fedkeep.data.schema import MISSING_TEXTS, DataOptions, Schema
@@ -216,7 +217,7 @@ def read_inputs(
         small = getattr(getattr(tables[0].features[schema.inputs[0]], "feature", None), "dtype", "")
         lists = [(read_column(table, schema.inputs[0], str(where)), where) for table, where in pairs]
         return [read_lists(rows, where, options.length, problems, small) for rows, where in lists], ()
-    raw = [read_columns(table, schema.inputs, str(where)) for table, where in pairs]
+    raw = [_as_declared(table, read_columns(table, schema.inputs, str(where))) for table, where in pairs]
     found: list[TableColumn] = []
     for name in schema.inputs:
         with problems.collect():
@@ -249,6 +250,15 @@ def read_inputs(
             problems.notes.append(f"Values of few rows are one feature together: {', '.join(map(repr, rare))}.")
     problems.notes += unknown_values(found, parsed, of_run=bool(columns))
     return [transform(found, values) for values in parsed], tuple(found)
+
+
+def _as_declared(table: Any, values: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return columns with the names that a table declares for numbers (`ClassLabel`) in their places."""
+    features = table.features  # of `datasets`, which copies all of them at each access
+    for column, of in values.items():
+        if names := getattr(features[column], "names", None):
+            values[column] = [None if value is None or value < 0 else names[value] for value in of]
+    return values
 
 
 def _check_kept(name: str, values: Array, where: Where | str) -> None:
@@ -296,7 +306,7 @@ def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
             raise DataError(f"{where}: {at(where, [row])} must be a list of numbers, not {str(numbers)[:80]}.")
         if len(numbers) != len(rows[0]):
             raise DataError(f"{where}: {at(where, [row])} has {len(numbers)} numbers, the first has {len(rows[0])}.")
-    return torch.tensor(np.asarray(rows, np.float64), dtype=torch.float32)
+    return torch.from_numpy(to_float32(np.asarray(rows, np.float64), str(where), varied=True))
 
 
 def _guess(
@@ -320,9 +330,11 @@ def _guess(
     texts = [text for value in values if (text := _text(value, separator)) is not None]
     if not texts:
         raise DataError(f"{wheres[0]}: the column {name!r} is empty. {_leave_out(name)}")
-    column = TableColumn(name)
+    column, advice = TableColumn(name), ""
     if separator or any(isinstance(value, str) for value in values):
         column = _guess_text(name, texts, splits, wheres, separator)
+        if not separator and all(_to_number(text, "", "") is not None for text in texts) and not _are_codes(texts):
+            advice = f"{name!r} has numbers that are written as text: make them numbers (astype(float))"
     elif not all(isinstance(value, int | float | Decimal | None) for value in values):
         column = TableColumn(name, "date")
     different = len(set(texts))
@@ -336,8 +348,10 @@ def _guess(
             f"{wheres[0]}: the column {name!r} has {different} different values in {len(texts)} rows, as ids, names "
             f"and texts have; a network would learn single rows. {_leave_out(name)}{words} If rows of one value belong "
             f"together: data.group={name!r}. To use it all the same, name it in data.columns. In "
-            "Python these are arguments: exclude, text, group, columns."
+            f"Python these are arguments: exclude, text, group, columns.{advice and f' {advice}, if they are.'}"
         )
+    if advice:
+        problems.notes.append(f"{advice}, or they stay names.")
     if column.kind == "date" and any(isinstance(value, str) for value in splits[0]):
         problems.notes.append(f"{name!r} are dates: days since 1970.")
     if column.unit:
@@ -349,7 +363,7 @@ def _guess(
     pointed = [text for text in texts if "." in text]
     if separator in (";", "\t", "|") and column.kind == "number" and pointed and all(map(_POINTS.fullmatch, pointed)):
         problems.notes.append(f"Points in {name!r} were read as decimal points: {pointed[0]} is less than 1,000.")
-    if column.kind == "category" and any(map(_CODE.fullmatch, texts)) and all(text.isdigit() for text in texts):
+    if column.kind == "category" and _are_codes(texts) and all(text.isdigit() for text in texts):
         problems.notes.append(f"{name!r} has leading zeros: its values are names, not numbers.")
     return column
 
@@ -361,26 +375,33 @@ def _guess_text(
     unit = texts[0][-1] if texts[0][-1] in _UNITS else texts[0][0] if texts[0][0] in _UNITS else ""
     unit = unit if separator and unit and all(unit in text for text in texts) else ""
     is_number = [_to_number(text, separator, unit) is not None for text in texts]
-    if not any(map(_CODE.fullmatch, texts)):
+    codes = _are_codes(texts)
+    if not codes:
         if separator and all(is_number):
             return TableColumn(name, unit=unit)
         for format, pattern in {"": _ISO, **_DATES}.items():
             if all(map(pattern.fullmatch, texts)):
                 return TableColumn(name, "date", date=_order(name, texts, wheres) if format == "/" else format)
     share = np.mean([bool(_LIKE_A_NUMBER.fullmatch(text)) for text in texts])
-    if share >= MOSTLY_NUMBERS and not (all(is_number) or any(map(_CODE.fullmatch, texts))):
+    if share >= MOSTLY_NUMBERS and not (all(is_number) or codes):
         for split, where in zip(splits, wheres, strict=True):
             known = [(row, text) for row, value in enumerate(split) if (text := _text(value, separator)) is not None]
             wrong = [(row, text) for row, text in known if _to_number(text, separator, unit) is None]
             if wrong:
                 such = "3.5, not 3,5" if separator not in (";", "\t", "|") else "3,5 or 3.5, thousands without marks"
+                there = f"Write a number there ({such})" if separator else "Make the column numbers (astype(float))"
                 raise DataError(
                     f"{where}: {at(where, [row for row, _ in wrong])}: {name!r} = {wrong[0][1]!r} is no number, but "
-                    f"{min(int(100 * share), 99)} % of the column look like one. Write a number there ({such}), or "
+                    f"{min(int(100 * share), 99)} % of the column look like one. {there}, or "
                     f"empty the cell if the value is unknown. {_leave_out(name)} If its values are categories, let "
                     "each begin with a letter."
                 )
     return TableColumn(name, "category")
+
+
+def _are_codes(texts: Sequence[str]) -> bool:
+    """Tell whether leading zeros, as in 01234, make names of numbers: not if there are decimals, such as 0.5, too."""
+    return any(map(_CODE.fullmatch, texts)) and all(text.isdigit() for text in texts if _NUMBER.fullmatch(text))
 
 
 def _order(name: str, texts: Sequence[str], wheres: Sequence[Where]) -> str:

@@ -104,7 +104,7 @@ class Tasks(Options):
             change with the task.
         """
         stream = self.split_classes(dataset, seed)
-        _check_examples(stream.dataset, stream.tasks[-1].num_classes)
+        _check_examples(stream)
         num_arriving = sum(len(task.new_class_rows(stream.dataset.train["label"])) for task in stream.tasks)
         tasks = (
             replace(task, partition=self._partition(stream.dataset, scheme, task, num_arriving, seed))
@@ -226,11 +226,19 @@ def _relabel(dataset: DataSet, order: Sequence[int]) -> DataSet:
     return replace(dataset, train=train, test=test, label_names=tuple(dataset.label_names[c] for c in order))
 
 
-def _check_examples(dataset: DataSet, classes: int) -> None:
-    found = torch.bincount(dataset.train["label"].cpu(), minlength=dataset.num_classes)[:classes]
-    empty = [dataset.label_names[c] for c in (found == 0).nonzero().flatten().tolist()]
-    if empty:
+def _check_examples(stream: TaskStream) -> None:
+    dataset, names = stream.dataset, stream.dataset.label_names
+    train, test = (
+        torch.bincount(split["label"].cpu(), minlength=len(names)) for split in (dataset.train, dataset.test)
+    )
+    if empty := [names[c] for c in range(stream.tasks[-1].num_classes) if not train[c]]:
         raise DataError(
             f"{dataset.name} has no training example of {', '.join(map(repr, empty))}, which should arrive. Leave such "
             "classes out with class_order or num_classes."
+        )
+    first = names[: stream.tasks[0].num_classes]
+    if not int(test[: len(first)].sum()):
+        raise DataError(
+            f"{dataset.name} has no test example of {', '.join(map(repr, first))}, the classes of the first task, so "
+            "that it could not be evaluated. Let others arrive first (tasks.class_order), or give test examples."
         )

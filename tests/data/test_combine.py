@@ -13,6 +13,7 @@ from small_sources import own_folders, write_femnist, write_mnist
 
 from fedkeep.data.catalog import CATALOG
 from fedkeep.data.combine import concatenate, select_classes, shared_classes, to_emnist_style
+from fedkeep.data.holdout import HELD_OUT, with_held_out
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 
@@ -120,3 +121,13 @@ def test_classes_are_known_by_their_own_names() -> None:
     ours, theirs = ("mnist: 3", "aquarium_fish", "K"), ("Aquarium Fish", "emnist: 3", "x: k", "L")
     assert shared_classes(ours, theirs) == {"mnist: 3": "emnist: 3", "aquarium_fish": "Aquarium Fish", "K": "x: k"}
     assert shared_classes(ours, ()) == {}
+
+
+def test_official_test_examples_are_given_to_no_client_where_another_set_held_its_own_out() -> None:
+    official, own = tiny.dataset(12, 6), replace(tiny.dataset(9, 3, seed=1), name="other", test_held_out=True)
+    own = replace(own, note=f"{HELD_OUT.format('20% of each class')}")
+    mixed = with_held_out(concatenate([official, own]))
+    assert len(mixed.train["label"]) == 21
+    both = concatenate([replace(official, test_held_out=True, note=own.note), own])
+    assert len(with_held_out(both).train["label"]) == 30
+    assert with_held_out(both).note == "", "neither a note nor the name of a set without one is left"

@@ -197,7 +197,7 @@ def test_folders_that_are_no_split_are_told(tmp_path: Path) -> None:
     assert "Left out: 2 folders beside train and test; 1 files beside train and test." in note
 
 
-@pytest.mark.parametrize("beside", ["more.csv", "train-2.csv", "Test.csv", "test.csv.gz", "extra/1.png", "x.parquet"])
+@pytest.mark.parametrize("beside", ["more.csv", "train-2.csv", "tests.csv", "test.csv.gz", "extra/1.png", "x.parquet"])
 @pytest.mark.parametrize("inside", ["", "clients/ann"])
 def test_what_lies_beside_tables_is_told(tmp_path: Path, beside: str, inside: str) -> None:
     root = tmp_path / "d" / inside

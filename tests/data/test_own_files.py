@@ -661,3 +661,17 @@ def test_a_column_of_text_is_text_in_every_split(tmp_path: Path) -> None:
 def test_the_suffix_of_a_file_may_be_in_capitals(tmp_path: Path) -> None:
     (tmp_path / "OWN.CSV").write_text("a,label\n" + "".join(f"{row},{'pq'[row % 2]}\n" for row in range(20)))
     assert load(str(tmp_path / "OWN.CSV")).features == ("a",)
+
+
+def test_a_sign_of_a_missing_value_in_a_held_out_row_is_named(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(size=400)
+
+    def loaded() -> DataSet:
+        rows = [f"{number},{'xy'[row % 2]}" for row, number in enumerate(numbers)]
+        return load(table(tmp_path, "\n".join(["age,label", *rows]) + "\n"))
+
+    part = validated(loaded(), 0.2)
+    column, unseen = part.columns[0], float(part.test["input"][0, 0])
+    numbers[np.abs(numbers - (column.mean + column.scale * unseen)).argmin()] = 999_999_999
+    with pytest.raises(DataError, match="'age' has a number that is so far from the others that they look alike"):
+        validated(loaded(), 0.2)

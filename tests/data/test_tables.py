@@ -882,3 +882,10 @@ def test_whole_numbers_of_which_float64_makes_one_are_refused(sign: int) -> None
     frame = pandas.DataFrame({"id": [sign * (2**53 + 1 + row) for row in range(40)], "label": ["x", "y"] * 20})
     with pytest.raises(DataError, match="of which float64 makes one: ids"):
         dataset_of(frame, DataOptions(columns=("id",)))
+
+
+def test_lists_of_numbers_that_float32_merges_are_refused(tmp_path: Path) -> None:
+    lists = [[1.7e9 + row, float(row)] for row in range(40)]
+    pyarrow.parquet.write_table(pyarrow.table({"x": lists, "label": ["a", "b"] * 20}), tmp_path / "times.parquet")
+    with pytest.raises(DataError, match="float32 makes one of all that stand in its place"):
+        load(str(tmp_path / "times.parquet"))

@@ -253,3 +253,14 @@ def test_the_smallest_size_is_for_the_classes_that_arrive_and_the_error_names_it
     assert [task.partition.settings["min_size"] for task in stream.tasks] == [5, 5]
     with pytest.raises(PartitionError, match=r"min_size \d+ is this task's part of min_size 1000"):
         tasks.stream(dataset(), replace(scheme, min_size=1000), 0)
+
+
+def test_a_first_task_that_nothing_tests_is_refused_by_name() -> None:
+    data = dataset()
+    kept = data.test["label"] >= 3
+    data = replace(data, test={name: values[kept] for name, values in data.test.items()})
+    with pytest.raises(
+        DataError, match=r"no test example of 'class 0', 'class 1', 'class 2', the classes of"
+    ):
+        Tasks(num_tasks=4, class_order="source").stream(data, IID(num_clients=5), 0)
+    assert len(Tasks(num_tasks=3, class_order="source").stream(data, IID(num_clients=5), 0).tasks) == 3
