@@ -25,6 +25,8 @@ MOST_EVER = 2**53
 _EVER = re.compile("ever ([0-9a-f]{16}) (.+)")
 FROM_LABEL_COUNTS = "from label counts"
 """Marks, in `typing.Annotated`, a field of a reply that follows from `Client.label_counts` alone."""
+EXACT_COUNTS = "exact label counts"
+"""Marks, in `typing.Annotated`, a field of a reply with label counts that have no noise."""
 
 
 @dataclass(frozen=True)

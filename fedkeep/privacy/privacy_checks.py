@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps, send_label_counts, unwrap_step
-from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
+from fedkeep.interface.privacy import EXACT_COUNTS, FROM_LABEL_COUNTS, Privacy
 from fedkeep.metrics import require_accountant
 from fedkeep.rounds.run_settings import Defense
 from fedkeep.rounds.state import SimulationState
@@ -15,6 +15,13 @@ from fedkeep.rounds.state import SimulationState
 
 def reason_against_privacy(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Defense) -> str:
     """Say why epsilon would not cover all that leaves a client; empty if it does, or with exact models."""
+    for name, reply in _replies_beyond_models(algorithm) if privacy.counts_epsilon else ():
+        hints = get_type_hints(reply, include_extras=True) if is_dataclass(reply) else {}
+        if any(EXACT_COUNTS in get_args(hint) for hint in hints.values()):
+            return (
+                f"privacy.counts_epsilon: {algorithm.name()}'s client step {name} sends label counts without noise. "
+                "Set privacy.counts_epsilon=0, or take another method."
+            )
     if not privacy.noise_multiplier:
         return ""
     require_accountant()

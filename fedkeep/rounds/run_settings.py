@@ -204,10 +204,10 @@ class Attack(Options):
     def attackers(self, clients: Collection[str], seed: int) -> frozenset[str]:
         """Draw the malicious clients.
 
-        Returns: Their ids; none without an attack.
+        Returns: Their ids; none without an attack, else one at least unless the share is 0.
         """
-        if self.kind == "none":
+        if self.kind == "none" or not self.share:
             return frozenset()
         listed = list(clients)
         order = torch.randperm(len(listed), generator=seeds.rng(seed, "attackers")).tolist()
-        return frozenset(listed[i] for i in order[: round(self.share * len(listed))])
+        return frozenset(listed[i] for i in order[: max(1, round(self.share * len(listed)))])

@@ -360,7 +360,9 @@ class LocalClient(LocalParty, Client[Any]):
         """Return discrete Laplace noise: whole numbers, with which counts that differ by one are epsilon-private."""
         epsilon, names = self.context.privacy.counts_epsilon, self.context.label_names
         name = names[number] if number < len(names) else str(number)
-        return self.context.repeated_noise("count", self.name, name, count, epsilon).laplace(Fraction(epsilon))
+        # Each task's noise is its own: that an old class is told with the same number again would say that it was 0.
+        told: tuple[Any, ...] = (self.name, name, count, epsilon, *([self.task] if self.task > 1 else []))
+        return self.context.repeated_noise("count", *told).laplace(Fraction(epsilon))
 
     def noised_change(self, sent: Tensor, found: Tensor) -> Tensor:
         privacy = self.context.privacy

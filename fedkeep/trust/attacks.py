@@ -63,6 +63,11 @@ def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
         )
     if attack.kind not in ON_EXAMPLES:
         return federation
+    if attack.kind == "backdoor" and federation.dataset.train["input"].dim() != 4:
+        raise ConfigError(
+            f"attack.kind=backdoor puts a bright square into images, and {federation.dataset.name} has none. Take "
+            "label_flip."
+        )
     same = {one.name: getattr(federation, one.name) for one in fields(Federation)}
     return PoisonedFederation(**same, kind=attack.kind, attackers=attack.attackers(federation.clients, seed))
 
@@ -110,6 +115,8 @@ class Attacker(ReplyStep):
         self.attackers = self.attackers or state.settings.attack.attackers(
             state.federation.clients, state.settings.seed
         )
+        if state.settings.run.position(number)[1] == 1:  # with a new task the model has more outputs
+            self.kept = FirstModels()
 
     def receive(self, round: Round, reply: Reply) -> None:
         kind, step = round.state.settings.attack.kind, unwrap_step(reply.request.step)

@@ -259,8 +259,6 @@ def test_a_first_task_that_nothing_tests_is_refused_by_name() -> None:
     data = dataset()
     kept = data.test["label"] >= 3
     data = replace(data, test={name: values[kept] for name, values in data.test.items()})
-    with pytest.raises(
-        DataError, match=r"no test example of 'class 0', 'class 1', 'class 2', the classes of"
-    ):
+    with pytest.raises(DataError, match=r"no test example of 'class 0', 'class 1', 'class 2', the classes of"):
         Tasks(num_tasks=4, class_order="source").stream(data, IID(num_clients=5), 0)
     assert len(Tasks(num_tasks=3, class_order="source").stream(data, IID(num_clients=5), 0).tasks) == 3

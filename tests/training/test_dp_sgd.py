@@ -183,6 +183,26 @@ def test_a_class_has_its_noise_whatever_its_number_is_in_a_run() -> None:
     assert [float(party._counts_noise(number, 7)) for number in (1, 0)] == first
 
 
+def test_each_task_has_its_own_noise() -> None:
+    """With the same noise, a class that is told with the same number in the next task had no example in this one."""
+    same = []
+    for secret in range(200):
+        told = []
+        for task in (1, 2):
+            party = client(Privacy(counts_epsilon=0.1))
+            party.context.noise_secret, party.task = secret.to_bytes(32, "big"), task
+            party.data = {"label": torch.zeros(0, dtype=torch.int64)}
+            told.append(party.label_counts()[0])
+        same.append(bool(told[0] == told[1]))
+    assert 0.2 < sum(same) / len(same) < 0.45, "both below 0, and so 0, with a probability of a quarter, or alike"
+
+
+@pytest.mark.parametrize("method", ["dddr", "feddcl"])
+def test_counts_that_no_noise_covers_are_refused(method: str) -> None:
+    with pytest.raises(ConfigError, match=r"counts_epsilon: .*'s client step search sends label counts without noise"):
+        tiny.simulation(get_algorithm(method)(), privacy=Privacy(counts_epsilon=1.0))
+
+
 def test_a_change_is_clipped_and_noised_for_its_epsilon() -> None:
     sent, found = torch.zeros(40, 50), torch.full((40, 50), 7.0)
     assert client(Privacy()).noised_change(sent, found).equal(found)
@@ -346,6 +366,16 @@ def test_nothing_of_a_client_is_told_beside_the_noised_mean() -> None:
     for fit in noised_mean(fits, dict.fromkeys(fits, sent), privacy, lambda *told: NoiseStream(bytes(32))).values():
         assert (fit.num_examples, fit.num_steps, fit.loss) == (1, 1, 0.0)
         assert torch.equal(fit.model["batches"], torch.tensor(7))
+
+
+def test_a_variance_that_noise_made_negative_is_0() -> None:
+    name = "body.1.running_var"
+    fits = {str(k): Fit({name: torch.full((1000,), 0.1), "w": torch.zeros(1000)}, 10, 5, 1.0) for k in range(3)}
+    sent = {one: tensor.clone() for one, tensor in fits["0"].model.items()}
+    privacy = Privacy(client_noise_multiplier=3.0)
+    found = noised_mean(fits, dict.fromkeys(fits, sent), privacy, lambda *told: NoiseStream(bytes(32)))["0"].model
+    assert found[name].min() == 0
+    assert found["w"].min() < -1
 
 
 def test_a_run_with_noised_means_tells_the_epsilon_of_a_client(tmp_path: Path) -> None:

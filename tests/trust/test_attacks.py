@@ -25,6 +25,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import BUILTIN_STEPS, send_label_counts, unwrap_step
 from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
 from fedkeep.rounds.messages import StepRequest, decode_request, encode_request
 from fedkeep.rounds.reply_step import Reply
@@ -33,7 +34,7 @@ from fedkeep.rounds.run_settings import Attack, Defense
 from fedkeep.training.evaluation import mean_of_labels
 from fedkeep.trials.checkpoint import Checkpoint
 from fedkeep.trials.simulation import Simulation
-from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting
+from fedkeep.trust.attacks import add_trigger, classes_lacking, exaggerate_forgetting, poison
 from fedkeep.trust.loss_check import LossCheck
 from fedkeep.trust.updates import Updates
 
@@ -54,6 +55,26 @@ def test_attackers_are_drawn_by_the_seed() -> None:
     assert Attack("replay", 0.3).attackers(clients, 0) == Attack("backdoor", 0.3).attackers(clients, 0)
     assert Attack("replay", 0.3).attackers(clients, 0) != Attack("replay", 0.3).attackers(clients, 1)
     assert Attack().attackers(clients, 0) == frozenset()
+    few = [len(Attack("replay", share).attackers(clients[:4], 0)) for share in (0.0, 0.01, 0.1, 0.5)]
+    assert few == [0, 1, 1, 2], "one at least, where there shall be some"
+
+
+def test_a_backdoor_needs_images() -> None:
+    honest = tiny.federation()
+    train = {**honest.dataset.train, "input": torch.rand(len(honest.dataset.train["label"]), 4)}
+    federation = replace(honest, dataset=replace(honest.dataset, train=train, test=train, mean=(), std=()))
+    with pytest.raises(ConfigError, match="backdoor puts a bright square into images, and tiny has none"):
+        poison(federation, Attack("backdoor", 0.5), 0)
+
+
+def test_a_replay_begins_anew_with_each_task() -> None:
+    """The first task's model has too few outputs for the second, and would be refused whatever is checked."""
+    simulation = tiny.simulation_with_tasks(
+        FedLwF(), attack=Attack("replay", 0.5), defense=Defense(check_replies=False)
+    )
+    records = tiny.run_rounds(simulation)
+    assert len(records) > 2
+    assert not any(record["lost"] for record in records)
 
 
 def test_attacks_on_examples_change_labels_and_corners() -> None:
@@ -214,9 +235,10 @@ def test_losses_count_as_the_clients_own_labels() -> None:
     assert mean_of_labels(change, torch.tensor([0, 0, 7.0])) is None
 
 
-def checked(counts: list[float], slack: float = 0.15) -> list[str]:
+def checked(counts: list[float], slack: float = 0.15, **settings: Any) -> list[str]:
     """Let the server check a model that answers class 0 whatever it sees; return what it says against it."""
-    simulation = tiny.simulation(FedSeq(), defense=Defense(loss_check="server", loss_slack=slack), **COMMON)
+    defense = Defense(loss_check="server", loss_slack=slack)
+    simulation = tiny.simulation(FedSeq(), defense=defense, **COMMON, **settings)
     check, model = tiny.step(simulation, LossCheck), simulation.server.model
     check.kept.by_client = {"4": counts}
     round_state = RoundState(simulation, 1, ["4", "0"], simulation.steps)
@@ -237,6 +259,7 @@ def test_a_model_whose_loss_on_its_own_classes_rose_is_refused(counts: list[floa
 
 def test_who_holds_nothing_changes_nothing() -> None:
     assert "changed, though it says that it holds no examples" in checked([0.0, 0.0, 0.0])[0]
+    assert not checked([0.0, 0.0, 0.0], privacy=Privacy(counts_epsilon=0.1)), "noise may have made zeros of its counts"
 
 
 def test_label_counts_are_kept_within_a_task() -> None:

@@ -6,7 +6,7 @@ TARGET and LANDER: images of old classes, which the server generates from its la
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from fedkeep.generation.prototypes import (
     check_held,
 )
 from fedkeep.interface import Client, Cohort, Data, Server, each, on_client
+from fedkeep.interface.privacy import EXACT_COUNTS
 from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models.heads import truncate
 from fedkeep.options import Options, option
@@ -41,7 +42,7 @@ class PrototypeReply:
     """
 
     prototypes: Tensor
-    counts: Tensor
+    counts: Annotated[Tensor, EXACT_COUNTS]
     generator: str
 
 
