@@ -18,9 +18,9 @@ from fedkeep.export.trained_model import trained_model
 from fedkeep.models import Architecture
 from fedkeep.reporting import run_folder
 from fedkeep.reporting.figures import CurveMetric, curves, theme
-from fedkeep.reporting.metric import columns_for, headline, metric_of
+from fedkeep.reporting.metric import METRICS, columns_for, headline, metric_of
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import Difference, Row, difference, summary, trials_of
+from fedkeep.reporting.summary import Difference, Row, deduplicate, difference, summary, trials_of
 from fedkeep.reporting.table import show_value
 from fedkeep.reporting.trial import TrialResult
 
@@ -79,10 +79,11 @@ class RunResult(Run):
     def __repr__(self) -> str:
         """Return what was run, in one line."""
         seeds = len({trial.seed for trial in self.trials})
-        unfinished = sum(not trial.finished for trial in self.trials)
+        unfinished = sum(not trial.finished for trial in deduplicate(self.trials))
         methods = ", ".join(dict.fromkeys(trial.method for trial in self.trials))  # averages stand beside their method
         words = f"{methods or 'no trial yet'}; {seeds} seed{'s' * (seeds != 1)}"
-        return f"<Run {str(self.path)!r}: {words}{f'; {unfinished} trials unfinished' if unfinished else ''}>"
+        words += f"; {unfinished} trial{'s' * (unfinished != 1)} unfinished" if unfinished else ""
+        return f"<Run {str(self.path)!r}: {words}>"
 
     def _repr_html_(self) -> str:
         """Return the table and the curves, for a notebook."""
@@ -123,6 +124,8 @@ class RunResult(Run):
         named = _matching(method, self.trials, lambda trial: trial.algorithm)
         if not named:
             raise RunError(f"{self.path} has no method {method!r}.{did_you_mean(method, self.labels)}")
+        if len(labels := dict.fromkeys(trial.label for trial in named)) > 1:
+            raise RunError(f"{self.path} has several rows of {method!r}. Name one by its label: {'; '.join(labels)}.")
         found = [trial for trial in named if seed in (None, trial.seed)]
         if len(found) != 1:
             seeds = ", ".join(str(trial.seed) for trial in named)
@@ -181,16 +184,16 @@ class RunResult(Run):
         figure._repr_svg_ = partial(_svg, figure)  # type: ignore[attr-defined]
         return figure
 
-    def compare(self, method: str, reference: str, metric: str = "accuracy") -> Difference:
+    def compare(self, method: str, reference: str, metric: str | None = None) -> Difference:
         """Return what a method gained on another, paired by seed, with the 95 % interval.
 
         Parameters
         ----------
         method, reference : str
             Labels of two methods, or their names where one label has that name.
-        metric : str
+        metric : str, optional
             ``"accuracy"`` or ``"forgetting"``, each over the last rounds as in the table, or another metric by its name
-            in CSV files.
+            in CSV files. Default: the recipe's ``run.metric``, or else accuracy.
 
         Returns
         -------
@@ -203,16 +206,17 @@ class RunResult(Run):
             For an unknown method or metric, a method of which no trial is finished, or a name that several rows have.
         """
         rows = summary(self)
-        accuracy, forgetting = headline(trials_of(rows))
-        chosen = {"accuracy": accuracy, "forgetting": forgetting}.get(metric, metric)
+        main, forgetting = headline(trials_of(rows))
+        accuracy = METRICS["window_incremental" if forgetting.shown == "with tasks" else "window_mean"]
+        chosen = {"": main, "accuracy": accuracy, "forgetting": forgetting}.get(metric or "", metric or main)
         row, other = self._row(rows, method), self._row(rows, reference)
         found = difference(row, other, chosen)
         if found.seeds or found.reason or not {trial.seed for trial in row.trials} & {t.seed for t in other.trials}:
             return found
         wanted = metric_of(chosen)
         scored = wanted.shown == "scored"
-        name = wanted.name if scored else metric
-        hint = f'; evaluations measure it with metric="{name}" (run.metric)' if scored and wanted != accuracy else ""
+        name = wanted.name if scored else metric or wanted.name
+        hint = f'; evaluations measure it with metric="{name}" (run.metric)' if scored and wanted != main else ""
         return replace(found, reason=f"{name} was not measured of both{hint}")
 
     def _row(self, rows: list[Row], method: str) -> Row:
@@ -252,7 +256,7 @@ def read_run(path: str | Path) -> RunResult:
     RunError
         If there is no run at `path`, or one of its files is damaged.
     """
-    return result_of(run_folder.read_run(path))
+    return result_of(run_folder.read_run(Path(path).absolute()))
 
 
 def result_of(run: Run, architecture: Architecture | None = None) -> RunResult:

@@ -153,26 +153,32 @@ class Tracker(Callback):
         self.log = log
         self.trial = trial
         self.writer: MetricWriter | None = None
-        self._history: list[Floats] = []
+        self.written = 0
+        self._history: dict[int, Floats] = {}  # by round
 
     def on_trial_begin(self, state: SimulationState) -> None:
-        self._history = []
-        for record in self._records(state.finished):
+        self._history, self.written = {}, state.finished
+        for record in self._lines("rounds.jsonl", state.finished):
             self._values(record, {})
         self.writer = WRITERS[self.log](self.trial, state.finished)
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         if self.writer is not None:
             self.writer.write(result.record["round"], self._values(result.record, result.timings))
+            self.written = state.finished
 
     def on_trial_end(self, state: SimulationState) -> None:
         if self.writer is not None:
+            # Ctrl-C or another callback may have come between a round's record and this.
+            files = (self._lines(name, state.finished)[self.written :] for name in ("rounds.jsonl", "timings.jsonl"))
+            for record, timings in zip(*files, strict=False):
+                self.writer.write(record["round"], self._values(record, timings))
             self.writer.close()
             self.writer = None
 
-    def _records(self, finished: int) -> list[dict[str, Any]]:
-        """Return the records of the rounds before a resume, from which forgetting goes on."""
-        file = self.trial.folder / "rounds.jsonl"
+    def _lines(self, name: str, finished: int) -> list[dict[str, Any]]:
+        """Return what a file says of the rounds that are finished, such as those before a resume."""
+        file = self.trial.folder / name
         lines = file.read_text(encoding="utf-8").splitlines() if finished and file.is_file() else []
         return [json.loads(line) for line in lines[:finished]]
 
@@ -187,8 +193,8 @@ class Tracker(Callback):
         }
         if "correct" in record:
             values |= {"test_loss": record.get("test_loss"), "accuracy": self._accuracy(record)}
-            self._history.append(self._by_class(record))
-            values["forgetting"] = metrics.forgetting(np.stack(self._history))
+            self._history[record["round"]] = self._by_class(record)
+            values["forgetting"] = metrics.forgetting(np.stack([*self._history.values()]))
             for which, other in (record.get("evaluation_models") or {}).items():
                 values[f"accuracy_{which}"] = self._accuracy(other)
         return {name: float(value) for name, value in values.items() if value is not None}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.torch_state import plain_torch
+from fedkeep._utils.torch_state import only_thread, plain_torch
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
@@ -18,7 +18,7 @@ from fedkeep.experiment.python_recipe import as_list, for_workers, seeds_of
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, untitled, with_grid
 from fedkeep.experiment.run import dated_folder, join_run, open_run
-from fedkeep.experiment.runtime import Machine, OnProgress
+from fedkeep.experiment.runtime import Machine, OnProgress, check_running
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.models.custom import Custom
 from fedkeep.reporting.html import write_all
@@ -124,6 +124,7 @@ class Tuning:
         return TextTable(["method", self.metric.title, "seeds", ""], lines)
 
 
+@only_thread()
 @plain_torch()
 def tune(
     recipe: str | Path | Recipe,
@@ -184,6 +185,7 @@ def tune(
     FedKeepError
         For anything that cannot be tuned as asked, before any training starts.
     """
+    check_running(machine, on_progress)
     machine, seeds = machine or Machine(), seeds_of(seeds)
     grid = grid if isinstance(grid, Mapping) else as_list(grid)
     methods = None if methods is None else as_list(methods)
@@ -192,6 +194,8 @@ def tune(
     chosen = metric_of(metric or recipe.run.metric or ("window_incremental" if recipe.has_tasks else "window_mean"))
     if not chosen.better:
         raise ConfigError(f"methods are not ranked by {chosen.name}. Choose accuracy or forgetting.")
+    if chosen.name.startswith("client") and not recipe.run.client_test:
+        raise ConfigError(f"{chosen.name} is of clients' own tests, and they test nothing. Set run.client_test=0.2.")
     if not grid:
         raise ConfigError("there is nothing to tune. Name values to try, such as --grid sfedkd.tau=1,2,4.")
     share = validation if validation is not None else recipe.validation or 0.1
@@ -204,9 +208,10 @@ def tune(
             "--reported-seeds."
         )
     recipe = replace(recipe, validation=0.0, title=untitled(recipe.title))  # as it is run with the best options
-    held_out = replace(recipe, seeds=seeds, validation=float(share), title=f"{recipe.title}, tuned")
+    measured = replace(recipe.run, metric=chosen.name if chosen.shown == "scored" else recipe.run.metric)
+    held_out = replace(recipe, run=measured, seeds=seeds, validation=float(share), title=f"{recipe.title}, tuned")
     points = with_grid(held_out, grid, allow_code=machine.allow_code)
-    folder = _checked_folder(Path(out or dated_folder(recipe.name, "tune-")))
+    folder = _checked_folder(Path(out or dated_folder(recipe.name, "tune-")).absolute())
     machine = for_workers(points, machine)
     run = join_run(Experiment(points, machine), folder / RUN, ["fedkeep.tune", recipe.name])
     check_code(run, machine.use)
@@ -214,6 +219,8 @@ def tune(
     run_trials(trials, retry=f"the same command with --out {shlex.quote(str(folder))}", on_progress=on_progress)
     tuning = Tuning(folder, recipe, chosen, _read_points(run, points.methods, chosen))
     atomic_write(folder / "table.md", f"{tuning.table.markdown()}\n")
+    if not any(map(math.isfinite, (value for point in tuning.points for value in point.values))):
+        raise RunError(f"no point has a value of {chosen.name}, so none is the best: {folder / 'table.md'}.")
     atomic_write(folder / BEST, tuning.best_recipe.to_toml())
     return tuning
 

@@ -1,5 +1,6 @@
 """PyTorch's settings of the calling program, which worker processes do not have: pinned while FedKeep computes."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -9,10 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, RunError
 
 _Setting: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any], Any]
 """How a setting is read and set, and what it is in a new process."""
+
+
+_ONE_THREAD = threading.RLock()
+
+
+@contextmanager
+def only_thread() -> Iterator[None]:
+    """Refuse to run in two threads of a program: PyTorch's random generators and settings are one for all of them."""
+    if not _ONE_THREAD.acquire(blocking=False):
+        raise RunError(
+            "another thread of this program is in fedkeep.run, fedkeep.resume or fedkeep.tune, and PyTorch's random "
+            "generators are one for all threads. Call them one after the other, or in processes of their own. "
+            "machine=fedkeep.Machine(workers=4) runs four trials at a time."
+        )
+    try:
+        yield
+    finally:
+        _ONE_THREAD.release()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -194,6 +194,8 @@ def initial_model(
         path = locate_weights(recipe.weights, data_dir)
         shown = "a state dict" if recipe.weights.startswith(KEPT) else path.name
         given, own = read_weights(path), state_dict_copy(runner.train_network, with_frozen=True)
+        if recipe.weights.startswith(KEPT) and recipe.weights != KEPT + _digest_of(given):
+            raise ConfigError(f"{path}, which keeps weights that were given in Python, is damaged. Give them again.")
         source = f"model.weights={recipe.weights!r}"
         fitted, note = fit_weights(given, runner.train_network, own, source)
         exported = {} if class_of_folder(path) else _read_export(path, source)
@@ -261,6 +263,7 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
     dataset, rows = federation.dataset, torch.unique(federation.partition.rows)  # sorted: no matter whose they are
     data = {name: dataset.train[name].index_select(0, rows.to(dataset.train[name].device)) for name in COLUMNS}
     identity: dict[str, Any] = {
+        "form": 2,
         "pretraining": as_table(recipe.pretraining),
         "augmentation": as_table(recipe.augmentation),
         "model": model_to_table(recipe.model),
@@ -292,16 +295,25 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
 
 
 def _read(file: Path) -> dict[str, Tensor] | None:
-    """Return the weights of a file of the cache; None if there is none that can be read."""
+    """Return the weights of a file of the cache; None if there is none that is whole."""
     try:
-        return load_file(file) if file.is_file() else None
-    except (OSError, SafetensorError):
-        return None
+        if not file.is_file():
+            return None
+        with safe_open(file, framework="pt") as opened:
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+            if (opened.metadata() or {}).get("digest") == _digest_of(weights):
+                return weights
+        why = "its numbers are not those that were written"
+    except (OSError, SafetensorError) as error:
+        why = in_one_line(error, 200)
+    log.warning("The initial model %s is damaged (%s); it is made again.", file, why)
+    return None
 
 
 def _write(file: Path, weights: Mapping[str, Tensor]) -> None:
     try:
-        atomic_write(file, save({name: tensor.cpu().contiguous() for name, tensor in weights.items()}))
+        whole = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+        atomic_write(file, save(whole, {"digest": _digest_of(whole)}))
     except OSError as error:
         raise _unwritable(file, error) from error
 

@@ -49,6 +49,14 @@ OnProgress = Callable[[Progress], None]
 """Receives progress reports."""
 
 
+def check_running(machine: object, on_progress: object) -> None:
+    """Raise `ConfigError` if what says where a run is carried out and who is told of it is nothing of the kind."""
+    if not isinstance(machine, Machine | None):
+        raise ConfigError(f"machine is a fedkeep.Machine, such as fedkeep.Machine(workers=4), not {machine!r:.80}.")
+    if not (on_progress is None or callable(on_progress)):
+        raise ConfigError(f"on_progress is a function that is called after every round, not {on_progress!r:.80}.")
+
+
 @dataclass(frozen=True)
 class Machine(Options):
     """Where and how a recipe is run.

@@ -248,9 +248,14 @@ def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
         if len(by_method) > 1:
             raise RunError(f"{run.path} has several methods. Choose one, method (--method): {', '.join(by_method)}.")
         method = next(iter(by_method))
-    for label, trials in by_method.items():
-        if method.casefold() in (label.casefold(), trials[0].algorithm.casefold()):
-            return trials
+    if not isinstance(method, str):
+        raise RunError(f"method is a label or the name of a method, not {method!r:.80}.")
+    labelled = [label for label in by_method if label.casefold() == method.casefold()]
+    named = [label for label, trials in by_method.items() if trials[0].algorithm.casefold() == method.casefold()]
+    if len(found := labelled or named) == 1:
+        return by_method[found[0]]
+    if found:
+        raise RunError(f"{run.path} has several rows of {method!r}. Name one by its label: {'; '.join(found)}.")
     raise RunError(f"{run.path} has no method {method!r}.{did_you_mean(method, by_method)}")
 
 

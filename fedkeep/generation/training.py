@@ -282,14 +282,17 @@ class _TrainingRun:
             tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        atomic_write(path, tensor_bytes(whole, metadata={"training": json.dumps(self.identity)}))
+        about = {"training": json.dumps(self.identity), "digest": hash_weights(whole)}
+        atomic_write(path, tensor_bytes(whole, metadata=about))
 
     def restore(self, path: Path) -> None:
         """Return to where a checkpoint was taken."""
         try:
             with safe_open(path, framework="pt") as opened:
-                saved = opened.metadata()["training"]
+                saved, digest = (opened.metadata()[name] for name in ("training", "digest"))
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+            if hash_weights(tensors) != digest:
+                raise OSError("its numbers are not those that were written")
         except (OSError, SafetensorError, KeyError, TypeError) as error:
             raise RunError(f"cannot read the checkpoint {path}: {error}. Remove it to begin again.") from error
         if saved != json.dumps(self.identity):

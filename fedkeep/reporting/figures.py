@@ -65,6 +65,8 @@ def curve_of(metric: CurveMetric) -> Curve:
     """Return what is drawn of a metric; raise `RunError` for a name that is none."""
     if metric in CURVES:
         return CURVES[metric]
+    if not isinstance(metric, str):
+        raise RunError(f"curves are of a metric, by its name, such as 'accuracy', not {metric!r:.80}.")
     if metric not in METRICS and not metric.startswith(LOGGED):
         raise RunError(f"There are no curves of {metric!r}.{did_you_mean(metric, [*CURVES, *METRICS])}")
     found = metric_of(metric)

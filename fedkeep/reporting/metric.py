@@ -97,10 +97,12 @@ class Metric:
 
     def of(self, trial: TrialResult) -> float:
         """Return the value of one trial."""
-        if self.compute is None:
-            return mean_of(self.series(trial).values()) if self.series else float(attrgetter(self.name)(trial))
+        if self.compute is None and self.series is None:
+            return float(attrgetter(self.name)(trial))
         try:
-            return float(self.compute(trial))
+            if self.compute is not None:
+                return float(self.compute(trial))
+            return mean_of(self.series(trial).values()) if self.series else nan
         except Exception as error:
             raise RunError(
                 f"the metric {self.name!r} raised {type(error).__name__} for {trial.label}, seed {trial.seed}: {error}."
@@ -291,8 +293,8 @@ def add_metric(metric: Metric) -> None:
     ConfigError
         If it cannot be computed, or its name is none, or that of a built-in metric.
     """
-    if not isinstance(metric, Metric) or not callable(metric.compute):
-        raise ConfigError(f"a metric needs compute=, a function of a trial, not {metric!r:.80}.")
+    if not isinstance(metric, Metric) or not (callable(metric.compute) or callable(metric.series)):
+        raise ConfigError(f"a metric needs compute= or series=, a function of a trial, not {metric!r:.80}.")
     if not str(metric.name).isidentifier() or metric.name in _BUILT_IN:
         raise ConfigError(f"a metric cannot be named {metric.name!r:.60}: take a word that no built-in metric has.")
     METRICS[metric.name] = metric
@@ -392,6 +394,8 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, patience: int = 10, metric: str | None = None) -> None:
+        if not isinstance(patience, int) or patience < 1:
+            raise ConfigError(f"early stopping waits for at least 1 evaluation: patience is {patience!r:.40}.")
         self.patience = patience
         self.metric = None if metric is None else metric_of(metric)
         if self.metric and not self.metric.better:
@@ -413,6 +417,10 @@ class EarlyStopping(Callback):
                 f"early stopping waits for {self.watched.name}, which evaluations do not measure. Set "
                 f'metric="{self.watched.name}" of the run (run.metric).'
             )
+        self.partition: dict[str, Any] = {}
+        if self.watched and self.watched.shown == "local models":
+            labels = state.federation.dataset.train["label"]
+            self.partition["counts"] = state.federation.partition.counts(labels, state.context.num_classes).tolist()
         self.best, self.waited, self.unmeasured = -math.inf, 0, 0
         self.rounds: list[dict[str, Any]] = []
         self.timings: list[dict[str, Any]] = []
@@ -443,5 +451,5 @@ class EarlyStopping(Callback):
         # A window counts from the first round that was seen: those before a resume were not.
         rounds = [row | {"round": n} for n, row in enumerate(self.rounds, start=1)]
         timings = [row | {"round": n} for n, row in enumerate(self.timings, start=1)]
-        trial = TrialResult(algorithm.name(), rounds, timings, {}, info, finished=True, window=Window(1))
+        trial = TrialResult(algorithm.name(), rounds, timings, self.partition, info, finished=True, window=Window(1))
         return self.watched.better * self.watched.of(trial)

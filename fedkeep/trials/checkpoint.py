@@ -48,6 +48,7 @@ class Manifest:
     ``kept``: The file of what reply steps keep.
     ``steps``: The names of the run's reply steps, in order.
     ``identity``: To which trial it belongs.
+    ``ended``: Whether a callback has ended the trial.
     """
 
     round: int
@@ -56,6 +57,7 @@ class Manifest:
     kept: str
     steps: Sequence[str]
     identity: Identity = Identity()
+    ended: bool = False
     records: Mapping[str, Digest]
     files: Mapping[str, Digest]
 
@@ -99,12 +101,14 @@ class Checkpoint:
         `due`).
     ``identity``: The trial, to which all checkpoints in the folder must belong.
     ``cost``: Seconds that the last save took.
+    ``ended``: Whether a callback has ended the trial.
     """
 
     folder: Path
     share: float = 0.01
     identity: Identity = Identity()
     cost: float = 0.0
+    ended: bool = False
     _saved_at: float = field(default_factory=time.perf_counter)
     _kept: list[Manifest] = field(default_factory=list)  # the last one last
 
@@ -143,6 +147,8 @@ class Checkpoint:
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
         listed: dict[str, Any] = {"server": server, "clients": clients, "kept": kept}
         listed["steps"] = [step.name for step in state.steps]
+        if self.ended:
+            listed["ended"] = True
         manifest = Manifest(round=state.finished, **listed, identity=self.identity, records=records, files=files)
         entries = {"format": FORMAT, "round": manifest.round, **listed, "identity": self.identity.to_table()}
         of_records = {name: asdict(digest) for name, digest in records.items()}
@@ -239,7 +245,7 @@ class Checkpoint:
         kept_type = tuple.__class_getitem__(tuple(type(step.kept) for step in steps))
         for step, kept in zip(steps, read(manifest.kept, kept_type), strict=True):
             step.kept = kept
-        state.finished = manifest.round
+        state.finished, self.ended = manifest.round, manifest.ended
 
 
 def _with_memory(state: Simulation) -> list[ReplyStep]:

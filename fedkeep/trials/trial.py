@@ -79,11 +79,8 @@ def run_trial(
         after such a round; by default there are none.
     """
     with lock_trial(folder), closing(Records(folder)) as records:
-        builtin = [
-            records,
-            Checkpoints(simulation, Checkpoint(folder / "checkpoint", checkpoint_share, identity), records, may_repeat),
-            *callbacks,
-        ]
+        checkpoint = Checkpoint(folder / "checkpoint", checkpoint_share, identity)
+        builtin = [records, Checkpoints(simulation, checkpoint, records, may_repeat), *callbacks]
         with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
             for callback in reversed([*builtin, *own]):
                 ends.callback(callback.on_trial_end, simulation)
@@ -92,8 +89,7 @@ def run_trial(
             for callback in own:
                 with _named(callback):
                     callback.on_trial_begin(simulation)
-            stops = False
-            while simulation.finished < simulation.rounds and not stops:
+            while simulation.finished < simulation.rounds and not checkpoint.ended:
                 try:
                     records.last = result = simulation.run_round()
                 except ChangedInPlace:
@@ -101,14 +97,14 @@ def run_trial(
                     raise
                 for callback in own:  # before the round is recorded
                     with _named(callback):
-                        stops |= _add_metrics(result, callback.on_round_end(simulation, result))
-                result.is_last = stops or simulation.finished == simulation.rounds
-                if stops and "correct" not in result.record:  # the last round is always evaluated
+                        checkpoint.ended |= _add_metrics(result, callback.on_round_end(simulation, result))
+                result.is_last = checkpoint.ended or simulation.finished == simulation.rounds
+                if checkpoint.ended and "correct" not in result.record:  # the last round is always evaluated
                     for evaluation in (one for one in simulation.callbacks if isinstance(one, Evaluation)):
                         evaluation.evaluate(simulation, result)
                 for callback in builtin:
                     callback.on_round_end(simulation, result)
-                if not stops:
+                if not checkpoint.ended:
                     _stop_if_useless(simulation)
         _export(simulation, folder, records.on_disk(), identity)
 
@@ -213,6 +209,8 @@ class JsonlWriter:
         content = text.encode() + b"\n"
         self.file.write(content)
         self.file.flush()
+        if not os.fstat(self.file.fileno()).st_nlink:
+            raise RunError(f"{self.path} was removed while its trial was run, which ends it.")
         self._hash.update(content)
 
     def go_to_end(self) -> None:
@@ -269,6 +267,7 @@ class Records(Callback):
         self.checkpoint_seconds = 0.0
         self._ends = self.rounds.end(), self.timings.end()  # of the files after the last written round
         self.last: RoundResult | None = None
+        self._released: tuple[RoundResult, End] | None = None  # a round, and where it is in the ledger
 
     def check(self, digests: Mapping[str, Digest]) -> None:
         """Check that the files begin as they did at a checkpoint.
@@ -300,10 +299,13 @@ class Records(Callback):
             self.on_round_end(state, self.last)
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        """Write a round; this can be repeated after an interruption. The ledger is never cut back."""
+        """Write a round; this can be repeated after an interruption. The ledger loses no release."""
         if result.releases:
             if self.ledger is None:
                 self.ledger = JsonlWriter(self._folder / LEDGER)
+            if self._released is None or self._released[0] is not result:
+                self._released = result, self.ledger.end()
+            self.ledger.cut(self._released[1])  # of this very round, if an error came while it was written
             self.ledger.write(result.releases)
         self.rounds.cut(self._ends[0])
         self.timings.cut(self._ends[1])

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -495,3 +496,61 @@ def test_a_machine_names_files_that_nobody_imported(tmp_path: Path) -> None:
     machine = fedkeep.Machine(use=(str(file),))
     result = fedkeep.run(**GIVEN | {"methods": ["ofthemachine"]}, machine=machine, out=tmp_path / "run")
     assert result.labels[0] == "OfTheMachine"
+
+
+def test_what_runs_it_and_who_is_told_are_checked_before_training(tmp_path: Path) -> None:
+    for wrong, message in (({"machine": "cpu"}, r"machine is a fedkeep.Machine.*not 'cpu'"),
+                           ({"on_progress": 5}, "on_progress is a function")):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            fedkeep.run(**GIVEN, **wrong, out=tmp_path / "run")
+        with pytest.raises(ConfigError, match=message):
+            fedkeep.tune("demo", {"training.lr": [0.1]}, **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_thread_is_refused(tmp_path: Path) -> None:
+    found: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            fedkeep.run(**GIVEN, out=tmp_path / "other")
+        except RunError as error:
+            found.append(error)
+
+    def start(progress: Any) -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    fedkeep.run(**GIVEN, out=tmp_path / "run", on_progress=start)
+    assert len(found) == 2
+    assert "another thread of this program is in fedkeep.run" in str(found[0])
+    fedkeep.run(**GIVEN, out=tmp_path / "nested", on_progress=lambda p: fedkeep.read_run(tmp_path / "run"))
+
+
+def test_rows_of_one_method_are_named_by_their_labels(tmp_path: Path) -> None:
+    recipe = fedkeep.load_recipe("demo", methods=["sfedkd"], rounds=1, seeds=[0])
+    methods = tuple(
+        replace(recipe.methods[0], algorithm=fedkeep.SFedKD(tau=tau), label=f"SFedKD (tau {tau})") for tau in (1.0, 2.0)
+    )
+    run = fedkeep.run(replace(recipe, methods=methods), out=tmp_path / "run")
+    several = re.escape("several rows of 'sfedkd'. Name one by its label: SFedKD (tau 1.0); SFedKD (tau 2.0)")
+    with pytest.raises(RunError, match=several):
+        run["sfedkd", 0]
+    with pytest.raises(RunError, match=several):
+        fedkeep.export_model(run, tmp_path / "exported", method="sfedkd")
+    with pytest.raises(RunError, match="method is a label or the name of a method, not <class"):
+        fedkeep.export_model(run, tmp_path / "exported", method=fedkeep.SFedKD)
+    fedkeep.export_model(run, tmp_path / "exported", method="SFedKD (tau 2.0)")
+    assert "tau 2.0" in (tmp_path / "exported" / "README.md").read_text()
+
+
+def test_an_unfinished_trial_is_counted_once(tmp_path: Path) -> None:
+    def interrupt(progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(**GIVEN, out=tmp_path / "run", on_progress=interrupt)
+    assert repr(fedkeep.read_run(tmp_path / "run")).endswith("FedAvg; 1 seed; 1 trial unfinished>")
+    with pytest.raises(RunError, match="curves are of a metric, by its name"):
+        fedkeep.read_run(tmp_path / "run").plot(None)

@@ -442,3 +442,28 @@ def test_methods_whose_clients_read_the_initial_model_say_so(name: str) -> None:
     cls = get_algorithm(name)
     sources = [inspect.getsource(base) for base in cls.__mro__ if "fedkeep.algorithms" in base.__module__]
     assert cls.clients_read_initial_model == any("client.initial_model" in source for source in sources)
+
+
+def flip(file: Path) -> None:
+    """Change a number of a file of tensors."""
+    content = bytearray(file.read_bytes())
+    content[8 + int.from_bytes(content[:8], "little") + 3] ^= 0x40
+    file.write_bytes(content)
+
+
+def test_a_damaged_initial_model_is_made_again(recipe: str, cache: Path, caplog: Any) -> None:
+    loaded = fedkeep.load_recipe(recipe, settings=["model.pretraining.passes=1"])
+    whole = made(loaded)
+    (file,) = cache.glob("initial-model-*.safetensors")
+    flip(file)
+    assert tiny.equal(made(loaded), whole)
+    assert f"The initial model {file} is damaged" in caplog.text
+
+
+def test_damaged_weights_that_were_given_in_python_are_refused(recipe: str, cache: Path, tmp_path: Path) -> None:
+    state = tiny_state()
+    run = fedkeep.run(recipe, methods=["fedavg"], weights=state, rounds=1, out=tmp_path / "run")
+    (file,) = cache.glob("state-dict-*.safetensors")
+    flip(file)
+    with pytest.raises(ConfigError, match=r"weights that were given in Python, is damaged. Give them again"):
+        made(fedkeep.load_recipe(str(run.path / "recipe.toml")))

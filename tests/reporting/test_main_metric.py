@@ -160,3 +160,23 @@ def test_a_name_that_ranks_nothing_is_refused() -> None:
     with pytest.raises(RunError, match="There are no curves of 'aurok'"):
         history([], "aurok")
     assert RunSettings().metric == ""
+
+
+def test_accuracy_is_accuracy_whatever_the_run_is_ranked_by(tmp_path: Path) -> None:
+    run = fedkeep.run(
+        tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], seeds=2, metric="ece", out=tmp_path / "run"
+    )
+    by = {name: run.compare("FedSeq", "FedAvg", name).values for name in (None, "ece", "accuracy", "window_mean")}
+    assert by[None] == by["ece"] != by["accuracy"] == by["window_mean"]
+
+
+def test_early_stopping_watches_local_models_and_refuses_no_patience(tmp_path: Path) -> None:
+    settings = ["run.evaluate_local_models=true"]
+    run = fedkeep.run(
+        tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=8, settings=settings, out=tmp_path / "run",
+        callbacks=[fedkeep.EarlyStopping(1, "kold_out")],
+    )  # fmt: skip
+    assert 2 <= run["FedAvg"].rounds_done <= 8
+    for patience in (0, -1, "3", None, 2.5):
+        with pytest.raises(ConfigError, match=f"at least 1 evaluation: patience is {patience!r}"):
+            fedkeep.EarlyStopping(patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.figures import history
 from fedkeep.reporting.html import render
-from fedkeep.reporting.metric import METRICS, Metric, check_main, columns_for, metric_of
+from fedkeep.reporting.metric import METRICS, Metric, add_metric, check_main, columns_for, metric_of
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import difference, summary
 from fedkeep.reporting.table import markdown, trials_csv
@@ -160,3 +161,13 @@ def test_curves_of_a_run_with_tasks_have_a_point_wherever_there_is_a_value(tmp_p
     np.testing.assert_allclose(values, [[80.0, 50.0, 40.0]])
     assert history([trial], "incremental")[0].tolist() == [2, 4, 6]
     assert METRICS["train_seconds"].by_evaluation(trial) == {number: 2.5 * number for number in range(1, 7)}
+
+
+def test_a_metric_of_a_series_is_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Metric("late", "late", "%", better=1, series=lambda trial: {1: 0.25, 2: 0.75})
+    monkeypatch.setitem(METRICS, "late", late)  # which is taken away after the test
+    add_metric(late)
+    assert metric_of("late").of(None) == 0.5
+    broken = Metric("broken", "broken", series=lambda trial: 1 / 0)
+    with pytest.raises(RunError, match="the metric 'broken' raised ZeroDivisionError for"):
+        broken.of(SimpleNamespace(label="FedAvg", seed=0))

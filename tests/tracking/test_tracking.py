@@ -148,3 +148,17 @@ def test_what_cannot_be_logged_is_refused_before_training(
     with pytest.raises(MissingExtra, match="tensorboard"):
         fedkeep.run(recipe, out=tmp_path / "run", log="tensorboard")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_round_is_written_whose_report_was_interrupted(recipe: Recipe, tmp_path: Path, memory: Any) -> None:
+    def interrupt(progress: Any) -> None:
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe, out=tmp_path / "run", log="tensorboard", on_progress=interrupt)
+    run = fedkeep.resume(tmp_path / "run")
+    found = memory["fedavg-seed0"]
+    assert list(found) == [1, 2, 3]
+    assert "train_seconds" in found[2]
+    check({name: [values[name] for values in found.values()] for name in ("accuracy", "forgetting")}, run)

@@ -218,3 +218,14 @@ def test_a_label_may_hold_an_equals_sign(recipe: str, tmp_path: Path) -> None:
     assert (method.algorithm.tau, method.training["lr"]) == (3.0, 0.25)
     with pytest.raises(ConfigError, match=r"write section\.option=value"):
         load_recipe(str(path), settings=["SFedKD tau=2"])
+
+
+def test_a_score_that_decides_is_measured(recipe: str, tmp_path: Path) -> None:
+    found = fedkeep.tune(recipe, {"training.lr": [0.05, 0.5]}, methods="fedavg", metric="auroc", out=tmp_path / "auroc")
+    assert all(0 < value <= 1 for point in found.points for value in point.values)
+    assert load_recipe(str(tmp_path / "auroc" / "best.toml")).run.metric == ""
+    with pytest.raises(ConfigError, match=r"client_mean is of clients' own tests, and they test nothing"):
+        fedkeep.tune(recipe, {"training.lr": [0.05]}, metric="client_mean", out=tmp_path / "clients")
+    with pytest.raises(RunError, match=r"no point has a value of kold_out, so none is the best: .*table\.md"):
+        fedkeep.tune(recipe, {"training.lr": [0.05]}, methods="fedavg", metric="kold_out", out=tmp_path / "kold")
+    assert not (tmp_path / "kold" / "best.toml").exists()

@@ -100,6 +100,13 @@ def test_another_training_is_not_continued(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=f"belongs to another training: it has {what}"):
             train(tmp_path, **changes)
+    checkpoint, content = tmp_path / "checkpoint.safetensors", (tmp_path / "checkpoint.safetensors").read_bytes()
+    flipped = bytearray(content)
+    flipped[-3] ^= 0x40
+    checkpoint.write_bytes(flipped)
+    with pytest.raises(RunError, match=r"cannot read the checkpoint .*its numbers are not those that were written"):
+        train(tmp_path)
+    checkpoint.write_bytes(content)
     train(tmp_path)
     with pytest.raises(RunError, match="holds a generator already"):
         train(tmp_path)
