@@ -238,6 +238,8 @@ def on_site(text: str, folder: Path) -> str:
         inside = kept and (
             path.parent == ROOT or path.is_relative_to(ROOT / "docs") or path.parent == ROOT / "benchmarks"
         )
+        if not inside and path.suffix == ".zip" and path.name not in shown:
+            return f"{shown}: `{path.relative_to(ROOT)}`"  # which is in the repository, not on the site
         return match[0] if inside else shown
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", link, text)

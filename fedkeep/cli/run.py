@@ -199,7 +199,8 @@ def _next_steps(folder: Path, experiment: Experiment, rows: Sequence[Row]) -> st
         steps.append(("intervals over seeds", f"{again} --seeds 0,1,2"))
     elif is_undecided(rows):
         more = ",".join(map(str, range(max(recipe.seeds) + 1, max(recipe.seeds) + 4)))
-        steps.append(("more seeds, to add with fedkeep compare", f"{again} --seeds {more}"))
+        steps.append(("more seeds", f"{again} --seeds {more}"))
+        steps.append(("both runs as one table", f"fedkeep compare {shlex.quote(str(folder))} THE_NEW_RUN"))
     own = "".join(f" --use {shlex.quote(file)}" for file in machine.use)
     last = recipe.methods[-1]
     steps += [

@@ -214,7 +214,7 @@ def load(
         return _load_hub(name, name, None, options)
     hint = did_you_mean(name.lower().replace("_", "-"), CATALOG)
     raise DataNotFound(
-        f"There is no data set {name!r}: it is neither a known name, nor a folder, nor a Hub id such as "
+        f"There is no data set {name!r}: it is neither a known name, nor a file or folder, nor a Hub id such as "
         f"'owner/name'.{hint}"
     )
 

@@ -36,7 +36,7 @@ def last_models(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_undecided(rows: Iterable[Row]) -> bool:
-    """Tell whether some method cannot be told apart from the most accurate one."""
+    """Tell whether some method is not separated from the most accurate one."""
     methods = last_models(rows)
     metric = headline(trials_of(methods))[0]
     return bool(methods) and any(not one.interval.separated for one in _from_the_best(methods, metric)[1])
@@ -68,14 +68,14 @@ def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
     seeds = f"{count} seeds" if count > 1 else "one seed"
     heading = heading[:1].upper() + heading[1:]
     if not apart:
-        return f"{heading}: {_listed([values[best.label], *alike])} cannot be told apart with {seeds}."
+        return f"{heading}: {_listed([values[best.label], *alike])} are not separated with {seeds}."
     nearest = apart[0]
     second = values[nearest.reference].removesuffix(")")
     said = f"{heading}: {values[best.label]} is {_points(nearest)} {second}; {_interval(nearest)})"
     if len(apart) > 1:
         others = f"{len(apart) - 1} others" if len(apart) > 2 else values[apart[1].reference]
         said += f", further {_direction(nearest)} {others}"
-    return f"{said}, and cannot be told apart from {_listed(alike)} with {seeds}." if alike else f"{said}."
+    return f"{said}, and not separated from {_listed(alike)} with {seeds}." if alike else f"{said}."
 
 
 def _worst_losses(rows: Sequence[Row]) -> str:

@@ -329,6 +329,10 @@ class Difference:
     reason: str = ""
     unit: str = "%"
 
+    def __str__(self) -> str:
+        """Return it in few characters, such as ``"FedSeq minus FedAvg: +1.94 [+0.51, +3.37]"``, in percent."""
+        return f"{self.label} minus {self.reference}: {show_difference(self)}"
+
 
 def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
     """Return what one row gained on another, paired by seed.

@@ -152,7 +152,8 @@ def caption(rows: Sequence[Row]) -> str:
     told = any(trial.client_history for trial in trials)
     private = told and any(not math.isnan(trial.epsilon) for trial in trials)
     numbers = {"counts": counts, "lost": lost, "refused": refused, "asked": asked, "mixed": mixed, "count": count}
-    facts = {"main": main, "tasks": tasks, "gaps": gaps, "told": told, "private": private}
+    bold = any(summary.leaders(rows, metric) for metric in columns_for(trials_of(rows)))
+    facts = {"main": main, "tasks": tasks, "gaps": gaps, "told": told, "private": private, "bold": bold}
     sentences = template("reporting", "caption.jinja").render(
         rows=rows, finished=finished, trials=trials, **numbers, **facts
     )

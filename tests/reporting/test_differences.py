@@ -149,7 +149,7 @@ def test_blocks_of_a_moving_average_are_as_long_as_its_memory(tmp_path: Path) ->
 
 def test_a_report_says_that_nothing_is_separated(tmp_path: Path) -> None:
     page = " ".join(render(seeds(tmp_path / "run", FedAvg=[8, 10], SFedKD=[9, 15])).split())
-    assert "Accuracy, round 1: SFedKD (60.0 %) and FedAvg (45.0 %) cannot be told apart with 2 seeds." in page
+    assert "Accuracy, round 1: SFedKD (60.0 %) and FedAvg (45.0 %) are not separated with 2 seeds." in page
     assert "not separated" in page
 
 

@@ -41,7 +41,7 @@ def test_methods_are_compared_with_methods_and_averages_apart(with_average: Run)
     first, averages = findings(rows)
     assert first == (
         "Accuracy, round 1: FedSeq (90.8 %) is 10.2 points above FedAvg (80.5 %; 95 % interval 7.1 to 13.4), and "
-        "cannot be told apart from SFedKD (90.5 %) with 2 seeds."
+        "not separated from SFedKD (90.5 %) with 2 seeds."
     )
     assert averages == (
         "Averages: FedSeq's moving average is 1.0 points above its last model (95 % interval 1.0 to 1.0)."
@@ -68,7 +68,7 @@ def test_many_methods_are_counted(tmp_path: Path) -> None:
 
 def test_one_seed_of_one_evaluation_decides_nothing(tmp_path: Path) -> None:
     rows = summary(run_of(tmp_path / "run", A=[120], B=[190]))
-    assert findings(rows)[0] == "Accuracy, round 1: B (95.0 %) and A (60.0 %) cannot be told apart with one seed."
+    assert findings(rows)[0] == "Accuracy, round 1: B (95.0 %) and A (60.0 %) are not separated with one seed."
     assert is_undecided(rows)
 
 
