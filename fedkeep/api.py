@@ -118,7 +118,7 @@ def run(
     pretraining : Mapping[str, object], optional
         Pooled training on all clients' examples before the first round, such as ``{"passes": 6, "lr": 0.02}``.
     training : Training, optional
-        The settings of local training; those that a recipe gives one of its methods alone still count before them.
+        The settings of local training; what a recipe sets for one method alone takes precedence.
     loss : Callable or nn.Module or str, optional
         A function of logits and labels that takes the place of the cross-entropy in clients' training. It should keep
         nothing between batches: no checkpoint has it, and clients, seeds and methods share it.

@@ -80,8 +80,8 @@ class Algorithm(Options, ABC, Generic[S, C]):
         Whether states last from task to task; by default the server and the clients start every task with fresh ones.
         True for every method that overrides `begin_task` or `end_task`.
     clients_read_initial_model : bool
-        Whether client steps read `Client.initial_model`: at real sites, which do not know weights that the server was
-        given (``model.weights``), the method then cannot begin from such.
+        Whether client steps read `Client.initial_model`. Such a method cannot begin from given weights
+        (``model.weights``) at real sites, which do not have them.
     """
 
     title: ClassVar[str] = ""

@@ -128,8 +128,8 @@ S = TypeVar("S", default=NoState)
 MAX_LOSS = float(torch.finfo(torch.float32).max)
 """The largest loss that a training can have, since it is summed in float32.
 
-A training that diverges may come near it before its weights are refused, so that no smaller number is a lie for sure.
-Penalties may be negative too.
+A training that diverges may come near it before its weights are refused, so that a lower limit would refuse some that
+are honest. Penalties may be negative too.
 """
 
 

@@ -41,7 +41,7 @@ class RoundClient(RemoteClient):
 
 
 class RoundReplies(Replies[Any]):
-    """Replies of a cohort, which are carried out when somebody looks inside, or asks for their mean.
+    """Replies of a cohort: the clients train when somebody first looks inside, or asks for the mean.
 
     ``clients``: Ids of those that were asked, in order.
     ``values_by_client``: The replies; None before they are carried out.
@@ -60,23 +60,23 @@ class RoundReplies(Replies[Any]):
     def look(self) -> dict[str, Any]:
         """Return the replies; they are carried out if they were not yet."""
         if self.values_by_client is None:
-            self._round.queue.not_looked_at = None
+            self._round.queue.deferred = None
             self.values_by_client = self._round.combine(self._round.collect(self._clients))
         return self.values_by_client
 
     def mean(self, how: Aggregation) -> Weights:
         if self.values_by_client is None:
-            self._round.queue.not_looked_at = None
+            self._round.queue.deferred = None
             found = self._round.aggregate_groups(self._clients, self._groups, how)
             if found is not None:
                 self._means[how], fits, self._jobs = found
-                self.values_by_client = {client: replace(fit, model=_AddedUp(self, client)) for client, fit in fits}
+                self.values_by_client = {client: replace(fit, model=_SummedModel(self, client)) for client, fit in fits}
         if how not in self._means:
             self._means[how] = mean_of_groups(self._groups, self.look(), how)
         return self._means[how]
 
     def train_again(self) -> dict[str, Weights]:
-        """Return the models that were added up where they were trained: the same bits, trained once more."""
+        """Train those again whose models were added up and not kept; return the models, with the same bits."""
         if self._models is None:
             log.warning(
                 "Clients train twice: %s looks at single models after it took their mean. Look before, or let "
@@ -96,7 +96,7 @@ class RoundReplies(Replies[Any]):
         return len(self.look())
 
 
-class _AddedUp(Mapping[str, Tensor]):
+class _SummedModel(Mapping[str, Tensor]):
     """A client's model that was added to the others' where it was trained; it is trained again if somebody looks."""
 
     def __init__(self, replies: RoundReplies, client: str) -> None:
@@ -133,7 +133,7 @@ class RoundCohort(Cohort):
         clients = self.round.queue_up(_step_requests(step, self.round, self.clients, args, kwargs))
         replies = RoundReplies(self.round, clients)
         if self.round.may_sum(step, clients):
-            self.round.queue.not_looked_at = replies.look
+            self.round.queue.deferred = replies.look
         else:
             replies.values_by_client = self.round.combine(self.round.collect(clients))
         return replies

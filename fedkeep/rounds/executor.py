@@ -70,11 +70,10 @@ class Executor(ABC):
 
         In processes of one machine there is nobody to hide them from, so that they need no masks.
 
-        ``updates``: By client, its last reply's `UPDATE`, int64; at least two. They are empty where they stay at the
-            clients.
+        ``updates``: By client, its last reply's `UPDATE`, int64; at least two. Sites keep theirs: these are empty.
         ``examples``: By client, its number of examples. A client without any has an update of zeros, which hides
             nobody.
-        ``least``: With fewer updates in the sum the round is rolled back, so that there shall be none.
+        ``least``: With fewer updates there is no sum, since the round is rolled back.
         """
         first, *others = updates
         total = updates[first][UPDATE].clone()

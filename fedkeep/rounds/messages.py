@@ -25,7 +25,7 @@ UPDATE = "update"
 
 
 class FaultKind(StrEnum):
-    """Why a client is lost for a round; the record names all kinds but the first two."""
+    """Why a client is lost for a round; the record names the kind unless it is "no reply" or "refused"."""
 
     NO_REPLY = "no reply"
     REFUSED = "refused"

@@ -47,7 +47,7 @@ def _split(clients: Sequence[str], count: int) -> list[list[str]]:
 
 
 def mean_of_groups(groups: Sequence[Sequence[str]], replies: Mapping[str, Fit], how: Aggregation) -> Weights:
-    """Return the mean of replies that are here, with the bits that `PartialAggregator` and the server make of them."""
+    """Return the mean of replies that are here, group by group: bit for bit that of `PartialAggregator` and server."""
     total = PartialMean(how)
     for group in groups:
         of_group = PartialMean(how)

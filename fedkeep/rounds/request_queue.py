@@ -17,7 +17,7 @@ class RequestQueue:
     ``waiting``: Requests that have not been submitted yet, by client.
     ``under_way``: Requests that have been submitted, by client.
     ``step_seconds``: Seconds of waiting for each client step, by name.
-    ``not_looked_at``: Carries out what a cohort was asked, if nobody has looked at its replies yet.
+    ``deferred``: Carries out what a cohort was asked, if nobody has looked at its replies yet.
     """
 
     def __init__(self, state: SimulationState, ready: Callable[[StepRequest], StepRequest | Fault]) -> None:
@@ -26,7 +26,7 @@ class RequestQueue:
         self.waiting: dict[str, list[StepRequest]] = {}
         self.under_way: dict[str, tuple[StepRequest, Future | Fault]] = {}
         self.step_seconds: dict[str, float] = {}
-        self.not_looked_at: Callable[[], object] | None = None
+        self.deferred: Callable[[], object] | None = None
         self._began = 0.0
         self._replies: dict[str, int] = {}  # how often each step was waited for, by name
 
@@ -36,8 +36,8 @@ class RequestQueue:
 
     def look(self) -> None:
         """Carry out what a cohort was asked before, if nobody has looked at its replies."""
-        if self.not_looked_at is not None:
-            self.not_looked_at()
+        if self.deferred is not None:
+            self.deferred()
 
     def is_busy(self, client: str) -> bool:
         """Tell whether a client has requests that are not done."""
@@ -87,8 +87,7 @@ class RequestQueue:
     def arriving(self, clients: Sequence[str], expected: int | None) -> Iterator[tuple[StepRequest, Future | Fault]]:
         """Yield the requests of clients, which are under way, each when its result arrives; failures come first.
 
-        Progress is reported of the ``expected`` replies to a step: the first ones. Whether a step is asked again, only
-        the method knows.
+        Progress is shown for the first ``expected`` replies to a step: how often it is asked, only the method knows.
         """
         steps = [self.under_way[client][0].step.__name__ for client in clients]
         failed = [client for client in clients if isinstance(self.under_way[client][1], Fault)]

@@ -94,7 +94,7 @@ class RoundState(Round):
         """Drop all requests that are waiting or running."""
         with self.timed():
             self.queue.waiting.clear()
-            self.queue.not_looked_at = None
+            self.queue.deferred = None
             for step in self.steps:
                 step.abandon(self)
             self.queue.clear()

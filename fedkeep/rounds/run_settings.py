@@ -16,9 +16,8 @@ EvaluationModel = Literal["last", "round", "moving"]
 """What is evaluated.
 
 ``last``: `Server.eval_model` if the method sets it, otherwise the global model. ``round``: for sequential methods the
-mean of the models that clients returned in a round, all with equal weights, but for those of clients without examples;
-for parallel methods the global model. ``moving``: the moving
-average of the ``round`` models.
+mean of the models that clients returned in a round, with equal weights, without those of clients that have no examples;
+for parallel methods the global model. ``moving``: the moving average of the ``round`` models.
 """
 
 
@@ -111,8 +110,8 @@ class Defense(Options):
     )
     update_norm: float = option(
         10.0,
-        "largest norm of a client's update, in medians of the others' norms, unless it is under 3 norms of the model;"
-        " 0: no limit",
+        "largest norm of a client's update, in medians of the others' norms; below 3 norms of the model none is "
+        "refused; 0: no limit",
         low=0.0,
     )
     model_norm: float = option(
@@ -125,8 +124,8 @@ class Defense(Options):
     )
     backoff: int = option(
         8,
-        "rounds for which a client is not drawn after a reply that the loss check refused; doubled for each whole "
-        "refused reply that it had not made up for",
+        "rounds for which a client is not drawn after a reply that the loss check refused; doubled for each earlier "
+        "refusal that four accepted replies have not made up for",
         low=0,
         high=1000,
     )
@@ -140,8 +139,8 @@ class Defense(Options):
     )
     byzantine: float = option(
         0.2,
-        "share of a cohort that is assumed to be malicious, for trimmed_mean and (multi_)krum; unless it is 0, one "
-        "client at least",
+        "share of a cohort that is assumed to be malicious, for trimmed_mean and (multi_)krum; if above 0, at least "
+        "one client",
         low=0.0,
         high=0.49,
     )

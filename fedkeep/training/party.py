@@ -221,7 +221,7 @@ class LocalParty(Party[Any]):
             # Methods of FedKeep have trainings without labels too, or say that they weigh classes themselves.
             terms = (type(term) for term in iter_instances(replaced, Loss))
             if own := next((cls for cls in terms if not cls.__module__.startswith("fedkeep.")), None):
-                _tell_unchanged(own.__name__)
+                _warn_of_labels_unused(own.__name__)
         return replaced
 
     def _to_device(self, loss: Loss) -> Loss:
@@ -302,8 +302,8 @@ class LocalParty(Party[Any]):
     def _training_seed(self, purpose: str) -> int:
         """Return the seed of crops, flips or dropout.
 
-        They are drawn along a batch, so one example more changes those of the examples after it. DP-SGD hides that only
-        from those who do not know them, so a real site draws them from its operating system.
+        They are drawn in the order of a batch, so one example more shifts those of all after it. Who knows the seed
+        could see that through DP-SGD's noise, so a real site takes its seed from the operating system.
         """
         seed = self._derive(purpose)
         is_site = bool(self.name) and self.context.noise_secret is not None
@@ -410,7 +410,7 @@ class LocalServer(LocalParty, Server[Any]):
         use = self._use(MEANS_TOLD)
         # A server that is started again in the middle of a round says the same again.
         noise = self.context.repeated_noise("means", means, counts, epsilon, self.task, self.round, use)
-        # An example less, which then counts as 0, moves its class's mean by one over its examples at most, no other's.
+        # Sensitivity: one example counted as 0 moves the mean of its class by at most 1 / count, and no other mean.
         told = [
             laplace_on_grid(mean, 1 / max(count, 1), epsilon, noise)
             for mean, count in zip(means.clamp(0, 1).nan_to_num(0).tolist(), counts.tolist(), strict=True)
@@ -447,7 +447,7 @@ def _loggable(name: str, value: Any) -> float | list[float] | list[str]:
 
 
 @cache
-def _tell_unchanged(loss: str) -> None:
+def _warn_of_labels_unused(loss: str) -> None:
     """Warn once of a training that the recipe's loss or class weights leave as it is, such as a phase of its own."""
     log.warning(
         "training.loss and training.class_weights take the place of a fedkeep.losses.CrossEntropy, and change nothing "

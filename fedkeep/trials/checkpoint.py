@@ -2,8 +2,8 @@
 
 A checkpoint is a manifest that lists files with their digests: those of the server, one for each client that has a
 state, and the records up to its round. Files are never overwritten: new files are forced to disk, then their manifest
-is, then files that neither it nor the manifest before it lists are removed. So the last checkpoint but one is kept, and
-is taken if the last one is damaged. Random generators need not be saved, since each is derived from a name.
+is, then all files but those of the last two checkpoints are removed. If the last one is damaged, the one before it is
+taken. Random generators need not be saved, since each is derived from a name.
 """
 
 import logging
@@ -27,9 +27,9 @@ from fedkeep.trials.simulation import Simulation
 
 log = logging.getLogger(__name__)
 FORMAT = 7
-MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
+MAX_LOST_SECONDS = 60.0  # of finished rounds that a kill may lose
 LONGEST_CLIENT = 200  # bytes of a client in a file's name, which has 255 with all that `atomic_write` adds meanwhile
-KEPT = 2  # checkpoints that are kept: the last one, and the one before
+KEEP = 2  # checkpoints that are kept: the last one, and the one before
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
 
 CheckRecords = Callable[[Mapping[str, Digest]], None]
@@ -110,11 +110,11 @@ class Checkpoint:
     cost: float = 0.0
     ended: bool = False
     _saved_at: float = field(default_factory=time.perf_counter)
-    _kept: list[Manifest] = field(default_factory=list)  # the last one last
+    _manifests: list[Manifest] = field(default_factory=list)  # the last one last
 
     def due(self) -> bool:
         """Tell whether it is time to save: within the share of the time, or if a minute of rounds could be lost."""
-        return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, MAX_LOSS_SECONDS))
+        return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, MAX_LOST_SECONDS))
 
     def save(self, state: Simulation, records: Mapping[str, Digest]) -> None:
         """Save a simulation between two rounds.
@@ -130,9 +130,9 @@ class Checkpoint:
             return name
 
         states = state.client_states
-        before = self._kept[-1].clients if self._kept else {}
+        before = self._manifests[-1].clients if self._manifests else {}
         clients = {client: name for client, name in before.items() if client not in states.changed}
-        files |= {name: self._kept[-1].files[name] for name in clients.values()}
+        files |= {name: self._manifests[-1].files[name] for name in clients.values()}
         empty = encode(states.type())  # a state without content is not written
         for client in sorted(states.changed):
             content = encode(states[client])
@@ -143,9 +143,9 @@ class Checkpoint:
         saved = state.server.state, state.server.model, state.server.eval_model, averages
         server = write(f"server-{state.finished}.safetensors", encode(saved))
         steps = _with_memory(state)
-        kept = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
+        memory = write(f"kept-{state.finished}.safetensors", encode(tuple(step.kept for step in steps)))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
-        listed: dict[str, Any] = {"server": server, "clients": clients, "kept": kept}
+        listed: dict[str, Any] = {"server": server, "clients": clients, "kept": memory}
         listed["steps"] = [step.name for step in state.steps]
         if self.ended:
             listed["ended"] = True
@@ -154,9 +154,9 @@ class Checkpoint:
         of_records = {name: asdict(digest) for name, digest in records.items()}
         write_manifest(self.folder / manifest.name, files, **entries, records=of_records)
         states.put({client: states[client] for client in clients})
-        earlier = [kept for kept in self._kept if kept.round < manifest.round]
-        self._kept = [*earlier, manifest][-KEPT:]
-        needed = {name for kept in self._kept for name in (kept.name, *kept.files)}
+        earlier = [one for one in self._manifests if one.round < manifest.round]
+        self._manifests = [*earlier, manifest][-KEEP:]
+        needed = {name for one in self._manifests for name in (one.name, *one.files)}
         for file in self.folder.iterdir():  # older files, and those that a kill left incomplete
             if file.name not in needed:
                 file.unlink()
@@ -187,7 +187,7 @@ class Checkpoint:
                     f"The trial goes on from its checkpoint of round {manifest.round}, and repeats the rounds after it."
                 )
                 log.warning(" ".join([*dict.fromkeys(damages), again]))
-            self._kept = [*self._older(names[place + 1 :]), manifest]
+            self._manifests = [*self._older(names[place + 1 :]), manifest]
             return manifest.records
         if damages:
             raise RunError(

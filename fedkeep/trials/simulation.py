@@ -55,7 +55,7 @@ class Simulation(SimulationState):
     def run_round(self) -> RoundResult:
         """Carry out the next round, and the beginning or the end of a task if it is due.
 
-        If an exception is raised, the simulation is as it was after the round before, but after `ChangedInPlace`.
+        After any exception but `ChangedInPlace` the simulation is as it was before the call.
         """
         began = time.perf_counter()
         number = self.finished + 1

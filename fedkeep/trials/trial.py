@@ -71,8 +71,8 @@ def run_trial(
 
     ``folder``: The folder of the trial. No other process can run the trial meanwhile.
     ``callbacks``: Called in this order, after the round has been recorded and, if that is due, saved.
-    ``own``: The user's callbacks. They are called last, but after a round before it is recorded, since they may add to
-        the record; see `Callback.on_round_end`.
+    ``own``: The user's callbacks. They are called after the others when a trial begins and ends, and before them after
+        a round, to whose record they may add (see `Callback.on_round_end`).
     ``identity``: The trial: its manifests say that they belong to it, and what belongs to another one is refused.
     ``checkpoint_share``: The largest share of the time that saving may take.
     ``may_repeat``: Tells of a round whether it is to be repeated if the trial stops after it. There is no checkpoint
