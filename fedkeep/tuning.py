@@ -22,7 +22,7 @@ from fedkeep.experiment.runtime import Machine, OnProgress, check_running
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.models.custom import Custom
 from fedkeep.reporting.html import write_all
-from fedkeep.reporting.metric import Metric, metric_of
+from fedkeep.reporting.metric import OF_CLIENTS, Metric, metric_of
 from fedkeep.reporting.summary import Row, Spread
 from fedkeep.reporting.table import TextTable, show
 
@@ -194,8 +194,8 @@ def tune(
     chosen = metric_of(metric or recipe.run.metric or ("window_incremental" if recipe.has_tasks else "window_mean"))
     if not chosen.better:
         raise ConfigError(f"methods are not ranked by {chosen.name}. Choose accuracy or forgetting.")
-    if chosen.name.startswith("client") and not recipe.run.client_test:
-        raise ConfigError(f"{chosen.name} is of clients' own tests, and they test nothing. Set run.client_test=0.2.")
+    if chosen.name in OF_CLIENTS and not recipe.run.client_test:
+        raise ConfigError(f"{chosen.name} is of clients' own tests, and they test nothing. Set run.client_test=own.")
     if not grid:
         raise ConfigError("there is nothing to tune. Name values to try, such as --grid sfedkd.tau=1,2,4.")
     share = validation if validation is not None else recipe.validation or 0.1

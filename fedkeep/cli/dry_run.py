@@ -11,18 +11,20 @@ from fedkeep._utils.torch_state import plain_torch
 from fedkeep.cli.text import say
 from fedkeep.data import Federation, Tasks
 from fedkeep.data.partition import Partition
-from fedkeep.display import duration
+from fedkeep.display import Display, duration
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.build import build_federation, build_simulation, check_federation
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe import Method, Recipe, resolve_pretrained
 from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.generator_config import GeneratorConfig
+from fedkeep.interface.algorithm import returns_model
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.reporting.table import TextTable, human_bytes
 from fedkeep.rounds.run_settings import RunSettings, distinct_models
 from fedkeep.training.per_example import gradient_bytes
 from fedkeep.trials.simulation import Simulation
 
+LARGE = 80e6  # bytes of a network whose steps take seconds, so that two clients must do
 PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
 
 
@@ -64,12 +66,16 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     per_round = recipe.run.cohort_size * per_client  # examples of a cohort
     training = recipe.training_of(method)
-    small = _subset_federation(federation, training.batch_size, min(recipe.run.cohort_size, 5))
+    network = resolve_pretrained(recipe.model, machine.data_dir).build(federation.dataset.shape, 2)
+    few_clients = 2 if sum(tensor.nbytes for tensor in network.parameters()) > LARGE else 5
+    small = _subset_federation(federation, training.batch_size, min(recipe.run.cohort_size, few_clients))
     measured = sum(map(small.num_examples, small.clients)) or 1
     scale = per_round * training.epochs / measured  # examples of a whole round per example of a small one
+    rows_cut = 1.0
     if recipe.public.name and scale:
         share = recipe.run.cohort_size / (len(small.clients) * scale)
         rows = max(2, round(share * len(small.server_data["label"])))  # batch norm needs two
+        rows_cut = len(small.server_data["label"]) / rows
         small = replace(small, server_data={name: column[:rows] for name, column in small.server_data.items()})
     few = RunSettings(rounds=3, cohort_size=len(small.clients), evaluate_every=3, evaluation_models=("last",))
     one_epoch = replace(method, training={**method.training, "epochs": 1})
@@ -84,6 +90,8 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     evaluations = evaluated / recipe.run.evaluate_every
     evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations
     sent = (result.record["down"] + result.record["up"]) * recipe.run.cohort_size / len(small.clients)
+    if not returns_model(type(method.algorithm)):  # but predictions on the public set
+        sent *= rows_cut
     pooled = recipe.pretraining.passes * int(federation.partition.sizes.sum()) * result.timings["train"] / measured
     seconds = pooled + recipe.rounds * (local + evaluation)
     return Estimate(seconds, _memory(simulation, federation, recipe), recipe.rounds * sent)
@@ -132,30 +140,33 @@ def dry_run(
     heads = [*["column"] * any(recipes), "method", "seeds", "rounds", "time a seed", "memory", "sent in all"]
     lines = list[list[str]]()
     times, unknown, failed = list[float](), list[str](), dict[str, list[str]]()
-    for name, recipe in recipes.items():
-        for method in recipe.methods:
-            first = [*[name] * bool(name), method.label]
-            seeds = [seed for seed in recipe.seeds if (name, method.label, seed) not in done]
-            if not seeds:
-                lines.append([*first, "-", str(recipe.rounds), "done", "", ""])
-                continue
-            shown, missing = ["?", "?", "?"], False
-            try:
-                with plain_torch(machine.threads):
-                    expected = estimate(recipe, method, machine)
-            except NotEstimated as reason:
-                unknown.append(str(reason))
-            except FedKeepError as error:  # such as a data set that is not available
-                if not name:
-                    raise
-                failed.setdefault(str(error), []).append(name)
-                missing = True
-            else:
-                times.append(expected.seconds * len(seeds))
-                shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB", human_bytes(expected.sent)]
-            lines.append([*first, ", ".join(map(str, seeds)), str(recipe.rounds), *shown])
-            if missing:
-                break
+    total = sum(len(recipe.methods) for recipe in recipes.values())
+    with Display(Console(stderr=True), {}, unit="method", quiet=total < 4) as display:
+        for name, recipe in recipes.items():
+            for method in recipe.methods:
+                display.count(len(lines), total, f"{name} {method.label}".strip())
+                first = [*[name] * bool(name), method.label]
+                seeds = [seed for seed in recipe.seeds if (name, method.label, seed) not in done]
+                if not seeds:
+                    lines.append([*first, "-", str(recipe.rounds), "done", "", ""])
+                    continue
+                shown, missing = ["?", "?", "?"], False
+                try:
+                    with plain_torch(machine.threads):
+                        expected = estimate(recipe, method, machine)
+                except NotEstimated as reason:
+                    unknown.append(str(reason))
+                except FedKeepError as error:  # such as a data set that is not available
+                    if not name:
+                        raise
+                    failed.setdefault(str(error), []).append(name)
+                    missing = True
+                else:
+                    times.append(expected.seconds * len(seeds))
+                    shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB", human_bytes(expected.sent)]
+                lines.append([*first, ", ".join(map(str, seeds)), str(recipe.rounds), *shown])
+                if missing:
+                    break
     console.print(TextTable(heads, lines).terminal())
     unknown += [f"{', '.join(names)}: {error}" for error, names in failed.items()]
     exception = ", without those that show a ?" if unknown else ""

@@ -21,7 +21,7 @@ from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import fit_cohort
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import dated_folder, join_run, open_run, prepare_run, resume_command
+from fedkeep.experiment.run import check_run_folder, dated_folder, join_run, open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of
@@ -68,8 +68,9 @@ def resume(options: Namespace, console: Console) -> int:
     """Continue a run and show its results."""
     machine = machine_of(options)
     folder = Path(options.run)
+    check_run_folder(folder)
+    check_code(folder, machine.use)  # first: it says where the copies are of methods that are not known
     experiment = open_run(folder, machine)
-    check_code(folder, machine.use)
     return _run_and_show(folder, experiment, console, quiet=options.quiet)
 
 

@@ -3,6 +3,7 @@
 import string
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ def concatenate(datasets: Sequence[DataSet]) -> DataSet:
     names = tuple(f"{dataset.name}: {name}" for dataset in datasets for name in dataset.label_names)
     notes = " ".join(f"{dataset.name}: {dataset.note}" for dataset in datasets if dataset.note)
     joined_name = "+".join(dataset.name for dataset in datasets)
-    held_out = all(dataset.test_held_out for dataset in datasets)  # else official test examples would be given back
+    each = [dataset.test_held_out for dataset in datasets]
+    held_out: bool | Literal["partly"] = "partly" if any(each) and not all(each) else any(each)
     normalisation = channel_statistics(train["input"])
     return DataSet(joined_name, train, test, names, *normalisation, notes, test_held_out=held_out)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ class DataSet:
     note: str = ""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: tuple[TableColumn, ...] = ()
-    test_held_out: bool = False
+    test_held_out: bool | Literal["partly"] = False
 
     def __post_init__(self) -> None:
         if not self.label_names:

@@ -43,12 +43,16 @@ def note_on_copies(train: Data, test: Data) -> str:
 
 
 def with_held_out(dataset: DataSet) -> DataSet:
-    """Return a data set whose training split has the rows again, as its last, that were held out of it for a test."""
-    if not dataset.test_held_out:
+    """Return a data set whose training split has the rows again, as its last, that were held out of it for a test.
+
+    Of joined data sets of which only some held rows out, none are given back: others' were never training rows.
+    """
+    if dataset.test_held_out is not True:
         return dataset
     train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}
-    note = re.sub(rf" ?([^:. ]+: )?{HELD_OUT.format('[^.]*')}", "", dataset.note).strip()
-    return replace(dataset, train=train, test_held_out=False, note=note)
+    said = r" ?([^:. ]+: )?(No test split in the source|No test examples were given): [^.]* held out\."
+    note = re.sub(said, "", dataset.note)
+    return replace(dataset, train=train, test_held_out=False, note=note.strip())
 
 
 def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False) -> DataSet:

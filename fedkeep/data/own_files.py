@@ -156,8 +156,11 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
     These are ``SPLIT.parquet``, or the shards ``SPLIT-*.parquet`` in the folder or in one subfolder, as in a copy of a
     repository of the Hub.
     """
-    if single := _files_called(split, folder, (".parquet",)):
-        return single[:1]
+    if len(single := _files_called(split, folder, (".parquet",))) > 1:
+        names = ", ".join(path.name for path in single)
+        raise DataError(f"{folder} has the split {split!r} more than once: {names}. Remove all but one.")
+    if single:
+        return single
     shards = sorted(folder.glob(f"{split}-*.parquet")) or sorted(folder.glob(f"*/{split}-*.parquet"))
     parents = sorted({path.parent.name for path in shards})
     if len(parents) > 1:
@@ -271,6 +274,11 @@ def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[t
             table = _with_names(table, column, declared[path][column], path)
         for place, column in enumerate(table.schema):
             values = table.column(place)
+            if column.name in mixed - declared[path].keys() and types.is_integer(column.type):
+                raise DataError(
+                    f"{path}: the column {column.name!r} has numbers, and another file says which names such numbers "
+                    "stand for there. Write the names here."
+                )
             if types.is_boolean(column.type) and column.name in {*text, *numbers}:
                 values = compute.if_else(values, "True", "False") if column.name in text else values.cast("int8")
                 table = table.set_column(place, column.name, values)

@@ -11,7 +11,7 @@ import shlex
 import unicodedata
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import time, timedelta
 from decimal import Decimal
@@ -217,7 +217,8 @@ def read_inputs(
         small = getattr(getattr(tables[0].features[schema.inputs[0]], "feature", None), "dtype", "")
         lists = [(read_column(table, schema.inputs[0], str(where)), where) for table, where in pairs]
         return [read_lists(rows, where, options.length, problems, small) for rows, where in lists], ()
-    raw = [_as_declared(table, read_columns(table, schema.inputs, str(where))) for table, where in pairs]
+    numbers = {column.name for column in columns if column.kind != "category"}
+    raw = [_as_declared(table, read_columns(table, schema.inputs, str(where)), numbers) for table, where in pairs]
     found: list[TableColumn] = []
     for name in schema.inputs:
         with problems.collect():
@@ -252,11 +253,12 @@ def read_inputs(
     return [transform(found, values) for values in parsed], tuple(found)
 
 
-def _as_declared(table: Any, values: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return columns with the names that a table declares for numbers (`ClassLabel`) in their places."""
+def _as_declared(table: Any, values: dict[str, list[Any]], plain: Set[str]) -> dict[str, list[Any]]:
+    """Return columns with the names that a table declares for numbers (`ClassLabel`) in their places, unless plain."""
     features = table.features  # of `datasets`, which copies all of them at each access
     for column, of in values.items():
-        if names := getattr(features[column], "names", None):
+        names = getattr(features[column], "names", None)
+        if names and column not in plain and not all(map(_NUMBER.fullmatch, names)):
             values[column] = [None if value is None or value < 0 else names[value] for value in of]
     return values
 

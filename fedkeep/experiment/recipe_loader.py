@@ -253,7 +253,7 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
         common = {*(options_of(known) if known else ()), *(INITIAL_MODEL if section == "model" else ())}
         if section == "public":
-            common = {"num_images"}
+            common = {"num_images"} if over[kind] else set()
         elif section == "generator" and "ldm" not in (over[kind], old.get(kind)):
             common = {*old}
         if over[kind] == "column":

@@ -144,9 +144,7 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
         since results depend on them.
     ``model``: The user's network, if it was given in Python and cannot be imported.
     """
-    for name in ("run.json", "recipe.toml"):
-        if not (folder / name).is_file():
-            raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
+    check_run_folder(folder)
     recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
     weights = read_json(folder / "run.json").get("weights_path", recipe.weights)
     recipe = replace(recipe, data=_data_of(folder, recipe, machine), weights=weights)
@@ -160,6 +158,13 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
         )
     _check_own_code(folder, recipe)
     return Experiment(recipe, recorded_machine(folder, machine))
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise `RunError` for a folder that holds no run."""
+    for name in ("run.json", "recipe.toml"):
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
 
 
 def _check_own_code(folder: Path, recipe: Recipe) -> None:

@@ -123,7 +123,7 @@ def read_node_config(node: Mapping[str, Any], run: Mapping[str, Any]) -> NodeCon
 
 def own_code(config: RunConfig | NodeConfig) -> tuple[str, ...]:
     """Return the files and modules of the user's own that a configuration names."""
-    return tuple(filter(None, config.use.split(",")))
+    return tuple(filter(None, map(str.strip, config.use.split(","))))
 
 
 def _underscored(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -469,7 +469,7 @@ def _load_recipe(config: RunConfig) -> Recipe:
                 raise ConfigError(f"{method.label}: client step {name} must annotate all parameters and the result.")
     check_device(config.device)
     if config.log:
-        recipe = replace(recipe, log=tuple(config.log.split(",")))
+        recipe = replace(recipe, log=tuple(map(str.strip, config.log.split(","))))
         check_log(recipe.log)
     return recipe
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -27,6 +27,7 @@ Shown: TypeAlias = Literal[
     "without tasks", "with tasks", "always", "if measured", "scored", "sequences", "local models", "CSV"
 ]
 UNITS = ("%", "s", "bytes", "")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -97,21 +98,22 @@ class Metric:
 
     def of(self, trial: TrialResult) -> float:
         """Return the value of one trial."""
-        if self.compute is None and self.series is None:
-            return float(attrgetter(self.name)(trial))
+        if self.compute is None:
+            return mean_of(self.by_round(trial).values()) if self.series else float(attrgetter(self.name)(trial))
+        return float(self._called(self.compute, trial))
+
+    def by_round(self, trial: TrialResult) -> dict[int, float]:
+        """Return the values by round whose mean it is; empty for a metric that is no such mean."""
+        return self._called(self.series, trial) if self.series else {}
+
+    def _called(self, function: Callable[[TrialResult], T], trial: TrialResult) -> T:
         try:
-            if self.compute is not None:
-                return float(self.compute(trial))
-            return mean_of(self.series(trial).values()) if self.series else nan
+            return function(trial)
         except Exception as error:
             raise RunError(
                 f"the metric {self.name!r} raised {type(error).__name__} for {trial.label}, seed {trial.seed}: {error}."
                 " Where a trial has no value, such as before its first evaluation, return NaN."
             ) from error
-
-    def by_round(self, trial: TrialResult) -> dict[int, float]:
-        """Return the values by round whose mean it is; empty for a metric that is no such mean."""
-        return self.series(trial) if self.series else {}
 
     def by_evaluation(self, trial: TrialResult) -> dict[int, float]:
         """Return the value at each evaluation, as if it had been the last one, and the only one of the window.
@@ -278,6 +280,8 @@ METRICS: dict[str, Metric] = {
 }
 """All metrics by name, in the order of tables and CSV files; `add_metric` adds to them."""
 _BUILT_IN = frozenset(METRICS)
+OF_CLIENTS = ("client_mean", "client_worst", "client_median", "client_best", "clients_tested")
+"""Metrics of what clients measure themselves (``run.client_test``)."""
 
 
 def add_metric(metric: Metric) -> None:

@@ -146,6 +146,10 @@ def within_one_seed(values: Mapping[int, float], *trials: TrialResult) -> metric
     return metrics.block_interval(list(values.values()), turn=turn, shortest=max(math.ceil(3 * memory / spacing), 2))
 
 
+MOST_WORDS = 4
+"""If runs differ in more settings than these, rows are called by their runs instead."""
+
+
 def summary(runs: Run | Iterable[Run]) -> list[Row]:
     """Return one row per method over its finished seeds, and one per unfinished trial right after.
 
@@ -207,6 +211,8 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     if "rounds" in shown and "window" in shown:
         shown.remove("window")  # it mostly follows
     named: dict[str, list[TrialResult]] = {}
+    if len(shown) > MOST_WORDS and (of_runs := _by_run([*groups.values()])):
+        return {f"{label} (run {name})": trials for name, trials in of_runs.items()}
     for table, group in zip(tables, groups.values(), strict=True):
         words = [f"{words_of[key]}={table.get(key, 'unset')}" for key in shown]
         alike = [other for other in tables if all(other.get(key) == table.get(key) for key in shown)]
@@ -220,6 +226,29 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
             said = ", ".join(words + [f"run {run_name}"] * bool(run_name))
             named[f"{label} ({said})" if said else label] = trials
     return named
+
+
+def _by_run(groups: Sequence[Sequence[tuple[Run, TrialResult]]]) -> dict[str, list[TrialResult]]:
+    """Return the trials of each group by the name of its run; nothing if a name stands for several groups."""
+    names = [{run.path.name for run, _ in group} for group in groups]
+    if any(len(name) > 1 for name in names) or len(set().union(*names)) < len(groups):
+        return {}
+    return {name.pop(): [trial for _, trial in group] for name, group in zip(names, groups, strict=True)}
+
+
+def settings_apart(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each setting that all trials of a run share and that another run has otherwise."""
+    shared = []
+    for run in runs:
+        first, *others = (_settings(run, trial) for trial in run.trials) if run.trials else ({},)
+        shared.append({key: text for key, text in first.items() if all(other.get(key) == text for other in others)})
+    keys = [key for key in dict.fromkeys(key for of in shared for key in of) if key not in ("window", "data")]
+    lines = {}
+    for key in keys:
+        values = [of.get(key, "–") for of in shared]
+        if len(set(values)) > 1:
+            lines[_word(key)] = f"{_word(key)}: {' | '.join(values)}"
+    return [*lines.values()]
 
 
 def _without_clashes(group: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:

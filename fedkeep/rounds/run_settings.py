@@ -203,10 +203,10 @@ class Attack(Options):
     def attackers(self, clients: Collection[str], seed: int) -> frozenset[str]:
         """Draw the malicious clients.
 
-        Returns: Their ids; none without an attack, else one at least unless the share is 0.
+        Returns: Their ids; none without an attack.
         """
-        if self.kind == "none" or not self.share:
+        if self.kind == "none":
             return frozenset()
         listed = list(clients)
         order = torch.randperm(len(listed), generator=seeds.rng(seed, "attackers")).tolist()
-        return frozenset(listed[i] for i in order[: max(1, round(self.share * len(listed)))])
+        return frozenset(listed[i] for i in order[: round(self.share * len(listed))])

@@ -95,13 +95,15 @@ def run_trial(
                 except ChangedInPlace:
                     records.last = None  # the last checkpoint stays
                     raise
+                stops = False
                 for callback in own:  # before the round is recorded
                     with _named(callback):
-                        checkpoint.ended |= _add_metrics(result, callback.on_round_end(simulation, result))
-                result.is_last = checkpoint.ended or simulation.finished == simulation.rounds
-                if checkpoint.ended and "correct" not in result.record:  # the last round is always evaluated
+                        stops |= _add_metrics(result, callback.on_round_end(simulation, result))
+                result.is_last = stops or simulation.finished == simulation.rounds
+                if stops and "correct" not in result.record:  # the last round is always evaluated
                     for evaluation in (one for one in simulation.callbacks if isinstance(one, Evaluation)):
                         evaluation.evaluate(simulation, result)
+                checkpoint.ended = stops
                 for callback in builtin:
                     callback.on_round_end(simulation, result)
                 if not checkpoint.ended:

@@ -56,10 +56,16 @@ def first_new_class(federation: Federation) -> int:
 
 def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
     """Return a federation whose malicious clients train on false examples, if the attack is one on examples."""
-    if attack.kind in NEED_EXAMPLES and type(federation) is not Federation:  # what a server knows of real sites
+    simulated = type(federation) is Federation
+    if attack.kind in NEED_EXAMPLES and not simulated:  # what a server knows of real sites
         raise ConfigError(
             f"attack.kind={attack.kind} needs malicious clients' examples, and this run's examples are at its sites. "
             "Run it as a simulation, or take an attack that needs none, such as sign_flip."
+        )
+    if simulated and attack.kind != "none" and attack.share and not attack.attackers(federation.clients, seed):
+        raise ConfigError(
+            f"attack.share={attack.share:g} of {len(federation.clients)} clients is nobody. Raise it, or set 0 for an "
+            "honest run."
         )
     if attack.kind not in ON_EXAMPLES:
         return federation

@@ -35,7 +35,7 @@ LONG = [
     "archive RUN --out archives",
     "report RUN",
     "export RUN --method fedseq --out exported",
-    "reproduce sfedkd/table1 --dry-run",
+    "reproduce sfedkd/table1 --columns fashion-mnist-2-0.5 --methods fedavg,sfedkd --dry-run",
     "tune RECIPE --grid sfedkd.tau=1,2 --seeds 100 --rounds 1 --out tuned --workers 1",
 ]
 HELP = [*("run", "tune", "reproduce", "report", "compare", "flower new", "generator train", "recipes", "predict")]

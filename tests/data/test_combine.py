@@ -128,6 +128,7 @@ def test_official_test_examples_are_given_to_no_client_where_another_set_held_it
     own = replace(own, note=f"{HELD_OUT.format('20% of each class')}")
     mixed = with_held_out(concatenate([official, own]))
     assert len(mixed.train["label"]) == 21
+    assert mixed.test_held_out, "whoever counts training rows must know"
     both = concatenate([replace(official, test_held_out=True, note=own.note), own])
     assert len(with_held_out(both).train["label"]) == 30
     assert with_held_out(both).note == "", "neither a note nor the name of a set without one is left"

@@ -114,3 +114,31 @@ def test_a_client_whose_name_means_an_empty_cell(tmp_path: Path) -> None:
         frame.to_csv(tmp_path / "clients" / f"{name}.csv", index=False)
     with pytest.raises(DataError, match=r"NA.csv: a client called 'NA' would be an empty cell. Rename the file"):
         load(str(tmp_path))
+
+
+def test_plain_numbers_beside_files_that_declare_other_names_are_refused(tmp_path: Path) -> None:
+    for number, names in enumerate((["sick", "fit"], ["fit", "sick"])):
+        write(tmp_path / f"train-0000{number}-of-00003.parquet", ["sick", "fit"] * 20, names)
+    plain = pandas.DataFrame({"x": [row / 3 for row in range(40)], "label": [0, 1] * 20})
+    plain.to_parquet(tmp_path / "train-00002-of-00003.parquet")
+    with pytest.raises(DataError, match=r"00002-of-00003.*'label' has numbers, and another file says which names"):
+        load(str(tmp_path))
+
+
+def test_a_runs_column_of_numbers_reads_numbers_whatever_a_file_declares(tmp_path: Path) -> None:
+    rows = {"grade": [0, 1, 2] * 20, "x": [row / 3 for row in range(60)], "label": ["a", "b"] * 30}
+    pandas.DataFrame(rows).to_csv(tmp_path / "run.csv", index=False)
+    run = load(str(tmp_path / "run.csv"))
+    table = datasets.Dataset.from_dict(rows)
+    table.cast_column("grade", datasets.ClassLabel(names=["I", "II", "III"])).to_parquet(tmp_path / "site.parquet")
+    site = load(str(tmp_path / "site.parquet"), options=DataOptions(label="label"), columns=run.columns)
+    assert site.features == run.features == ("grade", "x")
+    digits = table.cast_column("grade", datasets.ClassLabel(names=["0", "1", "2"]))
+    assert dataset_of(digits, DataOptions(label="label")).features == ("grade", "x")
+
+
+def test_two_files_of_one_name_in_other_capitals_are_refused(tmp_path: Path) -> None:
+    for name in ("train", "Train"):
+        write(tmp_path / f"{name}.parquet", ["a", "b"] * 20, ["a", "b"])
+    with pytest.raises(DataError, match=r"'train' more than once: Train.parquet, train.parquet"):
+        load(str(tmp_path))

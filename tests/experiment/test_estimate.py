@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 
+import fedkeep
 from fedkeep.cli.dry_run import NotEstimated, estimate
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Recipe
@@ -104,3 +106,11 @@ def test_a_method_that_draws_images_is_not_estimated(tmp_path: Path) -> None:
     whole = load_recipe(tiny.write_recipe(tmp_path), methods=["feddcl"], settings=["generator.name=somewhere"])
     with pytest.raises(NotEstimated, match="FedDCL is not estimated: most of its time"):
         estimate(whole, whole.methods[0], Machine())
+
+
+def test_bytes_of_predictions_are_those_of_the_whole_public_set(tmp_path: Path) -> None:
+    whole = recipe(tmp_path)
+    method = next(method for method in whole.methods if method.algorithm.name() == "ft-kd")
+    run = fedkeep.run(replace(whole, methods=(method,)), out=tmp_path / "run")
+    sent = [row["up"] + row["down"] for row in run.trials[0].rounds]
+    assert estimate(whole, method, Machine()).sent == pytest.approx(sent[-1] * whole.rounds, rel=0.3)

@@ -637,3 +637,5 @@ def test_another_generator_or_public_set_keeps_how_it_is_used() -> None:
     latent = load_recipe(grey, settings=["generator.name=ldm"]).generator
     assert latent == GeneratorConfig(name="ldm"), "what suits a generator of grey images does not suit this one"
     assert load_recipe("fedkeep/feddcl-grey/paper", settings=["public.name=mnist"]).public.num_images == 2000
+    none = load_recipe("fedkeep/feddcl-grey/paper", methods=["feddcl"], settings=["public.name="])
+    assert none.public.num_images == 0

@@ -100,7 +100,7 @@ def test_flowers_own_parsers_read_its_commands() -> None:
 @pytest.mark.slow
 def test_the_trial_on_one_machine_runs(tmp_path: Path) -> None:
     """The block as it stands, in a shell, with the exports of the installation; Flower's port alone is another."""
-    (trial,) = (block for block in BLOCKS if "flwr run trial" in block)
+    (trial,) = (block for block in BLOCKS if "flwr run local" in block)
     exports = starting("export ")
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -114,3 +114,22 @@ def test_a_program_may_go_to_another_folder(tmp_path: Path, monkeypatch: pytest.
     assert [*(tmp_path / "elsewhere").iterdir()] == []
     assert run["fedavg"].model() is not None
     assert all(trial.finished for trial in read_run(tmp_path / "run").trials)
+
+
+class Broken(Callback):
+    """Raises in the round in which another callback ends the trial."""
+
+    def on_round_end(self, state: Any, result: Any) -> Any:
+        if state.finished == 2:
+            raise ValueError("no")
+
+
+def test_the_last_round_of_a_trial_is_evaluated_whatever_came_between(tmp_path: Path) -> None:
+    def run(*callbacks: Callback) -> Any:
+        run_trial(simulation(evaluate_every=3), tmp_path / "trial", own=callbacks)
+
+    with pytest.raises(RunError, match="the callback Broken raised ValueError"):
+        run(Stop(), Broken())
+    run(Stop())
+    last = json.loads((tmp_path / "trial" / "rounds.jsonl").read_text().splitlines()[-1])
+    assert "correct" in last

@@ -55,8 +55,9 @@ def test_attackers_are_drawn_by_the_seed() -> None:
     assert Attack("replay", 0.3).attackers(clients, 0) == Attack("backdoor", 0.3).attackers(clients, 0)
     assert Attack("replay", 0.3).attackers(clients, 0) != Attack("replay", 0.3).attackers(clients, 1)
     assert Attack().attackers(clients, 0) == frozenset()
-    few = [len(Attack("replay", share).attackers(clients[:4], 0)) for share in (0.0, 0.01, 0.1, 0.5)]
-    assert few == [0, 1, 1, 2], "one at least, where there shall be some"
+    with pytest.raises(ConfigError, match=r"attack.share=0.01 of 6 clients is nobody. Raise it, or set 0"):
+        tiny.simulation(FedSeq(), attack=Attack("replay", 0.01), **COMMON)
+    assert tiny.simulation(FedSeq(), attack=Attack("replay", 0.0), **COMMON)
 
 
 def test_a_backdoor_needs_images() -> None:

@@ -229,3 +229,14 @@ def test_a_score_that_decides_is_measured(recipe: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no point has a value of kold_out, so none is the best: .*table\.md"):
         fedkeep.tune(recipe, {"training.lr": [0.05]}, methods="fedavg", metric="kold_out", out=tmp_path / "kold")
     assert not (tmp_path / "kold" / "best.toml").exists()
+
+
+def test_metrics_of_ones_own_may_be_called_after_clients(recipe: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            METRICS, "client_gap", fedkeep.Metric("client_gap", "gap", better=-1, compute=lambda trial: trial.down)
+        )
+        found = fedkeep.tune(
+            recipe, {"training.lr": [0.1]}, methods="fedavg", metric="client_gap", out=tmp_path / "gap"
+        )
+    assert found.points[0].values[0] > 0

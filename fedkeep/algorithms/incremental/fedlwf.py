@@ -21,7 +21,7 @@ class FedLwF(Algorithm[NoState, OldModelState]):
     """Federated learning without forgetting: CE[new] + w_old * KD[old] on the client's own examples of new classes.
 
     The teacher is the last global model of the task before. KD is the cross-entropy with the teacher's probabilities
-    among the old classes, at temperature 2 and without tau squared, as in TARGET's code. The first task is FedAvg's,
+    among the old classes, at temperature 2 and without tau squared, as in TARGET's code. The first task is Finetune's,
     bit for bit. One more model travels to every client, once a task.
     """
 

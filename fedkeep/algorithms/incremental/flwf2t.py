@@ -40,8 +40,8 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
     The first teacher is the client's own last model of the task before, the second the model that it received. The
     paper searches for its weights, and those who compare with it print none: 3 and 1 are ours. The received model
     teaches the old classes; with ``server_classes=all`` it teaches all classes from a task's second round on, when its
-    new rows have been trained. The first task is FedAvg's, bit for bit. In the paper's experiments clients also keep a
-    few examples; those who compare with it mention none. So there are none by default. With ``exemplars_per_class``
+    new rows have been trained. The first task is Finetune's, bit for bit. In the paper's experiments clients keep a few
+    examples too; those who compare with it mention none. So there are none by default. With ``exemplars_per_class``
     each client herds so many of each class by its own model, and learns them again among all classes.
     """
 

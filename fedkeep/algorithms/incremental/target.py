@@ -26,9 +26,9 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
 
     The teacher is the last global model of the task before, from which the server has generated the images (see
     `fedkeep.generation.inversion.LatentInverter`). KD is the cross-entropy with the teacher's probabilities among the
-    old classes, at temperature 2 and without tau squared. The first task is FedAvg's, bit for bit. What clients receive
-    once a task are ``num_images`` images and, unless images are augmented at random, the teacher's outputs in place of
-    the teacher.
+    old classes, at temperature 2 and without tau squared. The first task is Finetune's, bit for bit. Clients get once
+    a task ``num_images`` images and, unless images are augmented at random, the teacher's outputs in place of the
+    teacher.
 
     As in the code, an epoch ends with the shorter of two: the client's examples in batches of the recipe's size, and
     the images in batches such that an average client would come to the end of ``num_images`` at the same time. Here
