@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from synthetic_run import RECIPE, read_run, write_json, write_run, write_trial
 
+import fedkeep
+from fedkeep.cli import main
 from fedkeep.errors import RunError
 from fedkeep.reporting.html import render
 from fedkeep.reporting.metric import METRICS, rounds_covered
@@ -321,3 +324,20 @@ def test_one_task_is_only_a_choice_of_classes(tmp_path: Path) -> None:
     (trial,) = read_run(run).trials
     assert rounds_covered(trial) == "rounds 3–4"
     assert "| accuracy, rounds 3–4 |" in markdown(summary(read_run(run)))
+
+
+def test_runs_that_differ_in_much_are_called_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [
+        ["training.lr=0.1"],
+        ["training.lr=0.2", "training.epochs=2", "training.batch_size=8", "partition.alpha=0.3", "run.cohort_size=3"],
+    ]
+    recipe = tiny.write_recipe(tmp_path)
+    for name, changes in zip(("one", "two"), settings, strict=True):
+        fedkeep.run(recipe, methods=["fedavg"], rounds=1, settings=changes, out=tmp_path / name)
+    labels = [row.label for row in summary([read_run(tmp_path / name) for name in ("one", "two")])]
+    assert labels == ["FedAvg (run one)", "FedAvg (run two)"]
+    assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    told = capsys.readouterr().out
+    assert "What differs, one | two:" in told
+    for line in ("lr: 0.1 | 0.2", "epochs: 1 | 2", "cohort_size: 2 | 3"):
+        assert f"  {line}\n" in told
