@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor, nn
 
-from fedkeep._utils.torch_state import only_thread, plain_torch
+from fedkeep._utils.torch_state import one_thread_at_a_time, plain_torch
 from fedkeep.data.partition import Scheme
 from fedkeep.display import Display
 from fedkeep.errors import ConfigError, RunError
@@ -21,7 +21,7 @@ from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.run import open_run, prepare_run, resume_command
-from fedkeep.experiment.runtime import Machine, OnProgress, Progress, check_running
+from fedkeep.experiment.runtime import Machine, OnProgress, Progress, check_run_arguments
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
@@ -40,7 +40,7 @@ OF_RUNNING = ("out", "on_progress", "callbacks", "steps")
 """The arguments of `run` that belong to no recipe."""
 
 
-@only_thread()
+@one_thread_at_a_time()
 @plain_torch()
 def run(
     recipe: str | Path | Recipe | None = None,
@@ -172,7 +172,7 @@ def run(
     given = dict(locals())
     _refuse_workers("run")
     _check_objects(callbacks, steps)
-    check_running(machine, on_progress)
+    check_run_arguments(machine, on_progress)
     machine = machine or Machine()
     import_user_code(machine.use)
     made = make_recipe(**{name: value for name, value in given.items() if name not in OF_RUNNING})
@@ -185,7 +185,7 @@ def run(
     return _result_of(folder, experiment.recipe)
 
 
-@only_thread()
+@one_thread_at_a_time()
 @plain_torch()
 def resume(
     folder: str | Path,
@@ -241,7 +241,7 @@ def resume(
     if loss is not None:
         keep_loss(loss)
     _check_objects(callbacks, steps)
-    check_running(machine, on_progress)
+    check_run_arguments(machine, on_progress)
     folder, machine = Path(folder).absolute(), machine or Machine()
     import_user_code(machine.use)
     experiment = open_run(folder, machine, None if model is None else architecture_of(model))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import atomic_write
-from fedkeep._utils.torch_state import only_thread, plain_torch
+from fedkeep._utils.torch_state import one_thread_at_a_time, plain_torch
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
@@ -18,7 +18,7 @@ from fedkeep.experiment.python_recipe import as_list, for_workers, seeds_of
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, untitled, with_grid
 from fedkeep.experiment.run import dated_folder, join_run, open_run
-from fedkeep.experiment.runtime import Machine, OnProgress, check_running
+from fedkeep.experiment.runtime import Machine, OnProgress, check_run_arguments
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.models.custom import Custom
 from fedkeep.reporting.html import write_all
@@ -124,7 +124,7 @@ class Tuning:
         return TextTable(["method", self.metric.title, "seeds", ""], lines)
 
 
-@only_thread()
+@one_thread_at_a_time()
 @plain_torch()
 def tune(
     recipe: str | Path | Recipe,
@@ -185,7 +185,7 @@ def tune(
     FedKeepError
         For anything that cannot be tuned as asked, before any training starts.
     """
-    check_running(machine, on_progress)
+    check_run_arguments(machine, on_progress)
     machine, seeds = machine or Machine(), seeds_of(seeds)
     grid = grid if isinstance(grid, Mapping) else as_list(grid)
     methods = None if methods is None else as_list(methods)

@@ -20,7 +20,7 @@ _ONE_THREAD = threading.RLock()
 
 
 @contextmanager
-def only_thread() -> Iterator[None]:
+def one_thread_at_a_time() -> Iterator[None]:
     """Refuse to run in two threads of a program: PyTorch's random generators and settings are one for all of them."""
     if not _ONE_THREAD.acquire(blocking=False):
         raise RunError(

@@ -21,7 +21,7 @@ from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.findings import warnings
 from fedkeep.reporting.html import REPORT, default_out, write_all, write_report
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.reporting.summary import Row, settings_apart, summary, trials_of
+from fedkeep.reporting.summary import Row, differing_settings, summary, trials_of
 from fedkeep.reporting.table import SUFFIXES, TEXTS, TextTable, print_table, tables
 from fedkeep.training.client_test import client_test
 
@@ -107,7 +107,7 @@ def compare(options: Namespace, console: Console) -> int:
             console.print(table.terminal())
         if any(f"(run {run.path.name})" in row.label for run in runs for row in rows):
             say(console, f"What differs, {' | '.join(run.path.name for run in runs)}:")
-            for line in settings_apart(runs):
+            for line in differing_settings(runs):
                 say(console, f"  {line}")
         for line in (line for run in runs for line in warnings(run.trials, run.settings)):
             console.print(f"warning: {line}", style="yellow", markup=False)

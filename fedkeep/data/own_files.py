@@ -264,7 +264,7 @@ def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[t
     fields = [field for tables in splits.values() for _, table in tables for field in table.schema]
     text = {f.name for f in fields if types.is_string(f.type) or types.is_large_string(f.type)}
     numbers = {f.name for f in fields if types.is_integer(f.type) or types.is_floating(f.type)}
-    declared = {path: _declared_names(table) for tables in splits.values() for path, table in tables}
+    declared = {path: _declared_names(path, table) for tables in splits.values() for path, table in tables}
     ways = {column: {each.get(column) for each in declared.values()} for each in declared.values() for column in each}
     mixed = {column for column, names in ways.items() if len(names - {None}) > 1 or column in text}
     text |= mixed
@@ -289,13 +289,13 @@ def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[t
     return {split: [(path, as_text(path, table)) for path, table in tables] for split, tables in splits.items()}
 
 
-def _declared_names(table: Any) -> dict[str, tuple[str, ...]]:
+def _declared_names(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
     """Return the names that a file of `datasets` declares for numbers, by column."""
     library = datasets_library("Reading tables")
     try:
         features = library.Features.from_arrow_schema(table.schema)
-    except Exception:  # of odd metadata or types, which are refused when the tables are joined
-        return {}
+    except Exception as error:  # of pyarrow, and of `datasets` for odd metadata
+        raise DataError(f"{path} cannot be read as one table ({in_one_line(error, 300)}).") from error
     return {column: tuple(of.names) for column, of in features.items() if isinstance(of, library.ClassLabel)}
 
 

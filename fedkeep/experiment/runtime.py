@@ -49,7 +49,7 @@ OnProgress = Callable[[Progress], None]
 """Receives progress reports."""
 
 
-def check_running(machine: object, on_progress: object) -> None:
+def check_run_arguments(machine: object, on_progress: object) -> None:
     """Raise `ConfigError` if what says where a run is carried out and who is told of it is nothing of the kind."""
     if not isinstance(machine, Machine | None):
         raise ConfigError(f"machine is a fedkeep.Machine, such as fedkeep.Machine(workers=4), not {machine!r:.80}.")

@@ -280,7 +280,7 @@ METRICS: dict[str, Metric] = {
 }
 """All metrics by name, in the order of tables and CSV files; `add_metric` adds to them."""
 _BUILT_IN = frozenset(METRICS)
-OF_CLIENTS = ("client_mean", "client_worst", "client_median", "client_best", "clients_tested")
+OF_CLIENTS = frozenset(name for name in METRICS if name.startswith("client")) - {"client_epsilon"}
 """Metrics of what clients measure themselves (``run.client_test``)."""
 
 

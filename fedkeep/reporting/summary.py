@@ -236,7 +236,7 @@ def _by_run(groups: Sequence[Sequence[tuple[Run, TrialResult]]]) -> dict[str, li
     return {name.pop(): [trial for _, trial in group] for name, group in zip(names, groups, strict=True)}
 
 
-def settings_apart(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return a line for each setting that all trials of a run share and that another run has otherwise."""
     shared = []
     for run in runs:
