@@ -443,7 +443,7 @@ def _quantile(level: float, freedom: int) -> float:
 ORDERS = [1.25, 1.5, 1.75, *range(2, 65), 96, 128, 256, 512]
 """Orders of the Rényi divergence over which epsilon is minimised. Opacus takes longer for fractions."""
 
-MOST_STEPS = 2**53
+MAX_STEPS = 2**53
 """As many steps no training takes, and Opacus counts in floating-point numbers."""
 
 
@@ -466,7 +466,7 @@ def dp_sgd_epsilon(steps: Mapping[float, int], noise_multiplier: float, delta: f
     """
     if not any(steps.values()):
         return 0.0
-    if not noise_multiplier or not all(0 < rate <= 1 and 0 <= count < MOST_STEPS for rate, count in steps.items()):
+    if not noise_multiplier or not all(0 < rate <= 1 and 0 <= count < MAX_STEPS for rate, count in steps.items()):
         return float("inf")
     require_accountant()
     from opacus.accountants import RDPAccountant

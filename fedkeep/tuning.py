@@ -119,7 +119,7 @@ class Tuning:
         lines = []
         for tuned in self.points:
             verdict = ["best"] * (id(tuned) in best) + ["has not learned"] * (not tuned.learned)
-            value = show(tuned.spread, self.metric.unit, own=self.metric.own)
+            value = show(tuned.spread, self.metric.unit, own=self.metric.is_custom)
             lines.append([tuned.label, value, str(tuned.spread.n), ", ".join(verdict)])
         return TextTable(["method", self.metric.title, "seeds", ""], lines)
 

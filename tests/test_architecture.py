@@ -39,7 +39,7 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
-MOST_ATTRIBUTES, MOST_OPTIONS = 12, 15
+MAX_ATTRIBUTES, MAX_OPTIONS = 12, 15
 LARGER = {
     "RayExecutor": 14,
     "Recipe": 24,
@@ -80,7 +80,7 @@ def test_no_class_has_more_attributes_than_a_reader_holds() -> None:
     for name in nodes:
         family = lineage(name)
         count = len(set[str]().union(*(attributes(nodes[base]) for base in family if base in nodes)))
-        most = MOST_OPTIONS if "Options" in family else MOST_ATTRIBUTES
+        most = MAX_OPTIONS if "Options" in family else MAX_ATTRIBUTES
         if count > most:
             too_large[name] = count
     assert too_large == LARGER

@@ -24,7 +24,7 @@ from fedkeep.experiment import trial_runner
 from fedkeep.experiment.recipe_loader import load_recipe
 
 BEGIN, END = "<!-- soak:begin (written by make soak) -->", "<!-- soak:end -->"
-MOST_GROWTH_MB = 10.0  # of all processes, from the second tenth of the rounds to the last
+MAX_GROWTH_MB = 10.0  # of all processes, from the second tenth of the rounds to the last
 
 
 def children(process: int) -> list[int]:
@@ -89,7 +89,7 @@ def main() -> int:
     for name, heading in names.items():
         before, after = (max(number[name] for _, number in part) for part in (first, last))
         rows.append(f"| {heading} | {before:.0f} | {after:.0f} |")
-        if after - before > (MOST_GROWTH_MB if name == "memory" else 2 if name in ("files", "folder") else 0):
+        if after - before > (MAX_GROWTH_MB if name == "memory" else 2 if name in ("files", "folder") else 0):
             failed.append(f"{heading}: {before:.0f} -> {after:.0f}")
     table = "\n".join(
         [

@@ -219,7 +219,7 @@ def read_manifest(path: Traversable) -> tuple[dict[str, Digest], dict[str, Any]]
 
 
 _MARK = b"FedKeep "  # no safetensors file begins with it: as a number it would be a header of exabytes
-MOST_NAMED = 3  # differences in an error
+MAX_NAMED = 3  # differences in an error
 
 
 class ForeignFile(RunError):
@@ -285,8 +285,8 @@ class Identity:
     def check(self, path: object, expected: Identity, advice: str) -> None:
         """Raise `ForeignFile` if a file, whose identity this is, does not belong to what is expected."""
         if found := self.differences(expected):
-            more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-            raise ForeignFile(f"{path} does not belong here: {', '.join(found[:MOST_NAMED])}{more}. {advice}")
+            more = f", and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+            raise ForeignFile(f"{path} does not belong here: {', '.join(found[:MAX_NAMED])}{more}. {advice}")
 
 
 def _short(value: Any) -> str:

@@ -74,7 +74,7 @@ ENOUGH = 32 * 2**20
 
 # Parameters of mallopt, and what they are set to. The GNU C library accepts no larger threshold for mappings.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_MOST_FREE, _LARGEST_BLOCK = 2**30, 32 * 2**20
+_MAX_FREE, _LARGEST_BLOCK = 2**30, 32 * 2**20
 
 
 def keep_freed_memory() -> None:
@@ -86,7 +86,7 @@ def keep_freed_memory() -> None:
     """
     mallopt = _library_function("mallopt")
     mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
-    mallopt(_TRIM_THRESHOLD, _MOST_FREE)
+    mallopt(_TRIM_THRESHOLD, _MAX_FREE)
 
 
 class MemoryTrimmer:

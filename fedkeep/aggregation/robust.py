@@ -10,7 +10,7 @@ from torch import Tensor
 from fedkeep.models import Weights
 from fedkeep.models.weights import form_of, joint_norm, part_of
 
-MOST_ELEMENTS = 2**23
+MAX_ELEMENTS = 2**23
 """How many numbers of all models together are compared at a time."""
 
 Rule: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
@@ -117,7 +117,7 @@ def clip_model(model: Weights, start: Weights, names: Sequence[str], limit: floa
 
 def _width(count: int) -> int:
     """Return how many elements of each of some models may be in memory at the same time."""
-    return max(1, MOST_ELEMENTS // count)
+    return max(1, MAX_ELEMENTS // count)
 
 
 def _columns(models: Sequence[Weights], names: Collection[str] | None) -> Iterator[Tensor]:

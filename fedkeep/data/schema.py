@@ -293,7 +293,7 @@ def check_classes(values: Sequence[Any], where: str) -> None:
         )
 
 
-MOST_LETTERS = 2
+MAX_LETTERS = 2
 """The most classes that are one letter in both cases and still look like one class; a handwriting has more."""
 
 
@@ -307,7 +307,7 @@ def check_spelling(names: Iterable[str], where: str) -> None:
     several = [found for found in spellings.values() if len(found) > 1]
     # Many single letters in both cases are those of a handwriting, two are M and m, for malignant, and B and b.
     letters = [found for found in several if all(map(_is_letter, found))]
-    several = [found for found in several if found not in letters] if len(letters) > MOST_LETTERS else several
+    several = [found for found in several if found not in letters] if len(letters) > MAX_LETTERS else several
     if several:
         listed = "; ".join(" and ".join(map(repr, found)) for found in several[:5])
         raise DataError(

@@ -241,7 +241,7 @@ class TrialDescription(Callback):
 class ConfusionMatrix(Callback):
     """Writes ``confusion.json`` when a trial is finished: how often each class was taken for each by its model."""
 
-    MOST_CLASSES = 100
+    MAX_CLASSES = 100
     """With more nobody would read it, and records shall stay small."""
 
     def __init__(self, folder: Path) -> None:
@@ -254,7 +254,7 @@ class ConfusionMatrix(Callback):
     def on_trial_end(self, state: SimulationState) -> None:
         classes = state.context.num_classes
         ended = self.ended or state.finished == state.rounds
-        if not ended or classes < len(state.context.label_names) or classes > self.MOST_CLASSES:
+        if not ended or classes < len(state.context.label_names) or classes > self.MAX_CLASSES:
             return  # where the file is there already, it may be damaged: it is written again, with the same content
         model = state.evaluation_model(state.evaluation_models[0])
         predict = partial(state.algorithm.predict, state.server, model)

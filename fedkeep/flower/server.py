@@ -57,7 +57,7 @@ from fedkeep.trials.trial import lock_trial, run_trial
 
 NO_DATA = "none"
 """What the run configuration's ``data`` is for a server without data of its own."""
-MOST_NUMBERS = 10**8
+MAX_NUMBERS = 10**8
 """The most numbers in one input that a site is believed to have."""
 LARGEST_STATISTIC = 1e30
 """The largest mean or deviation that a site is believed to have: larger ones cannot be pooled."""
@@ -68,7 +68,7 @@ def data_of_form(about: Mapping[str, Any], name: str = "the sites' data") -> Dat
     """Return a data set of the form that `fedkeep.flower.views.describe_dataset` tells, with one example of zeros."""
     try:
         shape = tuple(map(int, about["shape"]))
-        if not 0 < math.prod(shape) <= MOST_NUMBERS:
+        if not 0 < math.prod(shape) <= MAX_NUMBERS:
             raise ValueError(f"inputs of the shape {list(shape)[:8]}")
         row = {"input": torch.zeros(1, *shape, dtype=_TYPES[about["kind"]]), "label": torch.zeros(1, dtype=torch.int64)}
         columns = columns_from_json({"columns": about["columns"]})

@@ -423,7 +423,7 @@ def describe_replies(cls: type[Algorithm[Any, Any]]) -> list[str]:
     return lines
 
 
-MOST_NOISE = 40
+MAX_NOISE = 40
 """Most noise in a count that is believed, times epsilon: more has a probability of exp(-40)."""
 
 
@@ -449,7 +449,7 @@ def invalid_counts(reply: Tensor, classes: int, examples: int, epsilon: float) -
     total = int(reply.double().sum())
     if not epsilon:
         return f"label counts of {total} examples, and it has {examples}" if total != examples else None
-    most = examples + MOST_NOISE / epsilon * classes
+    most = examples + MAX_NOISE / epsilon * classes
     return f"label counts of {total} examples, where noise makes {most:.0f} at most" if total > most else None
 
 

@@ -18,9 +18,9 @@ IN_MEAN = _PREFIX + "mean"
 """What stands for one noised mean of models in which a client's update is."""
 SPENDING = ("noise_multiplier", "counts_epsilon", "prototypes_noise_multiplier")
 """Options under which clients spend of their privacy with what they send."""
-MOST_CHANGES = 100
+MAX_CHANGES = 100
 """How many noised changes a client may tell in one step. The methods of the package tell one."""
-MOST_EVER = 2**53
+MAX_SPENT = 2**53
 """Largest number that a site's ledger may hold: floating-point numbers count no further."""
 _EVER = re.compile("ever ([0-9a-f]{16}) (.+)")
 FROM_LABEL_COUNTS = "from label counts"
@@ -114,7 +114,7 @@ def find_implausible_spending(
     Returns: What cannot be, after "answered with"; None if all can.
     """
     most = {COUNTS_TOLD: 1} if privacy.counts_epsilon else {}
-    most |= {CHANGE_TOLD: MOST_CHANGES} if privacy.prototypes_noise_multiplier else {}
+    most |= {CHANGE_TOLD: MAX_CHANGES} if privacy.prototypes_noise_multiplier else {}
     for name, count in spent(after).items():
         is_training = bool(privacy.noise_multiplier) and sample_rate_of(name) is not None
         if not is_training and name not in most:
@@ -126,6 +126,6 @@ def find_implausible_spending(
         steps -= added if is_training else 0
     for name, count in ((name, count) for totals in spent_ever(after).values() for name, count in totals.items()):
         is_known = name.startswith(f"{COUNTS_TOLD} of task ") or name == CHANGE_TOLD or sample_rate_of(name) is not None
-        if not is_known or not 0 <= count <= MOST_EVER:
+        if not is_known or not 0 <= count <= MAX_SPENT:
             return f"a ledger of {in_short(count)} times {name!r}, which no client has"
     return None

@@ -98,7 +98,7 @@ class PrivacyAccount(ReplyStep):
         """
         if "privacy" not in record:
             return {}
-        told = _digest(json.dumps([sorted(self._told.items()), round.state.server.told]).encode())
+        told = _digest(json.dumps([sorted(self._told.items()), round.state.server.released_means]).encode())
         line = {name: record[name] for name in ("task", "round", "privacy")} | {"told": told}
         return line | ({"ever": self.ever} if self.ever else {})
 

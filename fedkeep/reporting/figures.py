@@ -295,9 +295,9 @@ def _add_legend(figure: Figure, drawn: Iterable[str], line_styles: Mapping[str, 
 
 
 CHART_SIDE = 1000  # of the square in which lines are drawn
-MOST_HEATMAP_COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
-MOST_CLIENTS = 1000  # of more, evenly spaced ones are shown
-MOST_NAMED_ROWS = 24  # more rows than this have no room for a name each
+MAX_HEATMAP_COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
+MAX_CLIENTS = 1000  # of more, evenly spaced ones are shown
+MAX_NAMED_ROWS = 24  # more rows than this have no room for a name each
 BLUE = (38, 125, 210)  # seen on white and on the dark ground
 UNKNOWN = (128, 128, 128, 56)  # of what was not measured
 
@@ -378,7 +378,7 @@ def heatmap(
 ) -> dict[str, Any]:
     """Return values from 0 to 1, float [rows, columns], as a picture of one pixel each; NaN, not measured, is grey.
 
-    Of more than `MOST_HEATMAP_COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
+    Of more than `MAX_HEATMAP_COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
 
     Returns: ``title`` and ``alt``; ``png``, in base64, in which the opacity is the value; the names of ``rows`` and
         ``columns``; ``what`` the script needs: ``rows`` and ``columns`` (what they are called), ``unit``, and ``top``,
@@ -388,8 +388,8 @@ def heatmap(
 
     table = np.asarray(values, dtype=np.float64).reshape(len(rows), -1)
     names = list(columns)
-    if table.shape[1] > MOST_HEATMAP_COLUMNS:
-        parts = np.array_split(np.arange(table.shape[1]), MOST_HEATMAP_COLUMNS)
+    if table.shape[1] > MAX_HEATMAP_COLUMNS:
+        parts = np.array_split(np.arange(table.shape[1]), MAX_HEATMAP_COLUMNS)
         means = [[mean_of_known(row) for row in table[:, part]] for part in parts]
         table, names = np.asarray(means).T, [names[part[0]] for part in parts]
     pixels = np.empty((*table.shape, 4), dtype=np.uint8)
@@ -400,7 +400,7 @@ def heatmap(
     Image.fromarray(pixels, "RGBA").save(file, format="PNG", optimize=True)
     what = {"rows": axes[0], "columns": axes[1], "unit": " %", "top": 100, **what}
     shown = {"title": title, "alt": alt, "png": base64.b64encode(file.getvalue()).decode()}
-    return shown | {"rows": list(rows), "columns": names, "what": what, "named": len(rows) <= MOST_NAMED_ROWS}
+    return shown | {"rows": list(rows), "columns": names, "what": what, "named": len(rows) <= MAX_NAMED_ROWS}
 
 
 def class_names(trial: TrialResult) -> list[str]:
@@ -482,7 +482,7 @@ def partition_heatmap(run: Run) -> dict[str, Any]:
         f"Map of the examples per client and class: {len(counts)} clients, {len(names)} classes; a client holds "
         f"{(counts > 0).sum(axis=1).mean():.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
     )
-    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(np.int64))
+    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MAX_CLIENTS)).round().astype(np.int64))
     top = float(counts.max()) or 1.0
     share, clients, axes = np.log1p(counts[shown].T) / np.log1p(top), list(map(str, shown)), ("class", "client")
     picture = heatmap(share, names, clients, "", alt, axes, unit=" examples", top=top, log=True)

@@ -87,7 +87,7 @@ class Metric:
         object.__setattr__(self, "meaning", self.meaning or _first(source))
 
     @property
-    def own(self) -> bool:
+    def is_custom(self) -> bool:
         """Tell whether it is not FedKeep's."""
         return self.name not in _BUILT_IN
 

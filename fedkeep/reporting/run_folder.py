@@ -378,8 +378,8 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
     return Verification(trial.name, "damaged" if found else status, tuple(details))
 
 
-MOST_FILES = 100_000
-MOST_BYTES = 1 << 30
+MAX_FILES = 100_000
+MAX_BYTES = 1 << 30
 """Of an archive, and of all that it unpacks to: an archive that says it holds more is refused."""
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which can be unpacked in parts of a size that is asked for
@@ -397,8 +397,8 @@ def open_run(path: Path) -> Traversable:
         return path
     inside, path = path.relative_to(file).parts, file
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise RunError(f"{path} is larger than {MOST_BYTES:,} bytes, which no archive of a run is.")
+        if path.stat().st_size > MAX_BYTES:
+            raise RunError(f"{path} is larger than {MAX_BYTES:,} bytes, which no archive of a run is.")
         # The whole file is read, so that none stays open for as long as somebody may still look into it.
         archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
@@ -504,10 +504,10 @@ def _check_entries(path: Path, archive: zipfile.ZipFile) -> None:
     """Raise `RunError` for an archive that no run wrote."""
     entries = archive.infolist()
     names, size = [entry.filename for entry in entries], sum(entry.file_size for entry in entries)
-    if len(entries) > MOST_FILES or size > MOST_BYTES:
+    if len(entries) > MAX_FILES or size > MAX_BYTES:
         raise RunError(
             f"{path} says that it holds {len(entries):,} files of {size:,} bytes in all. An archive of a run has at "
-            f"most {MOST_FILES:,} files and {MOST_BYTES:,} bytes."
+            f"most {MAX_FILES:,} files and {MAX_BYTES:,} bytes."
         )
     for entry in entries:
         name = PurePosixPath(entry.filename)

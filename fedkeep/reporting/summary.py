@@ -146,7 +146,7 @@ def within_one_seed(values: Mapping[int, float], *trials: TrialResult) -> metric
     return metrics.block_interval(list(values.values()), turn=turn, shortest=max(math.ceil(3 * memory / spacing), 2))
 
 
-MOST_WORDS = 4
+MAX_WORDS = 4
 """If runs differ in more settings than these, rows are called by their runs instead."""
 
 
@@ -211,7 +211,7 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     if "rounds" in shown and "window" in shown:
         shown.remove("window")  # it mostly follows
     named: dict[str, list[TrialResult]] = {}
-    if len(shown) > MOST_WORDS and (of_runs := _by_run([*groups.values()])):
+    if len(shown) > MAX_WORDS and (of_runs := _by_run([*groups.values()])):
         return {f"{label} (run {name})": trials for name, trials in of_runs.items()}
     for table, group in zip(tables, groups.values(), strict=True):
         words = [f"{words_of[key]}={table.get(key, 'unset')}" for key in shown]

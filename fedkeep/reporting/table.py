@@ -130,7 +130,7 @@ def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
 
     Where the rows' windows differ, a value that covers one names its rounds.
     """
-    text = show(row.value(metric), metric.unit, own=metric.own)
+    text = show(row.value(metric), metric.unit, own=metric.is_custom)
     if text == NOTHING or not metric.covers_window:
         return text
     if len({rounds_covered(trial) for trial in trials_of(rows)}) == 1:

@@ -54,10 +54,10 @@ class RoundReplies(Replies[Any]):
         self._groups = groups_of(queued, round.state.federation, round.state.settings.stack)
         self.values_by_client: dict[str, Any] | None = None
         self._means: dict[Aggregation, Weights] = {}
-        self._jobs: Sequence[Sequence[StepRequest]] = ()  # what was trained for a mean
+        self._trained: Sequence[Sequence[StepRequest]] = ()  # what was trained for a mean
         self._models: dict[str, Weights] | None = None
 
-    def look(self) -> dict[str, Any]:
+    def computed(self) -> dict[str, Any]:
         """Return the replies; they are carried out if they were not yet."""
         if self.values_by_client is None:
             self._round.queue.deferred = None
@@ -69,10 +69,10 @@ class RoundReplies(Replies[Any]):
             self._round.queue.deferred = None
             found = self._round.aggregate_groups(self._clients, self._groups, how)
             if found is not None:
-                self._means[how], fits, self._jobs = found
+                self._means[how], fits, self._trained = found
                 self.values_by_client = {client: replace(fit, model=_SummedModel(self, client)) for client, fit in fits}
         if how not in self._means:
-            self._means[how] = mean_of_groups(self._groups, self.look(), how)
+            self._means[how] = mean_of_groups(self._groups, self.computed(), how)
         return self._means[how]
 
     def train_again(self) -> dict[str, Weights]:
@@ -83,17 +83,17 @@ class RoundReplies(Replies[Any]):
                 "only_averages say False.",
                 self._round.state.algorithm.name(),
             )
-            self._models = self._round.train_again(self._jobs)
+            self._models = self._round.train_again(self._trained)
         return self._models
 
     def __getitem__(self, client: str) -> Any:
-        return self.look()[client]
+        return self.computed()[client]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.look())
+        return iter(self.computed())
 
     def __len__(self) -> int:
-        return len(self.look())
+        return len(self.computed())
 
 
 class _SummedModel(Mapping[str, Tensor]):
@@ -133,7 +133,7 @@ class RoundCohort(Cohort):
         clients = self.round.queue_up(_step_requests(step, self.round, self.clients, args, kwargs))
         replies = RoundReplies(self.round, clients)
         if self.round.may_sum(step, clients):
-            self.round.queue.deferred = replies.look
+            self.round.queue.deferred = replies.computed
         else:
             replies.values_by_client = self.round.combine(self.round.collect(clients))
         return replies

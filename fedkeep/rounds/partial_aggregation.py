@@ -19,18 +19,18 @@ from fedkeep.rounds.messages import Fault, FaultKind, StepRequest, StepResult
 from fedkeep.rounds.reply_step import Reply, ReplyStep
 from fedkeep.rounds.state import SimulationState
 
-MOST_GROUPS = 16
+MAX_GROUPS = 16
 """Most groups of a cohort without stacks. Up to so many clients, each is a group, and means are as without groups."""
 
 
 def groups_of(clients: Sequence[str], federation: Federation, stack: int) -> list[list[str]]:
-    """Return the groups of a cohort, each in the cohort's order: its stacks, or up to `MOST_GROUPS` of equal size.
+    """Return the groups of a cohort, each in the cohort's order: its stacks, or up to `MAX_GROUPS` of equal size.
 
     Stacks are of about the same size, the largest clients together. They depend only on the cohort, not on the workers,
     since stacking changes rounding.
     """
     if stack == 1:
-        return _split(clients, min(len(clients), MOST_GROUPS))
+        return _split(clients, min(len(clients), MAX_GROUPS))
     place = {client: number for number, client in enumerate(clients)}
     ordered = in_stack_order(clients, federation)
     return [sorted(group, key=place.__getitem__) for group in _split(ordered, ceil(len(clients) / stack))]

@@ -34,7 +34,7 @@ class RequestQueue:
         """Let a request wait."""
         self.waiting.setdefault(request.client, []).append(request)
 
-    def look(self) -> None:
+    def carry_out_deferred(self) -> None:
         """Carry out what a cohort was asked before, if nobody has looked at its replies."""
         if self.deferred is not None:
             self.deferred()
@@ -102,15 +102,15 @@ class RequestQueue:
             yield self.under_way.pop(next(arriving))
 
     def aggregating(
-        self, jobs: Sequence[Sequence[StepRequest]], aggregator: PartialAggregator, expected: int
+        self, groups: Sequence[Sequence[StepRequest]], aggregator: PartialAggregator, expected: int
     ) -> Iterator[tuple[int, PartialAggregate]]:
         """Yield the sum of each group of requests when it arrives; progress is reported as in `arriving`."""
         done, self._began = 0, time.perf_counter()
-        for number, found in self.state.executor.aggregate_groups(jobs, aggregator):
-            step = jobs[number][0].step.__name__
-            done += len(jobs[number])
+        for number, found in self.state.executor.aggregate_groups(groups, aggregator):
+            step = groups[number][0].step.__name__
+            done += len(groups[number])
             progress.report(step, done, expected if done <= expected else None)
-            self.count_seconds(jobs[number][0])
+            self.count_seconds(groups[number][0])
             yield number, found
             del found
             self._began = time.perf_counter()

@@ -68,7 +68,7 @@ class RoundState(Round):
 
     def queue_up(self, requests: Sequence[StepRequest]) -> list[str]:
         """Queue requests for which `collect` is called next, and return their clients."""
-        self.queue.look()
+        self.queue.carry_out_deferred()
         with self.timed():
             self._queue(requests)
         return [request.client for request in requests]
@@ -87,7 +87,7 @@ class RoundState(Round):
 
     def finish(self) -> None:
         """Carry out all waiting requests, so that every step that was asked for is done by the end of the round."""
-        self.queue.look()
+        self.queue.carry_out_deferred()
         self.collect(list(self.queue.waiting), one_by_one=True)
 
     def abandon(self) -> None:
@@ -294,12 +294,12 @@ class RoundState(Round):
         for client, one in zip(requests, (one for group in ready for one in group), strict=True):
             if isinstance(one, Fault):
                 found[client] = Reply(requests[client], fault=one)
-        jobs = [job for group in ready if (job := [one for one in group if not isinstance(one, Fault)])]
-        again = [[replace(one, uses=dict(one.uses)) for one in job] for job in jobs]  # a step counts its uses in it
+        sent = [left for group in ready if (left := [one for one in group if not isinstance(one, Fault)])]
+        again = [[replace(one, uses=dict(one.uses)) for one in group] for group in sent]  # a step counts its uses in it
         mean, merged = PartialMean(how), 0
         aggregator = PartialAggregator(state, self.steps, how, stacked=state.settings.stack > 1)
         with self.timed():
-            for number, aggregate in self.queue.aggregating(jobs, aggregator, len(self.cohort)):
+            for number, aggregate in self.queue.aggregating(sent, aggregator, len(self.cohort)):
                 arrived[number] = aggregate
                 del aggregate
                 while merged in arrived:
@@ -320,11 +320,11 @@ class RoundState(Round):
         self._take(models)
         return mean.value(), [(reply.client, reply.value) for reply in models], again
 
-    def train_again(self, jobs: Sequence[Sequence[StepRequest]]) -> dict[str, Weights]:
+    def train_again(self, sent: Sequence[Sequence[StepRequest]]) -> dict[str, Weights]:
         """Return the models of trainings that `aggregate_groups` carried out; nothing of the round changes."""
         state, store, futures = self.state, ReplyStore(self.state.weights_file), list[tuple[str, Any]]()
         with self.timed():
-            groups = jobs if state.settings.stack > 1 else [[request] for job in jobs for request in job]
+            groups = sent if state.settings.stack > 1 else [[request] for group in sent for request in group]
             for group in groups:
                 by_client = {request.client: request for request in group}
                 ordered = in_stack_order(list(by_client), state.federation)

@@ -11,7 +11,7 @@ from fedkeep.models import Weights
 from fedkeep.training.evaluation import count_correct
 from fedkeep.training.party import LocalClient
 
-MOST_EXAMPLES = 10_000_000
+MAX_EXAMPLES = 10_000_000
 """More test examples no client is believed to have."""
 
 
@@ -34,7 +34,7 @@ class ClientTestResult:
         return (
             len(self.correct) == len(self.total) == classes
             and all(0 <= right <= count for right, count in zip(self.correct, self.total, strict=True))
-            and sum(self.total) <= MOST_EXAMPLES
+            and sum(self.total) <= MAX_EXAMPLES
             and (self.loss is None or self.loss >= 0)
             and self.scores.keys() == (SCORES if scored and any(self.total) else frozenset())
             and all(0 <= value <= 1 for value in numbers)

@@ -28,7 +28,7 @@ from fedkeep.training.cuda_graph import CapturedSteps, can_capture, capture_on
 from fedkeep.training.model_runner import IN_PLACE, ModelRunner
 
 Normalise = Callable[[Tensor], Tensor]
-MOST_CAPTURED = 4  # kinds of local training whose captured steps are kept: a client may train in several ways
+MAX_CAPTURED = 4  # kinds of local training whose captured steps are kept: a client may train in several ways
 
 
 class NetworkView:
@@ -343,7 +343,7 @@ def _captured_steps(runner: ModelRunner, stepper: SGDStepper, job: TrainJob) -> 
     same = job.signature, stepper.training, stepper.lr, *stepper.weights, object() if elsewhere else None
     kept = runner.captured
     kept[same] = steps = kept.pop(same, None) or CapturedSteps(stepper, capture)
-    while len(kept) > MOST_CAPTURED:  # the one that was used longest ago goes
+    while len(kept) > MAX_CAPTURED:  # the one that was used longest ago goes
         del kept[next(iter(kept))]
     steps.restart(job.loss)
     return steps

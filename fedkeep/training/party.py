@@ -384,7 +384,7 @@ class LocalServer(LocalParty, Server[Any]):
     ``logged``: What the method has logged in this round.
     """
 
-    assignable = LocalParty.assignable | {"model", "eval_model", "logged", "told"}
+    assignable = LocalParty.assignable | {"model", "eval_model", "logged", "released_means"}
 
     def __init__(
         self, context: ClientContext, data: Data, state: Any, model: Weights, num_clients: int, check: ModelCheck | None
@@ -394,7 +394,7 @@ class LocalServer(LocalParty, Server[Any]):
         self.check = check
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float] | list[str]] = {}
-        self.told: list[list[float]] = []  # the noised means of this round
+        self.released_means: list[list[float]] = []  # the noised means of this round
         super().__init__(context, "", data, state, task=1, round=0, uses={})
 
     def may_teach(self, model: Weights, label_counts: Tensor) -> bool:
@@ -415,7 +415,7 @@ class LocalServer(LocalParty, Server[Any]):
             laplace_on_grid(mean, 1 / max(count, 1), epsilon, noise)
             for mean, count in zip(means.clamp(0, 1).nan_to_num(0).tolist(), counts.tolist(), strict=True)
         ]
-        self.told.append(told)
+        self.released_means.append(told)
         return torch.tensor(told).to(means)
 
     @property
@@ -428,7 +428,7 @@ class LocalServer(LocalParty, Server[Any]):
 
         ``round``: The round of this task, counted from 1.
         """
-        self.task, self.round, self._uses, self.told = task, round, {}, []
+        self.task, self.round, self._uses, self.released_means = task, round, {}, []
 
     def log(self, name: str, value: float | list[float] | list[str]) -> None:
         self.logged[name] = _loggable(name, value)

@@ -27,18 +27,18 @@ from fedkeep.models import Weights
 from fedkeep.training.local_training import NetworkView, TrainJob, autocast, clip_factors, prepare
 from fedkeep.training.model_runner import ModelRunner
 
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Bytes of the gradients that are computed together."""
-MOST_EXAMPLES = 64
+MAX_EXAMPLES = 64
 
 
 def examples_at_once(parameters: Mapping[str, Tensor]) -> int:
     """Return of how many examples the gradients are computed together.
 
-    With more than a million parameters they are fewer than `MOST_EXAMPLES`, and their sums differ in the last bits.
+    With more than a million parameters they are fewer than `MAX_EXAMPLES`, and their sums differ in the last bits.
     """
     each = sum(parameter.nbytes for parameter in parameters.values())
-    return min(max(MOST_BYTES // max(each, 1), 1), MOST_EXAMPLES)
+    return min(max(MAX_BYTES // max(each, 1), 1), MAX_EXAMPLES)
 
 
 def gradient_bytes(parameters: Mapping[str, Tensor]) -> int:

@@ -16,7 +16,7 @@ SIZES = (16, 32, 8, 4)  # in the order in which they are measured
 FEW, MORE = 4, 16  # clients for which training one after another is measured; more if these few take too little time
 WORTH = 1.2  # required speed-up of stacks: they change rounding, and this measurement is a rough one
 LONG = 1000  # smallest number of trainings in a run for which measuring pays off
-MOST_IMAGES = 8  # in a batch, with convolutions: of ten, stacks of LeNet-5 and CNN-4 take 1 to 2 times as long
+MAX_IMAGES = 8  # in a batch, with convolutions: of ten, stacks of LeNet-5 and CNN-4 take 1 to 2 times as long
 QUICK = 0.1  # seconds; what takes less is measured several times, of which the shortest counts
 TIMES = 4
 
@@ -66,7 +66,7 @@ def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
     if state.rounds * run_settings.cohort_size < LONG:
         return 1
     convolutions = any(isinstance(module, nn.Conv2d) for module in state.context.runner.train_network.modules())
-    if convolutions and state.settings.training.batch_size > MOST_IMAGES:
+    if convolutions and state.settings.training.batch_size > MAX_IMAGES:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
     one = measure_alone(state, cohort[:FEW])

@@ -12,7 +12,7 @@ from fedkeep.rounds.state import SimulationState
 
 FORGIVEN = 0.25
 """What an accepted reply takes off a client's number of refused ones."""
-MOST_DOUBLINGS = 4
+MAX_DOUBLINGS = 4
 """How often the rounds are doubled for which a client is not drawn."""
 
 
@@ -79,7 +79,7 @@ class Standing(ReplyStep):
         for client, fault in round.refused.items() if useful else ():
             kept.times[client] = times = kept.times.get(client, 0.0) + 1
             if fault.kind is FaultKind.LOSS and (rounds := round.state.settings.defense.backoff):
-                kept.backoffs[client] = rounds * 2 ** min(int(times) - 1, MOST_DOUBLINGS)
+                kept.backoffs[client] = rounds * 2 ** min(int(times) - 1, MAX_DOUBLINGS)
 
     def reason_to_stop(self, state: SimulationState) -> str:
         if not 0 < state.settings.defense.refused_rounds <= self.kept.rounds_in_a_row:

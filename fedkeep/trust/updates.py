@@ -27,9 +27,9 @@ BUFFER_FACTOR = 1000
 """How many times farther than parameters buffers may move: no learning rate bounds batch norm's variances."""
 FREE_NORM = 3.0
 """How many norms of the model an update may always have, however little the others moved."""
-LEAST_SIMILARITY, USUAL_SIMILARITY = 0.08, 0.6
+MIN_SIMILARITY, USUAL_SIMILARITY = 0.08, 0.6
 """Cosine similarity below which a model has nothing of the sent one, if the others' median is above the second."""
-LEAST_NORM = 1e-8
+MIN_NORM = 1e-8
 """Smaller norms count as this one in a similarity."""
 MIN_ELEMENTS = 256
 """Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
@@ -203,7 +203,7 @@ def _least_similarity(measured: ModelSummary, changes: Weights, returned: Weight
     for before, after, change in zip(measured.large_norms, _norms(returned, names), moved, strict=True):
         # By the law of cosines: without one more pass over the weights.
         product = (before * before + after * after - change * change) / 2
-        least = min(least, product / (max(before, LEAST_NORM) * max(after, LEAST_NORM)))
+        least = min(least, product / (max(before, MIN_NORM) * max(after, MIN_NORM)))
     return least
 
 
@@ -262,7 +262,7 @@ def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float])
         client: "weights that have nothing of those that it was sent: their cosine similarity is "
         f"{update.similarity:.2f} in one tensor, and {usual:.2f} is usual. A learning rate that is too high does so too"
         for client, update in updates.items()
-        if update.similarity < LEAST_SIMILARITY
+        if update.similarity < MIN_SIMILARITY
     }
 
 

@@ -80,13 +80,13 @@ def test_names_that_lead_out_of_an_archive_are_refused(tmp_path: Path, name: str
 
 
 def test_an_archive_that_says_it_holds_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "MOST_BYTES", LARGEST)
+    monkeypatch.setattr(run_folder, "MAX_BYTES", LARGEST)
     with pytest.raises(RunError, match=r"2 files of 1,048,577 bytes in all"):
         read_run(hostile(tmp_path / "bomb.zip", {"run.json": b"{}", "recipe.toml": b" " * (LARGEST - 1)}))
-    monkeypatch.setattr(run_folder, "MOST_FILES", 3)
+    monkeypatch.setattr(run_folder, "MAX_FILES", 3)
     with pytest.raises(RunError, match="4 files"):
         read_run(hostile(tmp_path / "many.zip", {"run.json": b"{}", "a": b"", "b": b"", "c": b""}))
-    monkeypatch.setattr(run_folder, "MOST_BYTES", 10)
+    monkeypatch.setattr(run_folder, "MAX_BYTES", 10)
     with pytest.raises(RunError, match="larger than 10 bytes"):
         read_run(tmp_path / "many.zip")
 

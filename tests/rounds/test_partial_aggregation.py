@@ -90,7 +90,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_sums_in_workers_are_those_of_single_replies(
     method: Any, looking: Any, stack: int, groups: int, summed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial_aggregation, "MOST_GROUPS", groups)
+    monkeypatch.setattr(partial_aggregation, "MAX_GROUPS", groups)
     settings: dict[str, Any] = {"cohort_size": ALL, "stack": stack, "training": tiny.SHORT, "rounds": 2}
     settings["client_dropout"] = 0.2
     replies, alone, pooled = (tiny.simulation(one, **settings) for one in (looking, method, method))
@@ -108,7 +108,7 @@ def test_sums_in_workers_are_those_of_single_replies(
 
 
 def test_a_refused_client_is_not_in_the_sum(summed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_aggregation, "MOST_GROUPS", 2)
+    monkeypatch.setattr(partial_aggregation, "MAX_GROUPS", 2)
     settings: dict[str, Any] = {"cohort_size": ALL, "training": tiny.SHORT, "rounds": 3}
     replies, alone, pooled = (tiny.simulation(one, **settings) for one in (LoudReplies(), Loud(), Loud()))
     expected = tiny.run_rounds(replies)

@@ -78,7 +78,7 @@ def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], monkeypat
 @pytest.mark.parametrize("few", [False, True], ids=["at once", "in parts"])
 def test_every_rule_gives_the_same_bits(rule: Any, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if few:  # elements of all models at a time
-        monkeypatch.setattr(robust, "MOST_ELEMENTS", 35)
+        monkeypatch.setattr(robust, "MAX_ELEMENTS", 35)
     for method in (FedAvg(), SCAFFOLD()):
         assert_equal(*both(method, monkeypatch, cohort_size=5, rounds=1, defense=Defense(robust_aggregation=rule)))
 
@@ -100,7 +100,7 @@ def test_a_rule_in_parts_is_the_rule() -> None:
     whole = robust.merge(models, lambda tensors: robust.trimmed_mean(tensors, 1))["w"]
     assert torch.equal(whole, robust.trimmed_mean([one["w"] for one in models], 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(robust, "MOST_ELEMENTS", 6 * 4)
+        patch.setattr(robust, "MAX_ELEMENTS", 6 * 4)
         assert torch.equal(robust.merge(models, lambda tensors: robust.trimmed_mean(tensors, 1))["w"], whole)
 
 

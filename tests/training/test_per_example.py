@@ -35,7 +35,7 @@ def test_the_number_at_once_changes_rounding_alone(monkeypatch: pytest.MonkeyPat
     }
     images, labels = torch.randn(20, 1, 8, 8, generator=generator), torch.arange(20) % 10
     together = fisher(network, model, images, labels, 1)
-    monkeypatch.setattr(per_example, "MOST_BYTES", 3 * sum(weight.nbytes for weight in model.values()))
+    monkeypatch.setattr(per_example, "MAX_BYTES", 3 * sum(weight.nbytes for weight in model.values()))
     assert examples_at_once(model) == 3
     apart = fisher(network, model, images, labels, 1)
     for name, mean in together.items():
@@ -70,7 +70,7 @@ def test_examples_of_what_cannot_be_vectorised_come_one_by_one() -> None:
 def test_the_estimate_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["cwc"], settings=["run.cohort_size=2"])
     with_them = estimate(recipe, recipe.methods[0], Machine())
-    monkeypatch.setattr(per_example, "MOST_EXAMPLES", 1)
+    monkeypatch.setattr(per_example, "MAX_EXAMPLES", 1)
     without = estimate(recipe, recipe.methods[0], Machine())
     assert with_them.memory > without.memory
     assert with_them.sent == without.sent > 0
