@@ -354,13 +354,14 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         alternatives = get_args(hint)
         if type(None) in alternatives and (value is None or (value == "none" and str not in alternatives)):
             return None  # TOML has no null value
+        reasons = []
         for alternative in alternatives:
             if alternative is not type(None):
                 try:
                     return _typed(value, alternative, where)
                 except ConfigError as error:
-                    reason = error
-        raise reason
+                    reasons.append(error)
+        raise reasons[0 if isinstance(value, str) and get_origin(alternatives[0]) is Literal else -1]
     if origin is tuple and isinstance(value, list | tuple | str):
         value = (value,) if isinstance(value, str) else value
         return tuple(_typed(item, get_args(hint)[0], where) for item in value)

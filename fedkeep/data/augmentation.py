@@ -174,5 +174,5 @@ def _is_inside(y: Tensor, x: Tensor, height: int, width: int) -> Tensor:
 def _gather_pixels(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """Return ``images[i, :, y, x]`` for every image i of the batch."""
     batch, channels, height, width = images.shape
-    index = (y * width + x).expand(batch, height, width).reshape(batch, 1, -1).expand(-1, channels, -1)
+    index = (y * width + x).expand(batch, height, width).reshape(batch, 1, height * width).expand(-1, channels, -1)
     return images.flatten(2).gather(2, index).view(batch, channels, height, width)

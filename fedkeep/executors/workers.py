@@ -120,6 +120,10 @@ Handler: TypeAlias = Callable[[Any, dict[str, Tensor]], Message]
 Main: TypeAlias = Callable[..., None]
 
 
+class WorkerDied(RunError):
+    """A worker process has ended, or could not be started."""
+
+
 @dataclass(eq=False)
 class Worker:
     """A worker process as its parent sees it.
@@ -157,14 +161,14 @@ class Worker:
         self.heard = True
         return kind, content, tensors
 
-    def death(self) -> RunError:
+    def death(self) -> "WorkerDied":
         """Return the error for a worker that has died."""
         code = None
         if self.process is not None:
             self.process.join(timeout=5)
             code = self.process.exitcode
         why = {None: ", perhaps for lack of memory", -9: ", perhaps for lack of memory", 1: "; its error stands above"}
-        return RunError(f"a worker process died with code {code}{why.get(code, '')}.")
+        return WorkerDied(f"a worker process died with code {code}{why.get(code, '')}.")
 
 
 def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
@@ -176,14 +180,23 @@ def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
     context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
     # Python would start its resource tracker with the first process, and unblock SIGTERM as it does.
     resource_tracker.ensure_running()
-    workers = []
-    for _ in range(count):
-        parent_end, worker_end = context.Pipe()
-        process = context.Process(target=main, args=(worker_end, *args))
-        with _ignoring_interrupts(), signals_blocked_in_children():
-            process.start()
-        worker_end.close()  # so that the worker's death closes the connection
-        workers.append(Worker(parent_end, process))
+    workers: list[Worker] = []
+    try:
+        for _ in range(count):
+            parent_end, worker_end = context.Pipe()
+            process = context.Process(target=main, args=(worker_end, *args))
+            with worker_end, _ignoring_interrupts(), signals_blocked_in_children():
+                process.start()
+            # Its end is closed here, so that the worker's death closes the connection.
+            workers.append(Worker(parent_end, process))
+    except BaseException as error:
+        kill_workers(workers)  # else this process would wait for them when it ends
+        if not isinstance(error, OSError | AssertionError):
+            raise
+        raise WorkerDied(
+            f"worker process {len(workers) + 1} of {count} could not be started: {error}. Run with fewer, or in this "
+            "process alone (workers=1); open files and processes have limits (ulimit -n, ulimit -u)."
+        ) from error
     return workers
 
 
@@ -321,6 +334,9 @@ class _Inbox:
             if self._is_at_work:
                 # The signal of Ctrl-C interrupts sleep too.
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        except BaseException:  # no memory for a message: the parent, which still sends it, would wait for ever
+            traceback.print_exc()
+            os._exit(1)
 
     def _on_interrupt(self, *_: object) -> None:
         if self._is_over and self._is_at_work:

@@ -362,12 +362,18 @@ def _problems_together(recipe: Recipe) -> Iterator[str]:
             f"{begun} makes the initial model of one network, and [[client_models]] gives clients others. Leave one of "
             "the two out."
         )
-    if recipe.training.class_weights != "none" and recipe.privacy.noise_multiplier:
+    trainings = [recipe.training, *map(recipe.training_of, recipe.methods)]
+    if recipe.privacy.noise_multiplier and any(one.class_weights != "none" for one in trainings):
         yield (
             "training.class_weights divide by the weights of a batch, and DP-SGD (privacy.noise_multiplier) takes each "
             "example alone. Give a training.loss that weighs classes, or leave one of the two out."
         )
-    if isinstance(recipe.training.class_weights, tuple) and recipe.has_tasks:
+    if recipe.privacy.noise_multiplier and any(one.max_grad_norm is not None for one in trainings):
+        yield (
+            "training.max_grad_norm clips the gradient of a batch, and DP-SGD (privacy.noise_multiplier) clips that of "
+            "each example. Set privacy.max_grad_norm instead."
+        )
+    if recipe.has_tasks and any(isinstance(one.class_weights, tuple) for one in trainings):
         yield (
             "training.class_weights are in the order of the classes' names, and with [tasks] classes arrive in another "
             "one. Set training.class_weights=balanced."

@@ -1,5 +1,6 @@
 """Run folders: create one for a recipe, open one to continue it, and print the commands that do so."""
 
+import logging
 import os
 import platform
 import shlex
@@ -31,6 +32,7 @@ from fedkeep.experiment.runtime import Machine, recorded_machine, revision, vers
 from fedkeep.models import Architecture
 from fedkeep.models.custom import describe_network
 
+log = logging.getLogger(__name__)
 LOCK = ".lock"
 """The file by which processes that begin the same run wait for each other."""
 JOIN_SECONDS = 60.0
@@ -127,6 +129,11 @@ def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = (
     begun, given = (tomllib.loads(text) for text in (read_toml(folder / "recipe.toml"), recipe.to_toml()))
     if {**begun, "title": ""} != {**given, "title": ""}:
         raise RunError(f"{folder} was begun with another recipe. Choose another --out, or give the recipe as it was.")
+    kept = recorded_machine(folder, experiment.machine)
+    fixed = {name: getattr(kept, name) for name in ("device", "threads", "stack")}
+    if any(getattr(experiment.machine, name) != value for name, value in fixed.items()):
+        told = " ".join(f"--{name} {value}" for name, value in fixed.items())
+        log.warning("%s was begun with %s, which this trial keeps.", folder, told)
     return folder
 
 

@@ -61,7 +61,7 @@ def check_run_arguments(machine: object, on_progress: object) -> None:
 class Machine(Options):
     """Where and how a recipe is run.
 
-    On the same device no option changes a result, except for rounding if ``stack`` is not 1.
+    On the same device no option changes a result, except for rounding: with other ``threads``, or a ``stack`` but 1.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Machine(Options):
     """
 
     device: str = option("cpu", "where networks compute, cpu or cuda")
-    threads: int = option(1, "PyTorch threads in each process", low=1)
+    threads: int = option(1, "PyTorch threads in each process; another number changes rounding", low=1)
     stack: int = option(
         0,
         "train up to so many clients of a cohort as one stacked model; 1: no stacking, reproducible bit for bit; 0: "

@@ -4,7 +4,7 @@ import copy
 import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ from fedkeep.executors.workers import (
     REFUSED,
     Message,
     Worker,
+    WorkerDied,
     kill_workers,
     run_worker,
     send_message,
@@ -88,14 +89,14 @@ def run_trials(
     report = on_progress or (lambda progress: None)
     if processes > 1 and not callbacks and not steps:
         spare = workers // (processes if machine.executor == "ray" else len(trials))
-        _run_in_workers(trials, processes, spare, report, retry, from_use=steps is None)
+        _raise_failures(_run_in_workers(trials, processes, spare, report, retry, from_use=steps is None), retry)
         for trial in trials:
             if not trial.is_finished:
                 raise TrialBusy(f"{trial.folder} is being run by another process. Wait for it or end it, then: {retry}")
         return
     again = f" Finished rounds are saved. Continue with: {retry}"
     cause: BaseException | None = None
-    failures: dict[str, list[str]] = {}  # what a callback raised -> the trials that it ended
+    failures: dict[str, list[Trial]] = {}
     for number, trial in enumerate(trials):
         with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             try:
@@ -104,7 +105,9 @@ def run_trials(
                 run_trial(simulation, trial.folder, trial_callbacks, own=own, identity=identity)
             except CallbackFailed as failure:  # which ends this trial, and not the others
                 cause = cause or failure.__cause__
-                failures.setdefault(str(failure), []).append(f"{trial.method.label} with seed {trial.seed}")
+                failures.setdefault(str(failure), []).append(trial)
+            except WorkerDied as death:
+                raise RunError(f"{death}{again}") from None
             except FedKeepError:
                 raise  # it says itself what to do
             except Exception as error:
@@ -112,9 +115,17 @@ def run_trials(
                 raise
         if not any(other.experiment is trial.experiment and other.seed == trial.seed for other in trials[number + 1 :]):
             trial.experiment.release(trial.seed)
-    if failures:
-        said = " ".join(f"{what}. It ended {', '.join(ended)}." for what, ended in failures.items())
-        raise RunError(f"{said}{again}") from cause
+    _raise_failures(failures, retry, cause)
+
+
+def _raise_failures(failures: Mapping[str, Sequence[Trial]], retry: str, cause: BaseException | None = None) -> None:
+    """Raise `RunError` if callbacks raised exceptions: what each said, and the trials that it ended."""
+    said = [
+        f"{what}. It ended {', '.join(f'{trial.method.label} with seed {trial.seed}' for trial in ended)}."
+        for what, ended in failures.items()
+    ]
+    if said:
+        raise RunError(f"{' '.join(said)} Finished rounds are saved. Continue with: {retry}") from cause
 
 
 @contextmanager
@@ -306,10 +317,14 @@ class ProgressReport(Callback):
 
 def _run_in_workers(
     trials: Sequence[Trial], count: int, spare: int, report: OnProgress, retry: str, *, from_use: bool
-) -> None:
-    """Run trials in worker processes, each of which may start ``spare`` processes for its cohorts."""
+) -> dict[str, list[Trial]]:
+    """Run trials in worker processes, each of which may start ``spare`` processes for its cohorts.
+
+    Returns: What callbacks raised, and the trials that each ended.
+    """
     workers = start_workers(count, worker_main, trials[0].experiment.machine, spare, from_use)
     waiting, running, last = list(trials), dict[Worker, Trial](), dict[Worker, Trial]()
+    failures: dict[str, list[Trial]] = {}
     try:
         while waiting or running:
             for worker in workers:
@@ -322,7 +337,9 @@ def _run_in_workers(
                 if kind == PROGRESS:
                     report(Progress(**{**content, "trial": running[worker].name}))
                 elif kind == DONE:
-                    del running[worker]
+                    trial = running.pop(worker)
+                    if content is not None:
+                        failures.setdefault(content, []).append(trial)
                 else:
                     error = content if kind == REFUSED else f"a trial failed in a worker process:\n{content}"
                     raise RunError(error)
@@ -330,6 +347,7 @@ def _run_in_workers(
         raise RunError(f"{error} Finished rounds are saved. Continue with: {retry}") from None
     finally:
         stop_workers(workers)  # after a failure, the other trials save their last round and end
+    return failures
 
 
 def _next_trial(waiting: Sequence[Trial], last: Trial | None) -> Trial:
@@ -360,11 +378,15 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
 
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
-        # If another process runs the trial, the parent notices if it does not finish.
-        with suppress(TrialBusy), plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
-            simulation, callbacks, identity = _prepare(trial, report, spare, None if from_use else ())
-            own = instances_of(Callback, machine.use) if from_use else ()
-            run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)
+        try:
+            with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
+                simulation, callbacks, identity = _prepare(trial, report, spare, None if from_use else ())
+                own = instances_of(Callback, machine.use) if from_use else ()
+                run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)
+        except TrialBusy:  # the parent notices if another process does not finish it
+            pass
+        except CallbackFailed as failure:
+            return str(failure), {}
         return None, {}
 
     def join(content: Any, tensors: Any) -> Message:
@@ -433,10 +455,13 @@ class CohortWorkers(Callback):
             return
         left = (state.rounds - state.finished) * (result.timings["train"] + result.timings["teachers"])
         if not self.workers and self.count > 1 and left > MIN_SECONDS_LEFT:
-            self.workers = self.start()
-            self.starting = list(self.workers)
-            for worker in self.workers:
-                worker.send(*self.request)
+            try:
+                self.workers = self.start()
+                self.starting = list(self.workers)
+                for worker in self.workers:
+                    worker.send(*self.request)
+            except RunError as error:
+                self._go_without(error)
 
     def on_trial_end(self, state: SimulationState) -> None:
         kill_workers(self.workers)
@@ -450,9 +475,12 @@ class CohortWorkers(Callback):
                     raise RunError(content)
                 self.starting.remove(worker)
         except RunError as error:
-            self.count, self.starting = 0, []
-            kill_workers(self.workers)
-            log.warning("A worker process could not start, and the run continues without workers: %s", error)
+            self._go_without(error)
             return
         if not self.starting:
             state.executor = ProcessExecutor(self.workers, state, all_steps=self.all_steps)
+
+    def _go_without(self, error: RunError) -> None:
+        self.count, self.starting = 0, []
+        kill_workers(self.workers)
+        log.warning("A worker process could not start, and the run continues without workers: %s", error)

@@ -37,7 +37,9 @@ class Training(Options):
     lr: float = option(0.01, "learning rate in the first round", low=0.0)
     lr_decay: float = option(1.0, "factor on the learning rate after every round", low=0.0, high=1.0)
     momentum: float = option(0.0, "momentum of SGD; starts at zero in every local training", low=0.0, high=1.0)
-    weight_decay: float = option(0.0, "weight decay of SGD (an L2 penalty), on all parameters", low=0.0)
+    weight_decay: float = option(
+        0.0, "on all parameters: an L2 penalty with SGD and Adam, decoupled with AdamW", low=0.0
+    )
     max_grad_norm: float | None = option(None, "largest norm of the gradient; none: no clipping", low=1e-12)
     precision: Precision = option(
         "float32",
@@ -58,7 +60,7 @@ class Training(Options):
         "none",
         "of the cross-entropy, as of torch.nn.CrossEntropyLoss: a number for each class, in the order of their names; "
         "balanced: inverse to the client's own examples of each class",
-        low=0.0,
+        low=1e-12,
     )
     lr_rounds: int = option(0, "cosine: rounds until lr_min; 0: all rounds of the run, or of the task", low=0)
 
@@ -70,6 +72,10 @@ class Training(Options):
             raise ConfigError(f"training.momentum is of SGD; {self.optimizer} has betas. Set momentum to 0.")
         if self.lr_schedule == "cosine" and self.lr_decay != 1.0:
             raise ConfigError("training.lr_decay has no effect with lr_schedule = cosine. Set it to 1.")
+        if self.lr_schedule == "cosine" and self.lr_min > self.lr:
+            raise ConfigError(
+                f"training.lr_min = {self.lr_min:g} is above training.lr = {self.lr:g}, from which it falls."
+            )
         if self.loss != "cross-entropy" and self.class_weights != "none":
             raise ConfigError("training.class_weights are of the cross-entropy. Weigh classes in training.loss itself.")
         defaults = {name: field.default for name, field in options_of(Training).items()}

@@ -178,7 +178,7 @@ def _try_gradients(logits: Tensor, parameters: Mapping[str, Tensor], who: str, h
 
 
 def _checked_logits(output: Any, inputs: Tensor, classes: int, who: str, mode: str) -> Tensor:
-    """Return the logits; raise `ConfigError` if the output has none of shape [batch, classes]."""
+    """Return the logits; raise `ConfigError` if the output has no finite ones of shape [batch, classes]."""
     logits = logits_of(output)
     if not isinstance(logits, Tensor):
         parts = f" of {len(output)}" if isinstance(output, tuple | list) else ""
@@ -189,7 +189,12 @@ def _checked_logits(output: Any, inputs: Tensor, classes: int, who: str, mode: s
         )
     expected = (len(inputs), classes)
     if logits.shape == expected and logits.is_floating_point():
-        return logits
+        if bool(logits.isfinite().all()):
+            return logits
+        raise ConfigError(
+            f"the network of {who} gives logits that are not finite{mode}, with which distillation is undefined. "
+            "Leave a class out by a large negative number, such as -1e4, instead of -inf."
+        )
     hint = ""
     if logits.shape == (len(inputs), 1) and classes == 2:
         hint = " For two classes give two: torch.nn.Linear(width, 2), whose softmax says what the sigmoid of one does."

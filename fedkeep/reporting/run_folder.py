@@ -365,7 +365,9 @@ def _verify_trial(root: Traversable, trial: Traversable, *, belongs: bool) -> Ve
         checked = "all files of its manifest"
     else:
         status, names = "unfinished", manifests(trial / "checkpoint")
-        found = [damage for name in names for damage in provenance.find_checkpoint_damage(trial, name)]
+        damage = {name: provenance.find_checkpoint_damage(trial, name) for name in names}
+        kept = manifests(trial / "checkpoint")  # a trial that is running may have replaced the others meanwhile
+        found = [each for name in names if name in kept for each in damage[name]]
         found += _errors(read_json, trial / TRIAL_FILE) if names or (trial / TRIAL_FILE).is_file() else []
         rounds = ", ".join(name[9:-5] for name in reversed(names))
         checked = f"checkpoints of rounds {rounds}" if names else "no checkpoint"

@@ -209,3 +209,9 @@ def test_pixels_of_any_type_are_moved_alike_and_pass_gradients_on() -> None:
     moved.sum().backward()
     assert pixels.grad is not None
     assert int(pixels.grad.sum()) < pixels.numel(), "what was cropped away counts for nothing"
+
+
+@pytest.mark.parametrize("options", [{"horizontal_flip": True}, {"crop_padding": 1}, {"rotation": 1.0}, {"cutout": 1}])
+def test_an_empty_batch_stays_empty(options: dict[str, Any]) -> None:
+    """DP-SGD draws batches at random, and some are empty."""
+    assert Augmentation(**options)(noise(batch=0), raw, seeded()).shape == (0, 3, 12, 10)

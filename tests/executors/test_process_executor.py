@@ -7,11 +7,14 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -310,6 +313,52 @@ def test_a_death_is_told_and_nothing_waits(with_workers: Any) -> None:
     with pytest.raises(RunError, match=r"a worker process died with code -9.*step 'train'"):
         simulation.run_round()
     assert simulation.finished == 1
+
+
+def test_what_cannot_be_started_ends_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[SpawnProcess] = []
+    start = SpawnProcess.start
+
+    def second_fails(self: SpawnProcess) -> None:
+        if started:
+            raise OSError(24, "Too many open files")
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(SpawnProcess, "start", second_fails)
+    with pytest.raises(RunError, match=r"worker process 2 of 8 could not be started: .*Too many open files.*workers=1"):
+        start_workers(8, in_process, [], {})
+    assert not started[0].is_alive()
+
+
+NO_MEMORY = """
+import torch
+from fedkeep.executors import workers
+
+def empty(head):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+def main(connection):
+    workers._empty = empty
+    workers.run_worker(connection, {})
+
+if __name__ == "__main__":
+    (worker,) = workers.start_workers(1, main)
+    try:
+        worker.send("step", None, {"model": torch.zeros(10**7)})
+        worker.receive()
+    except workers.WorkerDied as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_without_memory_for_a_message_ends(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(NO_MEMORY)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout.strip() == "a worker process died with code 1; its error stands above."
+    assert "can't allocate memory" in ended.stderr
 
 
 def test_a_model_travels_to_a_worker_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

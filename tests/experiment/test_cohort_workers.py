@@ -16,9 +16,9 @@ import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.executors.process_executor import ProcessExecutor, step_handlers
-from fedkeep.executors.workers import Worker, serve
+from fedkeep.executors.workers import Worker, WorkerDied, serve
 from fedkeep.experiment import trial_runner
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code, instances_of
@@ -109,6 +109,51 @@ def test_a_worker_that_cannot_start_is_told_and_the_run_goes_on(
     assert simulation.executor is simulation.serial
     assert "there is no such data set" in caplog.text
     assert (tmp_path / "alone" / "rounds.jsonl").read_bytes() == (tmp_path / "shared" / "rounds.jsonl").read_bytes()
+
+
+def test_workers_of_which_none_can_be_started_are_told_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runner, "MIN_SECONDS_LEFT", 0.0)
+
+    def full() -> list[Worker]:
+        raise WorkerDied("worker process 2 of 2 could not be started: too many")
+
+    simulation = tiny.simulation(SFedKD())
+    run_trial(simulation, tmp_path / "trial", [CohortWorkers(2, full, ("begin", "now"))])
+    assert simulation.executor is simulation.serial
+    assert simulation.finished == simulation.rounds
+    assert caplog.text.count("could not be started: too many") == 1
+
+
+FAILS = """
+import fedkeep
+
+class Fails(fedkeep.Callback):
+    def on_round_end(self, state, result):
+        if state.algorithm.name() == "fedavg":
+            raise KeyError("gone")
+"""
+
+
+def test_a_callback_that_fails_in_a_worker_ends_its_trial_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runner, "run_worker", serve)  # a thread has no signals
+    monkeypatch.setattr(trial_runner, "start_workers", start_threads)
+    use = (str(tmp_path / "fails.py"),)
+    Path(*use).write_text(FAILS)
+    import_user_code(use)
+    given = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq", "fedprox"], rounds=2)
+    experiment = Experiment(given, Machine(workers=2, stack=1, use=use))
+    trials = experiment.trials(prepare_run(experiment, tmp_path / "run"))
+    with pytest.raises(RunError) as raised:
+        run_trials(trials, retry="again")
+    assert str(raised.value) == (
+        "the callback Fails raised KeyError: 'gone'. It ended FedAvg with seed 0. Finished rounds are saved. Continue "
+        "with: again"
+    )
+    assert [trial.is_finished for trial in trials] == [False, True, True]
 
 
 STEP = """

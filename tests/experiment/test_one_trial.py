@@ -15,13 +15,16 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.run import join_run
 
 
-def test_trials_one_by_one_are_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_one_by_one_are_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     recipe, out = tiny.write_recipe(tmp_path), tmp_path / "array"
     command = ["run", recipe, "--methods", "fedavg,fedseq", "--rounds", "1", "--quiet", "--out", str(out)]
     alone = fedkeep.run(recipe, methods=["fedavg", "fedseq"], rounds=1, out=tmp_path / "alone")
     assert main([*command, "--trial", "2"]) == 0
     assert not (out / "report.html").exists()
-    assert main([*command, "--trial", "1"]) == 0
+    assert main([*command, "--trial", "1", "--threads", "2"]) == 0
+    assert f"{out} was begun with --device cpu --threads 1 --stack 0, which this trial keeps" in caplog.text
     assert main([*command, "--trial", "1", "--data-dir", str(tmp_path)]) == 0, "it is finished already"
     said = " ".join(capsys.readouterr().out.split())
     assert "trial 1 of 2, fedavg-seed0, is finished" in said

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -14,6 +15,7 @@ import fedkeep
 from fedkeep._utils.digests import Identity, read_json, read_manifest, write_json, write_manifest
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError, RunError
+from fedkeep.experiment import provenance
 from fedkeep.experiment.plugins import code_of, import_user_code
 from fedkeep.experiment.provenance import UNKNOWN, check_code, keep_code
 from fedkeep.reporting.run_folder import read_run, verify_run, write_archive
@@ -157,6 +159,21 @@ def test_a_manifest_of_an_older_round_under_the_newer_name_is_not_taken(runs: di
     fedkeep.resume(tmp_path / "run")
     mine, found = (run / TRIAL / "rounds.jsonl" for run in (runs["mine"], tmp_path / "run"))
     assert found.read_bytes() == mine.read_bytes()
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_damaged(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["half"], run)
+    (manifest,) = (run / TRIAL / "checkpoint").glob("manifest-*.json")
+
+    def replaced(*given: Any) -> list[str]:
+        manifest.rename(manifest.with_name("manifest-9.json"))
+        return ["it is missing"]
+
+    monkeypatch.setattr(provenance, "find_checkpoint_damage", replaced)
+    assert {found.status for found in verify_run(run)} == {"finished", "unfinished"}
 
 
 def test_runs_of_versions_that_did_not_say_it_are_read_and_continued(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -46,6 +46,20 @@ def test_probabilities_are_passed_as_tempered_logarithms() -> None:
     )
 
 
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+@pytest.mark.parametrize("outputs", [0, CLASSES])
+def test_probabilities_of_0_and_1_are_probabilities(tau: float, outputs: int) -> None:
+    p = torch.tensor([[0.7, 0.3, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]] * 3)[:EXAMPLES].double()
+    batch = draw(PUBLIC, ROWS)
+    value, gradients = value_and_gradients(
+        soft_label_loss(tau * p.log(), PUBLIC, tau, num_outputs=outputs), STUDENT, batch
+    )
+    own = logits(STUDENT, batch)[:, : outputs or 3] / tau
+    expected = -(p[list(ROWS)] * own.log_softmax(-1)[:, :3]).sum(-1).mean()
+    torch.testing.assert_close(value, expected.to(value), **EXACT)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+
+
 def test_it_reads_its_data_set() -> None:
     own, other = draw(data([1, 0, 2, 3, 4, 1, 1, 0, 2]), (1, 3)), draw(PUBLIC, ROWS)
     target = noise(EXAMPLES, CLASSES, seed=5)

@@ -50,6 +50,11 @@ class Subtracts(Net):
         return self.logits(x)
 
 
+class LeavesAClassOut(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.logits(x) + torch.tensor([0.0, 0.0, -torch.inf])
+
+
 class SubtractsInTraining(Net):
     def forward(self, x: Tensor) -> Any:
         return self.logits(x.sub_(1.0) if self.training else x - 1.0)
@@ -187,6 +192,7 @@ def half_frozen() -> nn.Module:
         (lambda: Words(rows=6), IDS, 3, "has rows for the ids 0 to 5, and the data have 7 too"),
         (lambda: Words(sparse=True), IDS, 3, "sparse gradient of 'words.weight'"),
         (lambda: Words(max_norm=0.01), IDS, 3, "changes its own 'words.weight'"),
+        (LeavesAClassOut, NUMBERS, 3, "logits that are not finite, with which distillation"),
         (Subtracts, NUMBERS, 3, "changes its inputs in place"),
         (SubtractsInTraining, NUMBERS, 3, "changes its inputs in place"),
         (SubtractsUnseen, NUMBERS, 3, "changes its inputs in place"),

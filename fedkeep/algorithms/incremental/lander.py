@@ -52,8 +52,8 @@ class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
 
     A task ends with the global model that had the lowest loss at clients, not with the last one. The code sums the
     losses of a local training's first epoch; here it is the mean over all its steps, and the model of the first round,
-    which does not know the new classes, is no candidate. Its learning rate falls from 0.04 to 0.001 on a cosine, which
-    recipes cannot say: they have `training.lr_decay`.
+    which does not know the new classes, is no candidate. Its learning rate falls from 0.04 to 0.001 on a cosine:
+    ``training.lr_schedule = "cosine"``.
     """
 
     title = "LANDER"
