@@ -31,6 +31,7 @@ def reproduce(options: Namespace, console: Console) -> int:
     folder = root / (table.replace("/", "-") + ("" if options.rounds == 1 else f"-rounds-{options.rounds:g}"))
     changes = {name: getattr(options, name) for name in ("methods", "seeds", "settings", "grid", "allow_code")}
     requested = plan.select_columns(table, recipes, folder, options.columns or (), options.rounds, **changes)
+    report.check_measured([column.recipe.paper for column in requested])
     if options.dry_run:
         done = {
             (column.name, method.label, seed)

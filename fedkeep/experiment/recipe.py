@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from fedkeep.models import Architecture, get_architecture
 from fedkeep.models.custom import from_path
 from fedkeep.models.pretrained import Pretrained
 from fedkeep.options import NO_OPTION, Options, as_table, build, build_kind, check_values, option, options_of
-from fedkeep.rounds.run_settings import MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
+from fedkeep.rounds.run_settings import AVERAGE_SUFFIX, MIN_FOR_MEDIAN, ON_EXAMPLES, Attack, Defense, RunSettings
 from fedkeep.tracking import check_log
 from fedkeep.training.pooled import PooledTraining
 from fedkeep.trust.robust_aggregation import KRUM
@@ -327,6 +328,10 @@ def _problems_of_parts(recipe: Recipe) -> Iterator[str]:
             same = "" if other == method.label else f" and {other!r}, which would share the folder {method.slug!r}"
             yield f"two methods are labelled {method.label!r}{same}. Give each its own label."
         taken[method.slug] = method.label
+    labels = {method.label for method in recipe.methods}
+    for label, suffix in product(labels, filter(None, AVERAGE_SUFFIX.values())):
+        if f"{label}{suffix}" in labels:
+            yield f"a method is labelled {f'{label}{suffix}'!r}, as an average of {label!r} is. Give it another label."
 
 
 def _is_mean_and_std(value: Any) -> bool:

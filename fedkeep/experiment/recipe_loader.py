@@ -141,6 +141,9 @@ def _checked(table: dict[str, Any], where: str) -> dict[str, Any]:
         several = name in ("methods", "client_models")
         if several and not (isinstance(part, list) and all(isinstance(each, dict) for each in part)):
             raise ConfigError(f"{where}: {name} must be tables, each under [[{name}]], not {part!r:.80}.")
+        for key, own in [(key, own) for each in part for key, own in each.items()] if name == "methods" else ():
+            if key in ("training", "grid") and not isinstance(own, dict):
+                raise ConfigError(f"{where}: {key} of a method must be a table, not {own!r:.80}.")
         if name in (*SECTIONS, "paper") and not isinstance(part, dict):
             raise ConfigError(f"{where}: {name} must be a table, [{name}], not {part!r:.80}.")
     return table
@@ -265,7 +268,7 @@ def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]
 def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, Any]:
     """Split ``section.option=value`` into its parts; a method's label may hold dots and equals signs itself."""
     setting = setting.strip()
-    start = max((len(each) for each in labels if setting.lower().startswith(f"{each.lower()}.")), default=0)
+    start = _length_of_label(setting, labels)
     rest, equals, text = setting[start:].partition("=")
     section, _, name = (setting[:start] + rest).strip().rpartition(".")
     if not (equals and section.strip(".") and name):
@@ -278,6 +281,11 @@ def read_setting(setting: str, labels: Iterable[str] = ()) -> tuple[str, str, An
             f"""takes off unless the whole is quoted too, such as '{setting[:start]}{rest}=["one", "other"]'."""
         )
     return section, name, value
+
+
+def _length_of_label(text: str, labels: Iterable[str]) -> int:
+    """Return the length of the longest label with which a text begins, before a dot; 0 if there is none."""
+    return max((len(label) for label in labels if text.lower().startswith(f"{label.lower()}.")), default=0)
 
 
 def read_settings(settings: Iterable[str], sections: Mapping[str, type[Options]]) -> dict[str, Any]:
@@ -396,9 +404,12 @@ def expand(method: Method, grid: Mapping[str, list[Any]]) -> list[Method]:
     return points
 
 
-def _split_grid(line: str) -> tuple[str, list[Any]]:
+def _split_grid(line: str, labels: Iterable[str]) -> tuple[str, list[Any]]:
     """Split a grid of one option, such as ``sfedkd.tau=1,2,4``, into the option and its values."""
-    path, _, text = (part.strip() for part in line.partition("="))
+    line = line.strip()
+    start = _length_of_label(line, labels)
+    rest, _, text = line[start:].partition("=")
+    path, text = (line[:start] + rest).strip(), text.strip()
     try:
         values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]  # commas may stand in brackets and quotes
     except ValueError:
@@ -408,10 +419,10 @@ def _split_grid(line: str) -> tuple[str, list[Any]]:
     return path, values
 
 
-def read_grid(grid: Mapping[str, Any] | Iterable[str]) -> dict[str, list[Any]]:
+def read_grid(grid: Mapping[str, Any] | Iterable[str], labels: Sequence[str] = ()) -> dict[str, list[Any]]:
     """Return by option what to try, of lines such as ``sfedkd.tau=1,2,4`` or of a table of lists."""
     found: dict[str, list[Any]] = {}
-    for path, given in grid.items() if isinstance(grid, Mapping) else map(_split_grid, grid):
+    for path, given in grid.items() if isinstance(grid, Mapping) else (_split_grid(line, labels) for line in grid):
         values = plain(given)
         if not isinstance(values, list | tuple | range) or not len(values):
             raise ConfigError(f"the grid of {path} must be a list of values, such as [1, 2], not {given!r:.80}.")
@@ -425,7 +436,7 @@ def read_grid(grid: Mapping[str, Any] | Iterable[str]) -> dict[str, list[Any]]:
 
 def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) -> bool:
     """Add grids (see `read_grid`) to the methods of a recipe's table; return whether there was one."""
-    found = read_grid(grid)
+    found = read_grid(grid, [str(entry.get("label", "")) for entry in table.get("methods", [])])
     for path, values in found.items():
         section, _, name = path.rpartition(".")
         of_training = section == "training" or section.endswith(".training")
@@ -434,7 +445,7 @@ def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) ->
                 f"a grid is of options of methods and of local training, and the methods of one run share [{section}]. "
                 f"Vary it in several runs, with --set {path}."
             )
-        entries = table["methods"] if section == "training" else _entries_with(table, section, name)
+        entries = table.get("methods", []) if section == "training" else _entries_with(table, section, name)
         for entry in entries:
             entry["grid"] = {**entry.get("grid", {}), f"{TRAINING * of_training}{name}": values}
     return bool(found)

@@ -58,7 +58,11 @@ def find_table(name: str) -> tuple[str, dict[str, str]]:
     if name in known:
         return name, {column.rpartition("/")[2]: column for column in known[name].columns}
     if columns := {path.stem: str(path) for path in Path(name).glob("*.toml") if not path.name.startswith("_")}:
-        order = read_paper_section(next(iter(columns.values()))).get("columns", ())
+        order = read_paper_section(next(iter(columns.values()))).get("columns", [])
+        if not isinstance(order, list):
+            raise ConfigError(
+                f"paper.columns must be a list of the table's columns, such as ['a', 'b'], not {order!r}."
+            )
         return Path(name).resolve().name, dict(sorted(columns.items(), key=lambda column: place_in(order, column[0])))
     hint = did_you_mean(name, known)
     raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep recipes")

@@ -28,7 +28,8 @@ from fedkeep.metrics import Floats, kold, mean_of_known
 from fedkeep.reporting.metric import LOGGED, METRICS, metric_of, rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row
-from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult
+from fedkeep.reporting.trial import TrialResult
+from fedkeep.rounds.run_settings import AVERAGE_SUFFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedkeep.reporting.metric import Metric, headline, rounds_covered, show_number
 from fedkeep.reporting.summary import Difference, Row, deduplicate, difference, trials_of
-from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult
+from fedkeep.reporting.trial import TrialResult
+from fedkeep.rounds.run_settings import AVERAGE_SUFFIX
 
 TELLING = 0.2
 """Loss of a class from which it is told."""

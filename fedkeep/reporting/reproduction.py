@@ -18,7 +18,7 @@ from fedkeep._utils.templates import template
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.experiment.reproduce import NOTE, place_in, table_of
-from fedkeep.reporting.metric import Metric, headline, metric_of
+from fedkeep.reporting.metric import METRICS, Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, open_run, read_run, runs_in
 from fedkeep.reporting.summary import Difference, Row, Spread, difference_or_reason, show_difference, summary
 from fedkeep.reporting.table import EXPLANATION, NOTHING, TextTable, frozen, show
@@ -65,7 +65,7 @@ def cells(column: ColumnResult) -> list[tuple[str, Cell]]:
         ("ours, last", ours("last")),
         ("ours minus the paper's", lambda line: NOTHING if line.difference is None else f"{line.difference:+.2f}"),
     ]
-    if column.deciding is not metric_of(accuracy):
+    if column.deciding.name != accuracy:
         found.append((f"ours, {column.deciding.heading(column.run.trials)}", ours(column.deciding)))
     if column.reference is not None:
         found.append((f"minus {_label(column.reference)}, 95 %", gain))
@@ -83,6 +83,20 @@ def cells(column: ColumnResult) -> list[tuple[str, Cell]]:
         found.append((f"times as fast to {target:g} %, paper", printed_rounds("speedup")))
         found.append(("ours", lambda line: _speedup(column, line, target / 100)))
     return found + [("rounds to the paper's", to_the_papers)] * column.has_averages
+
+
+def check_measured(papers: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` unless each ``paper.measured`` names two metrics that are shares, as printed numbers are."""
+    wrong = []
+    for measured in (paper.get("measured", MEASURED) for paper in papers):
+        two = isinstance(measured, list | tuple) and len(measured) == 2
+        wrong += [name for name in measured if metric_of(name).unit != "%"] if two else [measured]
+    if wrong:
+        percent = ", ".join(name for name, metric in METRICS.items() if metric.unit == "%")
+        raise ConfigError(
+            "paper.measured names two metrics, with which the paper's accuracy and forgetting are compared, such as "
+            f"{list(MEASURED)}, and not {wrong[0]!r}. Each is one of: {percent}."
+        )
 
 
 def column_table(column: ColumnResult) -> TextTable:
@@ -127,7 +141,9 @@ def read_notes(root: Path, names: Iterable[str], page: Path) -> dict[str, str]:
     _, *sections = re.split(r"^## ", f"\n{path.read_text(encoding='utf-8')}" if path.is_file() else "", flags=re.M)
 
     def moved(link: re.Match[str]) -> str:
-        return link[0] if "://" in link[1] else f"]({Path(os.path.relpath(root / link[1], page)).as_posix()}"
+        if re.match(r"[a-z]+:", link[1]):  # an address
+            return link[0]
+        return f"]({Path(os.path.relpath(root / link[1], page)).as_posix()}"
 
     notes = {}
     for section in sections:
@@ -200,7 +216,7 @@ class MethodResult:
         """Return ours minus the paper's in percentage points; None unless both are there, ours to the last round."""
         if self.paper is None or self.ours is None or not (self.row and self.row.finished):
             return None
-        return 100 * self.ours.mean - self.paper.mean
+        return 100 * self.ours.mean - self.paper.mean if self.ours.n else None
 
 
 @dataclass(frozen=True)

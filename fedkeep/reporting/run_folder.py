@@ -27,8 +27,8 @@ from fedkeep.errors import RunError
 from fedkeep.experiment import provenance
 from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, RECORD_SUFFIXES, TRIAL_FILE, TRIALS
 from fedkeep.interface import algorithms
-from fedkeep.reporting.trial import AVERAGE_SUFFIX, TrialResult, Window
-from fedkeep.rounds.run_settings import RunSettings
+from fedkeep.reporting.trial import TrialResult, Window
+from fedkeep.rounds.run_settings import AVERAGE_SUFFIX, RunSettings
 from fedkeep.trials.checkpoint import manifests
 from fedkeep.trials.trial import LEDGER, MANIFEST
 

@@ -422,8 +422,8 @@ def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "win
     """Return each other finished method's difference to the reference, as `difference_or_reason` has it."""
     metric = metric_of(metric)
     table = {row.label: row for row in rows if row.finished}
-    named = {label.lower(): label for label in table}
-    reference = named.get(reference.lower(), reference)
+    if reference not in table:
+        reference = {label.lower(): label for label in table}.get(reference.lower(), reference)
     variants = [label for label in table if label.lower().startswith(f"{reference.lower()} (")]
     if reference not in table and variants:
         raise RunError(f"{reference} was run with different settings. Name one: {'; '.join(variants)}.")

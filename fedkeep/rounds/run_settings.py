@@ -19,6 +19,8 @@ EvaluationModel = Literal["last", "round", "moving"]
 mean of the models that clients returned in a round, with equal weights, without those of clients that have no examples;
 for parallel methods the global model. ``moving``: the moving average of the ``round`` models.
 """
+AVERAGE_SUFFIX: dict[EvaluationModel, str] = {"last": "", "round": ", mean of the round", "moving": ", moving average"}
+"""What a label says of an evaluation model."""
 
 
 def distinct_models(chosen: Sequence[EvaluationModel], algorithm: Algorithm[Any, Any]) -> tuple[EvaluationModel, ...]:

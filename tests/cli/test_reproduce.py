@@ -127,6 +127,26 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
         assert output in " ".join(messages.split())
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('measured = "window_mean"', "paper.measured names two metrics"),
+        ('measured = ["train_seconds", "forgetting"]', "not 'train_seconds'. Each is one of: "),
+        ('measured = ["windowmean", "forgetting"]', "no metric 'windowmean'. Did you mean 'window_mean'"),
+        ('columns = "second, first"', "paper.columns must be a list"),
+    ],
+)
+def test_what_is_wrong_with_the_paper_section_is_told_before_anything_runs(
+    line: str, said: str, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = Path(table) / "_table.toml"
+    text = base.read_text().replace('columns = ["second", "first"]\n', "") if "columns" in line else base.read_text()
+    base.write_text(text.replace("[paper]", f"[paper]\n{line}"))
+    assert run(table, tmp_path / "out") != 0
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--grid") == 0
     found = {label: line for (_, label), line in lines(tmp_path / "toy").items()}

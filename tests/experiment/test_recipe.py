@@ -150,6 +150,44 @@ def test_a_setting_takes_the_place_of_a_methods_grid(load: Any) -> None:
     assert (recipe.training_of(recipe.methods[3]).lr, recipe.methods[3].algorithm.tau) == (0.5, 9)
 
 
+def test_what_two_parents_extend_does_not_undo_what_the_first_one_changes(tmp_path: Path) -> None:
+    tiny.write_recipe(tmp_path)
+    (name,) = tmp_path.iterdir()
+    for file, extends, options in [
+        ("one", [name.name], "[training]\nlr = 0.5\n"),
+        ("two", [name.name], "[run]\nrounds = 9\n"),
+        ("both", ["one.toml", "two.toml"], ""),
+        ("last", ["two.toml", "one.toml"], "[training]\nlr = 0.7\n"),
+    ]:
+        (tmp_path / f"{file}.toml").write_text(f"extends = {extends}\n{options}")
+    both, last = (load_recipe(str(tmp_path / f"{file}.toml")) for file in ("both", "last"))
+    assert (both.training.lr, both.run.rounds, last.training.lr, last.run.rounds) == (0.5, 9, 0.7, 9)
+
+
+def test_a_grid_and_a_setting_name_a_label_with_dots_and_equals_signs(load: Any) -> None:
+    text = f'{tiny.RECIPE}\n[[methods]]\nalgorithm = "fedseq"\nlabel = "Seq (lr=0.1)"\n'
+    recipe = load(text, grid=["Seq (lr=0.1).training.lr=0.1,0.2"])
+    assert [method.label for method in recipe.methods[3:]] == ["Seq (lr=0.1) (lr 0.1)", "Seq (lr=0.1) (lr 0.2)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        (HEAD, {"grid": ["training.lr=0.1,0.2"]}, "there is no method to run"),
+        (
+            HEAD + METHOD + "training = 5\n",
+            {"settings": ["fedavg.training.lr=1"]},
+            "training of a method must be",
+        ),
+        (HEAD + METHOD + "grid = 5\n", {"grid": ["training.lr=1,2"]}, "grid of a method must be a table"),
+        (f'{HEAD}{METHOD}label = "A"\n{METHOD}label = "A, moving average"\n', {}, "as an average of 'A' is"),
+    ],
+)
+def test_what_is_wrong_with_methods_is_told(load: Any, text: str, changes: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load(text, **changes)
+
+
 def test_methods_seeds_and_rounds(load: Any) -> None:
     recipe = load(methods=["SFedKD", "fedavg"], seeds=[4, 2], rounds=7)
     assert [m.label for m in recipe.methods] == ["SFedKD", "FedAvg"]

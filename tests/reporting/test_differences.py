@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedkeep.reporting.metric import METRICS, rounds_covered
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import difference, differences, leaders, show_difference, summary
 from fedkeep.reporting.table import caption, markdown
+from fedkeep.reporting.trial import TrialResult
 
 T1 = 12.706204736432095  # Student's t for 95 % with one degree of freedom
 
@@ -48,6 +50,23 @@ def series(path: Path, **methods: list[int]) -> Run:
     for label, values in methods.items():
         write_twenty(run, label, 0, values)
     return read_run(run)
+
+
+def test_a_reference_is_the_method_with_its_very_name(tmp_path: Path) -> None:
+    row, *_ = summary(seeds(tmp_path / "run", FedAvg=[10, 12]))
+    rows = [replace(row, label=label) for label in ("Fed_Avg", "fed_avg")]
+    for reference, other in (("Fed_Avg", "fed_avg"), ("fed_avg", "Fed_Avg")):
+        assert [found.label for found in differences(rows, reference)] == [other]
+    assert differences(rows[:1], "FED_AVG") == []
+
+
+def test_an_accuracy_that_is_the_target_reaches_it() -> None:
+    info = {"algorithm": "fedavg", "seed": 0, "test_total": [500, 500], "rounds": 1}
+    for k in range(1, 1001):
+        record = {"round": 1, "correct": [min(k, 500), max(k - 500, 0)], "test_loss": 1.0}
+        trial = TrialResult("A", [record], [], {}, info, True)
+        assert trial.rounds_to(k / 10 / 100) == 1
+        assert math.isnan(trial.rounds_to((k + 0.1) / 10 / 100))
 
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
