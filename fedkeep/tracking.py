@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -168,13 +169,14 @@ class Tracker(Callback):
             self.written = state.finished
 
     def on_trial_end(self, state: SimulationState) -> None:
-        if self.writer is not None:
+        writer, self.writer = self.writer, None
+        if writer is None:
+            return
+        with closing(writer):
             # Ctrl-C or another callback may have come between a round's record and this.
             files = (self._lines(name, state.finished)[self.written :] for name in ("rounds.jsonl", "timings.jsonl"))
             for record, timings in zip(*files, strict=False):
-                self.writer.write(record["round"], self._values(record, timings))
-            self.writer.close()
-            self.writer = None
+                writer.write(record["round"], self._values(record, timings))
 
     def _lines(self, name: str, finished: int) -> list[dict[str, Any]]:
         """Return what a file says of the rounds that are finished, such as those before a resume."""

@@ -20,7 +20,7 @@ from fedkeep.generation.generator_config import GeneratorConfig
 from fedkeep.interface.algorithm import returns_model
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.reporting.table import TextTable, human_bytes
-from fedkeep.rounds.run_settings import RunSettings, distinct_models
+from fedkeep.rounds.run_settings import Attack, RunSettings, distinct_models
 from fedkeep.training.per_example import gradient_bytes
 from fedkeep.trials.simulation import Simulation
 
@@ -66,7 +66,9 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     per_round = recipe.run.cohort_size * per_client  # examples of a cohort
     training = recipe.training_of(method)
-    network = resolve_pretrained(recipe.model, machine.data_dir).build(federation.dataset.shape, 2)
+    network = resolve_pretrained(recipe.model, machine.data_dir).build(
+        federation.dataset.shape, federation.cumulative_classes[0]
+    )
     few_clients = 2 if sum(tensor.nbytes for tensor in network.parameters()) > LARGE else 5
     small = _subset_federation(federation, training.batch_size, min(recipe.run.cohort_size, few_clients))
     measured = sum(map(small.num_examples, small.clients)) or 1
@@ -80,7 +82,7 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     few = RunSettings(rounds=3, cohort_size=len(small.clients), evaluate_every=3, evaluation_models=("last",))
     one_epoch = replace(method, training={**method.training, "epochs": 1})
     # Methods with a generator are not estimated.
-    short = replace(recipe, methods=(one_epoch,), run=few, tasks=Tasks(), generator=GeneratorConfig())
+    short = replace(recipe, methods=(one_epoch,), run=few, tasks=Tasks(), generator=GeneratorConfig(), attack=Attack())
     simulation = build_simulation(short, one_epoch, recipe.seeds[0], small, machine.device, machine.data_dir)
     _, result = simulation.run_round(), simulation.run_round()
     local = result.timings["train"] * scale + result.timings["teachers"] / measured * per_round

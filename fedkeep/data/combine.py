@@ -42,7 +42,7 @@ def concatenate(datasets: Sequence[DataSet]) -> DataSet:
     notes = " ".join(f"{dataset.name}: {dataset.note}" for dataset in datasets if dataset.note)
     joined_name = "+".join(dataset.name for dataset in datasets)
     each = [dataset.test_held_out for dataset in datasets]
-    held_out: bool | Literal["partly"] = "partly" if any(each) and not all(each) else any(each)
+    held_out: bool | Literal["partly"] = all(one is True for one in each) or ("partly" if any(each) else False)
     normalisation = channel_statistics(train["input"])
     return DataSet(joined_name, train, test, names, *normalisation, notes, test_held_out=held_out)
 

@@ -79,7 +79,7 @@ class DataSet:
     note: str = ""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: tuple[TableColumn, ...] = ()
-    test_held_out: bool | Literal["partly"] = False
+    test_held_out: bool | Literal["partly", "nothing"] = False
 
     def __post_init__(self) -> None:
         if not self.label_names:

@@ -195,8 +195,10 @@ def with_client_test(federation: Federation, how: float | Literal["own"]) -> Fed
 
 
 def hold_out_client_test(dataset: DataSet, share: float) -> DataSet:
-    """Return a data set of which a share of the training examples is held back as its test split."""
+    """Return a site's data set of which a share of the training examples is held back as its test split."""
     rows = len(dataset.train["label"])
+    if not bool(_choose(torch.arange(rows), torch.zeros(rows, dtype=torch.int64), dataset.train, share).any()):
+        return replace(dataset, test_held_out="nothing")
     everything = Partition("all", {}, 0, 1, torch.arange(rows), torch.tensor([0, rows]))
     found = _held_back(Federation(dataset, everything), share)
     return replace(found.dataset, train=select_rows(dataset.train, found.partition.rows))

@@ -50,7 +50,8 @@ def with_held_out(dataset: DataSet) -> DataSet:
     if dataset.test_held_out is not True:
         return dataset
     train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}
-    said = r" ?([^:. ]+: )?(No test split in the source|No test examples were given): [^.]* held out\."
+    names = "|".join(map(re.escape, dataset.name.split("+")))
+    said = rf" ?(({names}): )?(No test split in the source|No test examples were given): [^.]* held out\."
     note = re.sub(said, "", dataset.note)
     return replace(dataset, train=train, test_held_out=False, note=note.strip())
 

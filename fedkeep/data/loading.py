@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ def assemble(
     note: str = "",
     options: DataOptions | None = None,
     own: OwnSplits | None = None,
-    columns: Sequence[TableColumn] = (),
+    columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Read, decode and check a data set; raises `DataError` with all that is missing, mixed or out of range.
 
@@ -49,7 +49,7 @@ def assemble(
     note : what is known about the data set; what was found in this copy is added.
     options : how images are resized and tables are read; None for a known data set.
     own : how a user's own tables were read, for the lines of files in errors.
-    columns : how a run has imputed and scaled a table's columns; empty to find it out.
+    columns : how a run has imputed and scaled a table's columns; empty to find it out; None if these are all data.
     """
     if schema.train not in splits or (schema.test not in splits and not schema.test_share):
         missing = schema.train if schema.train not in splits else schema.test
@@ -61,7 +61,7 @@ def assemble(
     for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
         # Test examples need not be anybody's.
         schema.check(table, str(what), optional=(CLIENT, GROUP) if number else ())
-    is_own, problems, as_text, of_run = options is not None, Problems(), bool(own.separator), bool(columns)
+    is_own, problems, as_text, of_run = options is not None, Problems(), bool(own.separator), columns is not None
     options = options or DataOptions()
     # Labels come first: what is wrong with them shows before the images have been decoded.
     noted, numbered = problems if is_own else None, {}
@@ -86,7 +86,14 @@ def assemble(
     else:
         with problems.collect():
             inputs, columns = read_inputs(
-                tables, wheres, schema, options, problems, separator=own.separator, held_out=held_out, columns=columns
+                tables,
+                wheres,
+                schema,
+                options,
+                problems,
+                separator=own.separator,
+                held_out=held_out,
+                columns=columns or (),
             )
         problems.check(where)
     notes = [note, own.note, schema.note, *dict.fromkeys(problems.notes)]
@@ -99,9 +106,9 @@ def assemble(
         {"input": inputs[number], **{column: numbers[number] for column, (numbers, _, _) in numbered.items()}}
         for number in range(len(tables))
     ]
-    held = held_out is not None
+    held: bool | Literal["nothing"] = held_out is not None
     if held_out is not None and of_run and not bool(held_out.any()):
-        parts, held = [*parts, *parts], False  # a small site holds none out: it trains on all its rows
+        parts, held = [*parts, *parts], "nothing"  # a small site trains on all its rows
     elif held_out is not None:
         parts, found = _hold_out_test(parts[0], held_out, schema)
         notes += [found, note_on_copies(*parts) if is_own else ""]
@@ -125,10 +132,10 @@ def assemble(
     train, test = parts
     unnamed = ("label", GROUP)  # patients stay unnamed
     values = {column: names for column, (_, names, _) in numbered.items() if column not in unnamed}
-    if held:
+    if held is True:
         notes.append(_missing(parts, CLIENT, values.get(CLIENT, ()), _ALL_HELD_OUT))
     noted_all = " ".join(filter(None, notes))
-    return DataSet(name, train, test, label_names, *scaling, noted_all, values, tuple(columns), held)
+    return DataSet(name, train, test, label_names, *scaling, noted_all, values, tuple(columns or ()), held)
 
 
 _ALL_HELD_OUT = (
@@ -174,7 +181,7 @@ def load(
     *,
     data_dir: str | Path | None = None,
     options: DataOptions | None = None,
-    columns: Sequence[TableColumn] = (),
+    columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Load a data set.
 
@@ -186,7 +193,8 @@ def load(
     ``data_dir``: The data folder: local copies, ``OWNER/NAME/SPLIT.parquet``. By default the environment variable
         ``FEDKEEP_DATA``.
     ``options``: How files are read that are not known by name.
-    ``columns``: How a run has imputed and scaled the columns of a table; default: by this table's training rows.
+    ``columns``: How a run has imputed and scaled the columns of a table; empty: by this table's training rows. Given
+        for a site's data: where these are too few to hold a test split out, nothing is held out.
     """
     options = options or DataOptions()
     if options != DataOptions() and name in CATALOG:
@@ -201,7 +209,7 @@ def load(
     if (entry := CATALOG.get(name) or by_hub_id.get(name)) is not None:
         return _check_classes(entry, _load_known(entry, data_folder(data_dir)))
     if (found := _find_path(name, data_dir)) is not None:
-        return _load_path(*found, options, tuple(columns))
+        return _load_path(*found, options, columns)
     if any(map(os.path.isfile, local_paths(name, data_dir))):
         raise DataError(
             f"{name} is a file of a kind that is not read ({', '.join((*TABLE_SUFFIXES, '.npz'))}). Save a spreadsheet "
@@ -299,7 +307,7 @@ def _find_path(name: str, data_dir: str | Path | None) -> tuple[Path, str] | Non
     return None
 
 
-def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[TableColumn] = ()) -> DataSet:
+def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[TableColumn] | None = None) -> DataSet:
     if path.suffix.lower() == ".npz" and path.is_file():
         if options != DataOptions():
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
@@ -310,7 +318,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
     def build() -> DataSet:
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
-    how = ["folder 5", as_table(options), found.note, columns_to_json(columns)]
+    how = ["folder 5", as_table(options), found.note, columns_to_json(columns or ()), *["site"] * (columns is not None)]
     dataset = cache.load_or_build(cache.entry_path(name, how, cache.file_digests(path, found.files)), build)
     if found.note and parent_process() is None:  # workers read the same; what cannot be read is tried more than once
         such_as = f" Such as: {found.examples}." if found.examples else ""
@@ -319,7 +327,12 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
 
 
 def assemble_own(
-    name: str, own: OwnSplits, where: str, options: DataOptions, note: str = "", columns: Sequence[TableColumn] = ()
+    name: str,
+    own: OwnSplits,
+    where: str,
+    options: DataOptions,
+    note: str = "",
+    columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
     if columns:

@@ -274,7 +274,10 @@ def _alike(splits: Mapping[str, Sequence[tuple[Path, Any]]]) -> dict[str, list[t
             table = _with_names(table, column, declared[path][column], path)
         for place, column in enumerate(table.schema):
             values = table.column(place)
-            if column.name in mixed - declared[path].keys() and types.is_integer(column.type):
+            names = (
+                types.is_string(column.type) or types.is_large_string(column.type) or types.is_dictionary(column.type)
+            )
+            if column.name in mixed - declared[path].keys() and not names:
                 raise DataError(
                     f"{path}: the column {column.name!r} has numbers, and another file says which names such numbers "
                     "stand for there. Write the names here."

@@ -113,11 +113,12 @@ def _read_stream(stream: Any, library: Any, arrow: Any) -> Any:
 
 
 def _without_categories(table: Any, arrow: Any, plain: Set[str]) -> Any:
-    """Return a table whose categories, as those of pandas, are texts; whole numbers stay numbers in plain columns."""
+    """Return a table whose categories, as those of pandas, are texts; numbers stay numbers in plain columns."""
     for place, field in enumerate(table.schema):
         if arrow.types.is_dictionary(field.type):
             values = table.column(place).cast(field.type.value_type)
-            texts = arrow.types.is_integer(values.type) and field.name not in plain
+            is_number = arrow.types.is_integer(values.type) or arrow.types.is_floating(values.type)
+            texts = is_number and field.name not in plain
             table = table.set_column(place, field.name, values.cast("string") if texts else values)
     return table
 

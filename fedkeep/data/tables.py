@@ -216,7 +216,11 @@ def read_inputs(
     if len(schema.inputs) == 1 and is_list(tables[0], schema.inputs[0]):
         small = getattr(getattr(tables[0].features[schema.inputs[0]], "feature", None), "dtype", "")
         lists = [(read_column(table, schema.inputs[0], str(where)), where) for table, where in pairs]
-        return [read_lists(rows, where, options.length, problems, small) for rows, where in lists], ()
+        read = (
+            read_lists(rows, where, options.length, problems, small, varied=number == 0)  # rows of a test may be alike
+            for number, (rows, where) in enumerate(lists)
+        )
+        return [*read], ()
     numbers = {column.name for column in columns if column.kind != "category"}
     raw = [_as_declared(table, read_columns(table, schema.inputs, str(where)), numbers) for table, where in pairs]
     found: list[TableColumn] = []
@@ -283,14 +287,16 @@ def is_list(table: Any, column: str) -> bool:
     return hasattr(feature, "feature") or isinstance(feature, list)
 
 
-def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: Problems, dtype: str = "") -> Tensor:
+def read_lists(
+    rows: Sequence[Any], where: Where | str, length: int, problems: Problems, dtype: str = "", varied: bool = False
+) -> Tensor:
     """Return lists of numbers as float32 ``[n, numbers]``, lists of token ids as int64 ``[n, length]``.
 
     dtype : the type of their items, if a file says it: whole numbers of 8 bits are pixels or counts, and no token ids.
     """
     has_floats = any(isinstance(one, float) for row in rows if isinstance(row, list) for one in row)
     if has_floats or (rows and dtype in ("uint8", "int8", "bool")):
-        return _vectors(rows, where)
+        return _vectors(rows, where, varied)
     sizes = {len(ids) for ids in rows if isinstance(ids, list)}
     if len(sizes) == 1 and max(sizes) > length:
         raise DataError(
@@ -301,14 +307,14 @@ def read_lists(rows: Sequence[Any], where: Where | str, length: int, problems: P
     return pad(rows, where, length, problems)
 
 
-def _vectors(rows: Sequence[Any], where: Where | str) -> Tensor:
+def _vectors(rows: Sequence[Any], where: Where | str, varied: bool) -> Tensor:
     """Return lists of numbers of one length as float32 ``[n, length]``."""
     for row, numbers in enumerate(rows):
         if not isinstance(numbers, list) or not numbers or not all(isinstance(one, int | float) for one in numbers):
             raise DataError(f"{where}: {at(where, [row])} must be a list of numbers, not {str(numbers)[:80]}.")
         if len(numbers) != len(rows[0]):
             raise DataError(f"{where}: {at(where, [row])} has {len(numbers)} numbers, the first has {len(rows[0])}.")
-    return torch.from_numpy(to_float32(np.asarray(rows, np.float64), str(where), varied=True))
+    return torch.from_numpy(to_float32(np.asarray(rows, np.float64), str(where), varied))
 
 
 def _guess(
@@ -365,7 +371,7 @@ def _guess(
     pointed = [text for text in texts if "." in text]
     if separator in (";", "\t", "|") and column.kind == "number" and pointed and all(map(_POINTS.fullmatch, pointed)):
         problems.notes.append(f"Points in {name!r} were read as decimal points: {pointed[0]} is less than 1,000.")
-    if column.kind == "category" and _are_codes(texts) and all(text.isdigit() for text in texts):
+    if column.kind == "category" and _are_codes(texts) and all(map(_NUMBER.fullmatch, texts)):
         problems.notes.append(f"{name!r} has leading zeros: its values are names, not numbers.")
     return column
 
@@ -402,8 +408,9 @@ def _guess_text(
 
 
 def _are_codes(texts: Sequence[str]) -> bool:
-    """Tell whether leading zeros, as in 01234, make names of numbers: not if there are decimals, such as 0.5, too."""
-    return any(map(_CODE.fullmatch, texts)) and all(text.isdigit() for text in texts if _NUMBER.fullmatch(text))
+    """Tell whether leading zeros, as in 01234, make names of numbers; 00 among decimals does not."""
+    coded = [text for text in texts if _CODE.fullmatch(text)]
+    return any(text.strip("0") for text in coded) or (bool(coded) and not any("." in text for text in texts))
 
 
 def _order(name: str, texts: Sequence[str], wheres: Sequence[Where]) -> str:

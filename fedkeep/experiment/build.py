@@ -45,17 +45,17 @@ def load_data(
     data_dir: str | Path | None = None,
     validation: float = 0.0,
     options: DataOptions | None = None,
-    columns: Sequence[TableColumn] = (),
+    columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Load a data set. The last two are cached.
 
     ``name``: A known data set, a Hub id or a path.
     ``validation``: The share of the training examples that replaces the test examples; 0: use the test examples.
     ``options``: How files are read that are not known by name.
-    ``columns``: How a run has imputed and scaled the columns of a table.
+    ``columns``: How a run has imputed and scaled the columns of a table; given for a site's data, see `load`.
     """
     version = local_version(name, data_dir)
-    return _load(name, data_folder(data_dir), validation, options or DataOptions(), version, tuple(columns))
+    return _load(name, data_folder(data_dir), validation, options or DataOptions(), version, columns and tuple(columns))
 
 
 @lru_cache(maxsize=2)  # a recipe may have a public data set too
@@ -65,7 +65,7 @@ def _load(
     validation: float,
     options: DataOptions,
     version: tuple[object, ...],
-    columns: tuple[TableColumn, ...],
+    columns: Sequence[TableColumn] | None,
 ) -> DataSet:
     dataset = load(name, data_dir=folder, options=options, columns=columns)
     # Copies are counted only in a user's own files; the notes of known data sets stay as they were.
@@ -278,6 +278,11 @@ def check_federation(recipe: Recipe, federation: Federation, data_dir: str | Pat
         raise ConfigError(
             f"a cohort of {recipe.run.cohort_size} cannot be drawn from {len(federation.clients)} clients. "
             f"Set run.cohort_size={len(federation.clients)} or less."
+        )
+    if recipe.attack.kind != "none" and recipe.attack.share and not recipe.attack.attackers(federation.clients, 0):
+        raise ConfigError(
+            f"attack.share={recipe.attack.share:g} of {len(federation.clients)} clients is less than one. Raise it, or "
+            "set 0 for an honest run."
         )
     dataset = federation.dataset
     for method in recipe.methods:

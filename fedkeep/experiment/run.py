@@ -152,6 +152,12 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
     ``model``: The user's network, if it was given in Python and cannot be imported.
     """
     check_run_folder(folder)
+    if read_json(folder / "run.json").get("command", [])[:2] == ["flwr", "run"]:
+        given = shlex.quote(f'out="{folder.resolve()}"')
+        raise RunError(
+            f"{folder} is run at sites, and its data are there. Continue it with flwr run APP --run-config {given}; "
+            f"its results so far: fedkeep report {shlex.quote(str(folder))}"
+        )
     recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
     weights = read_json(folder / "run.json").get("weights_path", recipe.weights)
     recipe = replace(recipe, data=_data_of(folder, recipe, machine), weights=weights)

@@ -34,6 +34,7 @@ from fedkeep.interface.codec import encode_structure
 from fedkeep.models.pretrained import Pretrained
 from fedkeep.privacy.secure_sum import secure_update, without_model
 from fedkeep.rounds.messages import UPDATE, decode_request, results_type
+from fedkeep.rounds.run_settings import Attack
 from fedkeep.trials.simulation import Simulation
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,8 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
     # Where the server tests, it is the one that holds a part back to choose options on.
     validation = recipe.validation if share or config.partition_id >= 0 else 0.0
     try:
-        dataset = load_data(name, data_dir, validation, recipe.data_options, columns)
+        of_site = columns if config.partition_id < 0 else None
+        dataset = load_data(name, data_dir, validation, recipe.data_options, of_site)
     except DataError as error:
         if config.partition_id >= 0 or isinstance(error, DataNotFound):
             raise
@@ -157,6 +159,8 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
     for note in re.findall(about_cells, dataset.note) if columns else ():
         log.warning("site %s: %s", config.site, note)
     if share == "own":
+        if dataset.test_held_out == "nothing":
+            log.warning("site %s has too few examples to hold some out: it tests no model", config.site)
         return dataset
     if not validation:
         dataset = with_held_out(dataset)  # the server tests on its own examples
@@ -176,7 +180,8 @@ def _build(text: str, data_description: str, config: NodeConfig) -> tuple[Simula
             "cannot name yet. Give the site a network of its own in [[client_models]]."
         )
     run = replace(recipe.run, cohort_size=1, min_clients=1)
-    recipe = replace(recipe, run=run, client_models=own_models, generator=_generator(recipe, config))
+    generator = _generator(recipe, config)
+    recipe = replace(recipe, run=run, client_models=own_models, generator=generator, attack=Attack())
     method, seed, data_dir = recipe.methods[0], recipe.seeds[0], config.data_dir or None
     federation = _load_view(recipe, seed, json.loads(data_description), config)
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -223,8 +223,12 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     if begun and (before := begun.get("tested_by", "sites" if "data" in begun else "server")) != tested_by:
         how = 'data="none"' if before == "sites" else "data at the server"
         raise RunError(f"{folder.parent.parent} was begun with {how}. Go on so, or choose another out for a new run.")
+    members: Collection[str] | None = begun["examples"].keys() if begun else None  # whose results are compared
     if config.data == NO_DATA:
-        loaded = data_of_form(begun.get("data", {})) if begun else _form_of_sites(transport, config, recipe, head)
+        if begun:
+            loaded = data_of_form(begun.get("data", {}))
+        else:
+            loaded, members = _form_of_sites(transport, config, recipe, head)
     else:
         loaded = _load_server_data(config, recipe)
     allowed = build.without_generator_images(recipe, loaded, data_dir)
@@ -238,9 +242,12 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     introduction = Envelope({**head, "data": data})
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
     tasks, most = recipe.tasks.num_tasks, config.max_examples
-    sites = SiteRegistry(transport, introduction, config.wait, tasks, nodes, most, sizes)
+    sites = SiteRegistry(transport, introduction, config.wait, tasks, nodes, most, sizes, members)
     if saved is None:
-        examples = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
+        if members is None:
+            examples = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
+        else:
+            examples = sites.wait_for_known(members, recipe.run.min_clients)
         saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
         saved |= {"data": data, "tested_by": tested_by}
         write_json(sites_file, saved)
@@ -325,13 +332,15 @@ def _num_sites(config: RunConfig, recipe: Recipe) -> int:
     raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
 
 
-def _form_of_sites(transport: Transport, config: RunConfig, recipe: Recipe, head: Mapping[str, Any]) -> DataSet:
-    """Ask the sites what their data are like, for a server that has none."""
+def _form_of_sites(
+    transport: Transport, config: RunConfig, recipe: Recipe, head: Mapping[str, Any]
+) -> tuple[DataSet, Collection[str]]:
+    """Ask the sites what their data are like, for a server that has none; return also which sites told it."""
     sites = SiteRegistry(transport, Envelope({**head, "data": None}), config.wait, max_examples=config.max_examples)
     sizes = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
     log.info("%d sites told what their data are like; each is now asked to take part with all of them", len(sizes))
     described = _usable({site: sites.described[site] for site in sorted(sizes)}, recipe.run.min_clients)
-    return pool(described, {site: sum(sizes[site]) for site in described})
+    return pool(described, {site: sum(sizes[site]) for site in described}), sizes.keys()
 
 
 def _usable(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:
@@ -469,7 +478,7 @@ def _load_recipe(config: RunConfig) -> Recipe:
                 raise ConfigError(f"{method.label}: client step {name} must annotate all parameters and the result.")
     check_device(config.device)
     if config.log:
-        recipe = replace(recipe, log=tuple(map(str.strip, config.log.split(","))))
+        recipe = replace(recipe, log=tuple(filter(None, map(str.strip, config.log.split(",")))))
         check_log(recipe.log)
     return recipe
 

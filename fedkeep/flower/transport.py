@@ -96,6 +96,7 @@ class SiteRegistry:
     ``max_examples``: The most examples, in all tasks together, that a site may say it has. Clients count by their
         examples.
     ``sizes``: By site, its number of examples in each task when the run began.
+    ``members``: The only sites that may take part, if that is known before the first round.
     """
 
     def __init__(
@@ -107,13 +108,14 @@ class SiteRegistry:
         nodes: Mapping[str, int] | None = None,
         max_examples: int = 10_000_000,
         sizes: Mapping[str, list[int]] | None = None,
+        members: Collection[str] | None = None,
     ) -> None:
         self.transport = transport
         self.introduction = introduction
         self.patience = patience
         self.tasks = tasks
         self.max_examples = max_examples
-        self.members: Collection[str] | None = None if nodes is None else nodes.keys()
+        self.members: Collection[str] | None = members if nodes is None else nodes.keys()
         self.sizes: dict[str, list[int]] = dict(sizes or {})  # with a run's first round they stand fast
         self.described: dict[str, Any] = {}  # by site, what it told of the form of its data
         self.connected: Mapping[int, str] = {}
@@ -186,6 +188,18 @@ class SiteRegistry:
             if reminds:
                 left = (grace if len(connected) >= min_count else self.patience) - waited
                 log.warning("waiting: %s At most %.0f s more.", text, left)
+
+    def wait_for_known(self, sites: Collection[str], min_count: int) -> dict[str, list[int]]:
+        """Wait for sites of which it is known that they take part, and return the examples of each in each task.
+
+        Once the patience has ended, ``min_count`` of them are enough.
+        """
+        self.wait_for(sites, min_count, grace=self.patience)
+        self.members = sorted(site for site in sites if self.node(site) is not None)
+        if len(self.members) < len(sites):
+            left_out = ", ".join(sorted({*sites} - {*self.members}))
+            log.warning("this trial begins without %s, and other trials may have had all sites", left_out)
+        return {site: self.sizes[site] for site in self.members}
 
     def _looks(self) -> Iterator[tuple[float, bool]]:
         """Look for nodes again and again; yield the seconds since the first look, and whether to remind of the wait."""

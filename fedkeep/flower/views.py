@@ -66,6 +66,10 @@ def server_view(
     ``sizes``: By site, its number of examples in each task.
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
+    if recipe.run.client_test and recipe.has_tasks:  # a stand-in, which has an example of each task
+        count = dataset.num_classes
+        inputs = dataset.test["input"][:1].expand(count, *dataset.shape)
+        dataset = replace(dataset, test={"input": inputs, "label": torch.arange(count)})
     stream = split_classes(recipe, seed, dataset)
     first = dataset if stream is None else Federation.from_stream(stream, 1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
@@ -129,13 +133,14 @@ def site_view(site: str, dataset: DataSet, stream: TaskStream | None, tests: boo
     ``stream``: Which classes arrive in which task; None without tasks.
     ``tests``: Whether it tests models on its own test examples.
     """
+    none = dataset.test_held_out == "nothing"  # its test split are its training examples
     if stream is None:
-        own = [dataset.test] if tests else []
+        own = [select_rows(dataset.test, torch.arange(0)) if none else dataset.test] if tests else []
         return SiteView(dataset, Partition.empty(), site=site, examples=[dataset.train], tests=own)
     train = stream.dataset.train
     rows_by_task = [task.new_class_rows(train["label"]) for task in stream.tasks]
     examples = [select_rows(train, rows) for rows in rows_by_task]
-    own = [select_rows(stream.dataset.test, task.test) for task in stream.tasks] if tests else []
+    own = [select_rows(stream.dataset.test, task.test[: 0 if none else None]) for task in stream.tasks] if tests else []
     return SiteView(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples, tests=own)
 
 

@@ -77,6 +77,6 @@ def noised_mean(
     for name in names:
         mean[name] = stream.gaussian(mean[name], deviation)
         if name.endswith("running_var"):  # of batch norm, which takes its square root
-            mean[name] = mean[name].clamp(min=0)
+            mean[name] = mean[name].where(mean[name] > 0, sent[next(iter(fits))][name])
     mean |= {name: tensor for name, tensor in sent[next(iter(fits))].items() if name not in names}
     return {client: replace(fit, model=mean, num_examples=1, num_steps=1, loss=0.0) for client, fit in fits.items()}

@@ -211,8 +211,8 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     if "rounds" in shown and "window" in shown:
         shown.remove("window")  # it mostly follows
     named: dict[str, list[TrialResult]] = {}
-    if len(shown) > MAX_WORDS and (of_runs := _by_run([*groups.values()])):
-        return {f"{label} (run {name})": trials for name, trials in of_runs.items()}
+    run_names = [{run.path.name for run, _ in group} for group in groups.values()]
+    by_run = len(shown) > MAX_WORDS and len(set().union(*run_names)) == sum(map(len, run_names)) == len(groups)
     for table, group in zip(tables, groups.values(), strict=True):
         words = [f"{words_of[key]}={table.get(key, 'unset')}" for key in shown]
         alike = [other for other in tables if all(other.get(key) == table.get(key) for key in shown)]
@@ -222,18 +222,12 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
             for key in differing
             if key not in shown and any(other.get(key) != table.get(key) for other in alike)
         ]
+        if by_run:
+            words = [f"run {group[0][0].path.name}"]
         for run_name, trials in _without_clashes(group).items():
             said = ", ".join(words + [f"run {run_name}"] * bool(run_name))
             named[f"{label} ({said})" if said else label] = trials
     return named
-
-
-def _by_run(groups: Sequence[Sequence[tuple[Run, TrialResult]]]) -> dict[str, list[TrialResult]]:
-    """Return the trials of each group by the name of its run; nothing if a name stands for several groups."""
-    names = [{run.path.name for run, _ in group} for group in groups]
-    if any(len(name) > 1 for name in names) or len(set().union(*names)) < len(groups):
-        return {}
-    return {name.pop(): [trial for _, trial in group] for name, group in zip(names, groups, strict=True)}
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -243,12 +237,15 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
         first, *others = (_settings(run, trial) for trial in run.trials) if run.trials else ({},)
         shared.append({key: text for key, text in first.items() if all(other.get(key) == text for other in others)})
     keys = [key for key in dict.fromkeys(key for of in shared for key in of) if key not in ("window", "data")]
-    lines = {}
+    lines: dict[str, str] = {}
     for key in keys:
         values = [of.get(key, "–") for of in shared]
         if len(set(values)) > 1:
-            lines[_word(key)] = f"{_word(key)}: {' | '.join(values)}"
-    return [*lines.values()]
+            word, said = _word(key), " | ".join(values)
+            if lines.get(word, said) != said:
+                word = key.removeprefix("recipe.")
+            lines[word] = said
+    return [f"{word}: {said}" for word, said in lines.items()]
 
 
 def _without_clashes(group: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:

@@ -211,7 +211,7 @@ class JsonlWriter:
         content = text.encode() + b"\n"
         self.file.write(content)
         self.file.flush()
-        if not os.fstat(self.file.fileno()).st_nlink:
+        if not self.path.exists():
             raise RunError(f"{self.path} was removed while its trial was run, which ends it.")
         self._hash.update(content)
 

@@ -62,11 +62,6 @@ def poison(federation: Federation, attack: Attack, seed: int) -> Federation:
             f"attack.kind={attack.kind} needs malicious clients' examples, and this run's examples are at its sites. "
             "Run it as a simulation, or take an attack that needs none, such as sign_flip."
         )
-    if simulated and attack.kind != "none" and attack.share and not attack.attackers(federation.clients, seed):
-        raise ConfigError(
-            f"attack.share={attack.share:g} of {len(federation.clients)} clients is nobody. Raise it, or set 0 for an "
-            "honest run."
-        )
     if attack.kind not in ON_EXAMPLES:
         return federation
     if attack.kind == "backdoor" and federation.dataset.train["input"].dim() != 4:

@@ -69,12 +69,13 @@ def _find_fault(round: Round, reply: Reply, counts: Tensor) -> str:
     check, update = round.state.server.check, summary_of(reply)
     if check is None or update is None or reply.sent is None:
         return ""
-    if not counts.any():
-        if round.state.settings.privacy.counts_epsilon:  # noise may have made zeros of the counts of a small client
-            return ""
+    if not counts.any() and not round.state.settings.privacy.counts_epsilon:
         changed = update.parameter_change or update.buffer_change
         return "a model that changed, though it says that it holds no examples" if changed else ""
-    after, before = check.scores(load(reply.value.model)).loss, check.scores(reply.sent).loss
-    rise = mean_of_labels(after - before, counts) or 0.0
+    change = check.scores(load(reply.value.model)).loss - check.scores(reply.sent).loss
+    if counts.any():
+        rise = mean_of_labels(change, counts) or 0.0
+    else:  # noise may have made zeros of the counts of a small client, which has improved on some class
+        rise = min(change[~change.isnan()].tolist(), default=0.0)
     slack = round.state.settings.defense.loss_slack
     return f"a model whose loss on the classes that it holds rose by {rise:.3g}" if rise > slack else ""

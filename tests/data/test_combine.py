@@ -132,3 +132,6 @@ def test_official_test_examples_are_given_to_no_client_where_another_set_held_it
     both = concatenate([replace(official, test_held_out=True, note=own.note), own])
     assert len(with_held_out(both).train["label"]) == 30
     assert with_held_out(both).note == "", "neither a note nor the name of a set without one is left"
+    named = [replace(own, name="my data.csv"), replace(own, name="b.v2", note=f"It is old. {own.note}")]
+    assert with_held_out(concatenate(named)).note == "b.v2: It is old."
+    assert concatenate([concatenate([official, own]), named[0]]).test_held_out == "partly"

@@ -20,7 +20,8 @@ from fedkeep.data.columns import TableColumn, columns_from_json, columns_to_json
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
 from fedkeep.data.python_data import dataset_of
-from fedkeep.data.tables import hash_words
+from fedkeep.data.readers import Problems
+from fedkeep.data.tables import hash_words, read_lists
 from fedkeep.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
@@ -139,6 +140,16 @@ def test_leading_zeros_make_a_column_of_names(tmp_path: Path) -> None:
     dataset = load(written(tmp_path, "zip,a,label", rows))
     assert dataset.features == ("zip=01234", "zip=04711", "zip=12345", "a")
     assert "'zip' has leading zeros" in dataset.note
+
+
+@pytest.mark.parametrize(
+    "cells", [("038", "250.01", "410.9", "008.45", "428"), ("01", "02", "03", "-1"), ("012", "034", "12E4", "777")]
+)
+def test_a_decimal_among_codes_makes_no_numbers_of_them(cells: tuple[str, ...], tmp_path: Path) -> None:
+    rows = [f"{cells[row % len(cells)]},{row / 3},{'xy'[row % 2]}" for row in range(60)]
+    dataset = load(written(tmp_path, "icd9,a,label", rows))
+    assert [column.kind for column in dataset.columns] == ["category", "number"]
+    assert "'icd9' has leading zeros" in dataset.note
 
 
 ALIKE = [("1", "1.0"), ("+1", "1"), ("1e3", "1000"), ("a b", "a\N{NO-BREAK SPACE}b"), ("a  b", "a b"), ("a\u200b", "a"),
@@ -882,6 +893,11 @@ def test_whole_numbers_of_which_float64_makes_one_are_refused(sign: int) -> None
     frame = pandas.DataFrame({"id": [sign * (2**53 + 1 + row) for row in range(40)], "label": ["x", "y"] * 20})
     with pytest.raises(DataError, match="of which float64 makes one: ids"):
         dataset_of(frame, DataOptions(columns=("id",)))
+
+
+def test_rows_of_a_test_split_may_be_alike() -> None:
+    found = read_lists([[1e6 + 0.01, 0.5], [1e6 + 0.02, 0.7]], "test split", 10, Problems())
+    assert found.shape == (2, 2)
 
 
 def test_lists_of_numbers_that_float32_merges_are_refused(tmp_path: Path) -> None:

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import tiny
+from torch import nn
 
 import fedkeep
 from fedkeep.cli.dry_run import NotEstimated, estimate
+from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Fit, Training
+from fedkeep.models.custom import custom
 from fedkeep.training import party
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
@@ -100,6 +103,23 @@ def agree(whole: Recipe, name: str) -> None:
 def test_what_holds_of_a_whole_run_need_not_hold_of_the_trial(method: str, settings: list[str], tmp_path: Path) -> None:
     whole = load_recipe(tiny.write_recipe(tmp_path), methods=[method], settings=settings)
     assert estimate(whole, whole.methods[0], Machine()).seconds > 0
+
+
+class TenClasses(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_what_is_refused_of_a_few_clients_is_asked_of_all(tmp_path: Path) -> None:
+    changes = ["attack.kind=sign_flip", "attack.share=0.1", "partition.num_clients=20", "run.cohort_size=5"]
+    path = tiny.write_recipe(tmp_path)
+    whole = load_recipe(path, methods=["fedavg"], settings=changes)
+    assert estimate(whole, whole.methods[0], Machine()).seconds > 0
+    small = load_recipe(path, methods=["fedavg"], settings=[*changes, "attack.share=0.01"])
+    with pytest.raises(ConfigError, match=r"0.01 of 20 clients is less than one"):
+        estimate(small, small.methods[0], Machine())
+    fixed = replace(whole, model=custom(TenClasses, "ten"))
+    assert estimate(fixed, fixed.methods[0], Machine()).seconds > 0
 
 
 def test_a_method_that_draws_images_is_not_estimated(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,12 @@ from fedkeep.cli import main
 from fedkeep.data import DataOptions, load
 from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.errors import ConfigError, DataError, FedKeepError
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.export.trained_model import export_model
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import _usable, data_of_form, pool, serve
 from fedkeep.flower.transport import Envelope
-from fedkeep.flower.views import describe_dataset, with_true_deviations
+from fedkeep.flower.views import describe_dataset, server_view, with_true_deviations
 from fedkeep.reporting.run_folder import read_run
 
 SHARE = ("run.cohort_size=4", "run.client_test=0.25")
@@ -431,6 +433,67 @@ def test_sites_train_on_all_rows_of_a_table_without_a_test_split(
         at_sites(recipe, tmp_path / "run", *settings, data=str(write_table(tmp_path / "own", 7))),
     )
     assert [record["examples"] for record in records(tmp_path / "run")] == [3 * examples] * 2
+
+
+@pytest.mark.parametrize("client_test", ["own", "0.2"])
+def test_a_site_with_too_few_examples_to_hold_some_out_trains_and_tests_nothing(
+    client_test: str, recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    small = Path(hospitals[2].data)
+    (small / "test.csv").unlink()
+    small.joinpath("train.csv").write_text("\n".join((small / "train.csv").read_text().splitlines()[:4]))
+    began = time.monotonic()
+    serve(LocalTransport(hospitals), at_sites(recipe, tmp_path / "run", f"run.client_test={client_test}", wait=60.0))
+    assert time.monotonic() - began < 50, "nobody waits for a site that is small"
+    for record in records(tmp_path / "run"):
+        assert record["clients"].keys() == {"a", "b"}
+        assert not record["lost"]
+    assert read_json(tmp_path / "run" / "trials" / "fedavg-seed0" / "sites.json")["examples"]["c"] == [3]
+
+
+def test_all_trials_have_the_sites_of_the_first(recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path) -> None:
+    table, away = Path(hospitals[2].data), tmp_path / "away"
+    table.rename(away)
+
+    def mended(site: NodeConfig, kind: str, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind == "perform" and away.exists():
+            away.rename(table)
+        return reply
+
+    given = at_sites(
+        recipe, tmp_path / "run", "run.cohort_size=2", "run.min_clients=2", methods="fedavg,fedseq", rounds=1
+    )
+    run = serve(LocalTransport(hospitals, mended), given)
+    assert [trial.info["examples"] for trial in run.trials] == [{"a": 40, "b": 40}] * 2
+    assert (tmp_path / "run" / "server.log").read_text().count("the run begins with 2 of 3 sites") == 1
+
+
+def test_a_run_of_sites_is_not_continued_as_a_simulation(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Killed):
+        serve(LocalTransport(hospitals, killing(after=7)), at_sites(recipe, tmp_path / "run"))
+    before = sorted((tmp_path / "run").rglob("*"))
+    assert main(["resume", str(tmp_path / "run")]) == 1
+    assert "is run at sites, and its data are there. Continue it with flwr run" in capsys.readouterr().err
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_server_without_data_has_tasks_of_any_order(seed: int, recipe: str) -> None:
+    given = ["tasks.num_tasks=2", "run.client_test=own", "partition.num_clients=3", "run.cohort_size=3"]
+    about = {"shape": [3], "kind": "numbers", "columns": [], "label_names": list("abcd"), "mean": [], "std": []}
+    loaded = load_recipe(recipe, settings=given, methods=["fedavg"], seeds=[seed])
+    view = server_view(loaded, seed, data_of_form(about), {}, {site: [20, 20] for site in "xyz"})
+    assert view.num_tasks == 2
+
+
+def test_an_attack_of_no_site_is_refused(recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"attack.share=0.1 of 3 clients is less than one"):
+        serve(
+            LocalTransport(hospitals),
+            at_sites(recipe, tmp_path / "run", "attack.kind=sign_flip", "attack.share=0.1"),
+        )
 
 
 @pytest.mark.slow

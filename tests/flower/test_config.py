@@ -37,6 +37,12 @@ def test_a_run_that_is_configured_badly_is_told_how() -> None:
         read_run_config({"setting": "run.rounds=3"})
 
 
+def test_a_folder_of_states_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/erika")
+    node = {"site": "a", "data": "x", "state-dir": "~/states"}
+    assert read_node_config(node, {}).state_dir == "/home/erika/states"
+
+
 def test_a_run_says_nothing_to_a_real_site() -> None:
     """Whoever starts a run chooses neither what code runs at a site nor where it writes."""
     run = {"allow-code": True, "use": "/tmp/any.py", "state-dir": "/elsewhere", "data-dir": "/other"}

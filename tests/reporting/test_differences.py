@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -355,6 +356,9 @@ def test_runs_that_differ_in_much_are_called_by_their_names(tmp_path: Path, caps
         fedkeep.run(recipe, methods=["fedavg"], rounds=1, settings=changes, out=tmp_path / name)
     labels = [row.label for row in summary([read_run(tmp_path / name) for name in ("one", "two")])]
     assert labels == ["FedAvg (run one)", "FedAvg (run two)"]
+    shutil.copytree(tmp_path / "one", tmp_path / "copy" / "one")
+    again = [read_run(tmp_path / name) for name in ("one", "one", "copy/one", "two")]
+    assert [(row.label, row.seeds) for row in summary(again)] == [(label, (0,)) for label in labels]
     assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
     told = capsys.readouterr().out
     assert "What differs, one | two:" in told

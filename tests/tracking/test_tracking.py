@@ -150,6 +150,19 @@ def test_what_cannot_be_logged_is_refused_before_training(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_writer_that_fails_is_closed(recipe: Recipe, tmp_path: Path, memory: Any, monkeypatch: Any) -> None:
+    closed = []
+
+    def fail(self: Memory, round: int, values: Mapping[str, float]) -> None:
+        raise ConnectionError("down")
+
+    monkeypatch.setattr(Memory, "write", fail)
+    monkeypatch.setattr(Memory, "close", lambda self: closed.append(self))
+    with pytest.raises(Exception, match="down"):
+        fedkeep.run(recipe, out=tmp_path / "run", log="tensorboard")
+    assert len(closed) == 1
+
+
 def test_a_round_is_written_whose_report_was_interrupted(recipe: Recipe, tmp_path: Path, memory: Any) -> None:
     def interrupt(progress: Any) -> None:
         if progress.done == 2:

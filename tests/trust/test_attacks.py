@@ -20,6 +20,7 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Federation
 from fedkeep.errors import ConfigError, RunError, ValueRefused
+from fedkeep.experiment.build import build_federation, check_federation
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
@@ -55,9 +56,15 @@ def test_attackers_are_drawn_by_the_seed() -> None:
     assert Attack("replay", 0.3).attackers(clients, 0) == Attack("backdoor", 0.3).attackers(clients, 0)
     assert Attack("replay", 0.3).attackers(clients, 0) != Attack("replay", 0.3).attackers(clients, 1)
     assert Attack().attackers(clients, 0) == frozenset()
-    with pytest.raises(ConfigError, match=r"attack.share=0.01 of 6 clients is nobody. Raise it, or set 0"):
-        tiny.simulation(FedSeq(), attack=Attack("replay", 0.01), **COMMON)
-    assert tiny.simulation(FedSeq(), attack=Attack("replay", 0.0), **COMMON)
+    for share in (0.0, 0.01):
+        changes = [f"attack.share={share}", "attack.kind=replay"]
+        recipe = load_recipe("demo", methods=["fedseq"], seeds=[0], settings=changes)
+        federation = build_federation(recipe, 0)
+        if share:
+            with pytest.raises(ConfigError, match=r"attack.share=0.01 of [0-9]+ clients is less than one. Raise it"):
+                check_federation(recipe, federation)
+        else:
+            check_federation(recipe, federation)
 
 
 def test_a_backdoor_needs_images() -> None:
@@ -260,7 +267,8 @@ def test_a_model_whose_loss_on_its_own_classes_rose_is_refused(counts: list[floa
 
 def test_who_holds_nothing_changes_nothing() -> None:
     assert "changed, though it says that it holds no examples" in checked([0.0, 0.0, 0.0])[0]
-    assert not checked([0.0, 0.0, 0.0], privacy=Privacy(counts_epsilon=0.1)), "noise may have made zeros of its counts"
+    noised = Privacy(counts_epsilon=0.1)
+    assert not checked([0.0, 0.0, 0.0], privacy=noised), "noise may have made zeros of its counts"
 
 
 def test_label_counts_are_kept_within_a_task() -> None:
