@@ -23,6 +23,7 @@ from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.models.custom import Custom
 from fedkeep.reporting.html import write_all
 from fedkeep.reporting.metric import OF_CLIENTS, Metric, metric_of
+from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, Spread
 from fedkeep.reporting.table import TextTable, show
 
@@ -220,7 +221,9 @@ def tune(
     tuning = Tuning(folder, recipe, chosen, _read_points(run, points.methods, chosen))
     atomic_write(folder / "table.md", f"{tuning.table.markdown()}\n")
     if not any(map(math.isfinite, (value for point in tuning.points for value in point.values))):
-        raise RunError(f"no point has a value of {chosen.name}, so none is the best: {folder / 'table.md'}.")
+        ended = sum(trial.ended_early for trial in read_run(run).trials)
+        why = f" A callback ended {ended} trials early: run without it." if ended else ""
+        raise RunError(f"no point has a value of {chosen.name}, so none is the best: {folder / 'table.md'}.{why}")
     atomic_write(folder / BEST, tuning.best_recipe.to_toml())
     return tuning
 

@@ -52,7 +52,9 @@ def predict_files(options: Namespace, console: Console) -> int:
 def archive(options: Namespace, console: Console) -> int:
     """Write the records of a run, or of all columns of a reproduction, into a compressed file."""
     source, out = Path(options.run), Path(options.out)
-    name, of_several = source.resolve().name, out.suffix == ARCHIVE_SUFFIX
+    name, of_several = source.resolve().name, out.suffix.lower() == ARCHIVE_SUFFIX
+    if out.suffix in (".gz", ".tgz", ".tar", ".7z") and not out.is_dir():
+        raise RunError(f"archives are {ARCHIVE_SUFFIX} files: --out {out.with_suffix(ARCHIVE_SUFFIX)}, or a folder.")
     target = out if of_several else out / f"{name}{ARCHIVE_SUFFIX}"
     further: dict[str, bytes] = {}
     if (source / "run.json").is_file():

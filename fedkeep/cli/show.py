@@ -102,8 +102,9 @@ def compare(options: Namespace, console: Console) -> int:
     elif options.format != "table":
         _text(options, rows, Path(options.out) if options.out else None, console)
     else:
+        _, *others = tables(rows, options.against or "", options.target)  # or an error, before anything is shown
         console.print(print_table(rows, width=console.width))
-        for table in tables(rows, options.against or "", options.target)[1:]:
+        for table in others:
             console.print(table.terminal())
         if any(f"(run {run.path.name})" in row.label for run in runs for row in rows):
             say(console, f"What differs, {' | '.join(run.path.name for run in runs)}:")

@@ -338,7 +338,7 @@ def _apply(table: dict[str, Any], setting: str) -> None:
             _drop(entry, "grid", f"{TRAINING}{name}")
         return
     of_training = section.endswith(".training")
-    for entry in _entries_with(table, section, name):
+    for entry in _entries_with(table, section, name, "--set"):
         _drop(entry, "grid", f"{TRAINING}{name}" if of_training else name)
         if of_training:
             entry["training"] = {**entry.get("training", {}), name: value}
@@ -355,25 +355,33 @@ def _drop(entry: dict[str, Any], part: str, name: str) -> None:
             del entry[part]
 
 
-def _entries_with(table: Mapping[str, Any], section: str, name: str) -> list[dict[str, Any]]:
-    """Return the tables of the methods that a setting changes: those of a name or a label, or all with the option."""
+def _entries_with(table: Mapping[str, Any], section: str, name: str, what: str) -> list[dict[str, Any]]:
+    """Return the tables of the methods that an option is of: those of a name or a label, or all with the option.
+
+    ``what``: Gives the option, for errors.
+    """
     entries, who = table.get("methods", []), section.removesuffix(".training").lower()
     if name == "algorithm":
-        raise ConfigError(f"--set {section}.algorithm: choose methods with --methods.")
+        raise ConfigError(f"{what} {section}.algorithm: choose methods with --methods.")
     if section == "algorithm":
         known = [options_of(get_algorithm(str(entry.get("algorithm")))) for entry in entries]
         chosen = [entry for entry, options in zip(entries, known, strict=True) if name in options]
         if entries and not chosen:
             hint = did_you_mean(name, {option for options in known for option in options})
-            raise ConfigError(f"--set algorithm.{name}: no method of this recipe has the option.{hint}")
+            raise ConfigError(f"{what} algorithm.{name}: no method of this recipe has the option.{hint}")
         return chosen
     names = [[str(entry.get(key, "")).lower() for key in ("algorithm", "label")] for entry in entries]
     chosen = [entry for entry, own in zip(entries, names, strict=True) if who in own]
     if not chosen:
         hint = did_you_mean(who, {*SECTIONS, "algorithm", *(each for own in names for each in own if each)})
         hint = f" This recipe does not have {who}: add --methods {who}." if who in algorithms() else hint
-        raise ConfigError(f"--set {section}.{name}: unknown section.{hint}")
+        raise ConfigError(f"{what} {section}.{name}: unknown section.{hint}")
     return chosen
+
+
+def _short(value: Any) -> Any:
+    """Return a number as short as it can be written."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else value
 
 
 def expand(method: Method, grid: Mapping[str, list[Any]]) -> list[Method]:
@@ -395,7 +403,7 @@ def expand(method: Method, grid: Mapping[str, list[Any]]) -> list[Method]:
             error = reason
             continue
         unused -= {(name, repr(value)) for name, value in options.items()}
-        values = (f"{value:g}" if isinstance(value, float) else value for value in options.values())
+        values = map(_short, options.values())
         named = (f"{n.removeprefix(TRAINING)} {value}" for n, value in zip(options, values, strict=True))
         label = f"{method.label} ({', '.join(named)})"  # such as "SFedKD (tau 2, teachers 3)"
         points.append(Method(label, algorithm, method.label, {**method.training, **training}))
@@ -445,7 +453,9 @@ def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) ->
                 f"a grid is of options of methods and of local training, and the methods of one run share [{section}]. "
                 f"Vary it in several runs, with --set {path}."
             )
-        entries = table.get("methods", []) if section == "training" else _entries_with(table, section, name)
+        entries = (
+            table.get("methods", []) if section == "training" else _entries_with(table, section, name, "the grid of")
+        )
         for entry in entries:
             entry["grid"] = {**entry.get("grid", {}), f"{TRAINING * of_training}{name}": values}
     return bool(found)

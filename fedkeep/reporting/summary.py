@@ -268,6 +268,9 @@ def _without_clashes(group: Sequence[tuple[Run, TrialResult]]) -> dict[str, list
 def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     """Return what a result depends on, apart from the seed, as flat texts."""
     partition = {key: trial.partition.get(key) for key in ("scheme", "settings") if key in trial.partition}
+    if trial.partition.get("tasks"):  # the first task's part of min_size depends on the seed; the recipe has the whole
+        of_all = partition.get("settings") or {}
+        partition["settings"] = {key: value for key, value in of_all.items() if key != "min_size"}
     of_trial = {k: trial.info[k] for k in ("rounds", "dataset", "num_clients", "cohort_size") if k in trial.info}
     # A section that a version did not know, or that was left out, is at its defaults.
     written: dict[str, Any] = {name: {} for name in ("data", *OPTIONS)} | dict(run.settings)

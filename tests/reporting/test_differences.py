@@ -338,6 +338,20 @@ def test_a_seed_that_a_callback_ended_before_its_last_task_has_no_result_of_it(t
     assert "2 of 4 rounds" in render(read_run(run))
 
 
+def test_seeds_of_a_run_with_tasks_are_averaged(tmp_path: Path) -> None:
+    """The first task's part of min_size depends on its classes, which the seed draws."""
+    partition = fedkeep.Dirichlet(0.5, num_clients=4)
+    methods = ["fedavg", "fedprox"]
+    run = fedkeep.run(
+        tiny.write_recipe(tmp_path), methods=methods, seeds=[0, 1], rounds=1, settings=["tasks.num_tasks=2"],
+        partition=partition, out=tmp_path / "run",
+    )  # fmt: skip
+    sizes = {trial.partition["settings"]["min_size"] for trial in run.trials}
+    assert len(sizes) == 2
+    assert [(row.label, row.seeds) for row in summary(run)] == [("FedAvg", (0, 1)), ("FedProx", (0, 1))]
+    assert run.compare("FedProx", "FedAvg").seeds == (0, 1)
+
+
 def test_one_task_is_only_a_choice_of_classes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_trial(run, "FedAvg", 0, [[2, 2], [4, 4], [6, 6], [8, 8]], tasks=[2])

@@ -178,7 +178,7 @@ def test_a_diverged_point_is_never_best(tuning: Tuning) -> None:
         (["sfedkd.tau"], {}, "write method.option=values"),
         (["sfedkd.tau=1,1"], {}, "names a value twice"),
         (["sfedkd.taw=1,2"], {}, "Did you mean 'tau'"),
-        (["fedprox.mu=1,2"], {}, "unknown section"),
+        (["fedprox.mu=1,2"], {}, r"the grid of fedprox.mu: unknown section"),
         (["partition.alpha=1,2"], {}, "share \\[partition\\]"),
         (["training.lr=-1,2"], {}, "lr must be"),
         ({"sfedkd.tau": 3}, {}, "must be a list of values"),
@@ -208,6 +208,11 @@ def test_a_run_expands_grids(recipe: str, tmp_path: Path) -> None:
     assert [varied.training_of(method).lr for method in varied.methods] == [0.1, 0.2] * 3
     (dims,) = read_grid(["model.hidden=[8, 8],[16]"]).values()
     assert dims == [[8, 8], [16]]
+
+
+def test_values_that_differ_late_have_labels_of_their_own(recipe: str) -> None:
+    labels = [method.label for method in load_recipe(recipe, grid=["fedseq.training.lr=0.1234567,0.12345671"]).methods]
+    assert labels[1:3] == ["FedSeq (lr 0.1234567)", "FedSeq (lr 0.12345671)"]
 
 
 def test_a_label_may_hold_an_equals_sign(recipe: str, tmp_path: Path) -> None:
