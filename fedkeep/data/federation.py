@@ -201,7 +201,7 @@ def hold_out_client_test(dataset: DataSet, share: float) -> DataSet:
         return replace(dataset, test_held_out="nothing")
     everything = Partition("all", {}, 0, 1, torch.arange(rows), torch.tensor([0, rows]))
     found = _held_back(Federation(dataset, everything), share)
-    return replace(found.dataset, train=select_rows(dataset.train, found.partition.rows))
+    return replace(found.dataset, train=select_rows(dataset.train, found.partition.rows), test_held_out=False)
 
 
 def _named_tests(federation: Federation) -> Federation:

@@ -128,7 +128,9 @@ def validated(dataset: DataSet, share: float, count_copies: bool = False, rescal
     note = f"Evaluated on {share:.0%} of {of}, held out; the test images are not used."
     if count_copies and (found := note_on_copies(train, test)):
         note = f"{note} {found}"
-    dataset = replace(dataset, train=train, test=test, note=" ".join(filter(None, (dataset.note, note))))
+    found_note = " ".join(filter(None, (dataset.note, note)))
+    held_out = dataset.test_held_out if dataset.test_held_out != "nothing" else False
+    dataset = replace(dataset, train=train, test=test, note=found_note, test_held_out=held_out)
     if not dataset.columns or not rescale:
         return dataset
     # The held-out rows had a part in the scaling of a table, which nothing may know of them.

@@ -318,7 +318,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
     def build() -> DataSet:
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
-    how = ["folder 5", as_table(options), found.note, columns_to_json(columns or ()), *["site"] * (columns is not None)]
+    how = ["folder 6", as_table(options), found.note, columns_to_json(columns or ()), *["site"] * (columns is not None)]
     dataset = cache.load_or_build(cache.entry_path(name, how, cache.file_digests(path, found.files)), build)
     if found.note and parent_process() is None:  # workers read the same; what cannot be read is tried more than once
         such_as = f" Such as: {found.examples}." if found.examples else ""

@@ -42,7 +42,7 @@ _AS_FLOAT = re.compile(r"^(-?(?:0|[1-9]\d*))\.0$")
 NUMBER_WITH_COMMA = re.compile(r"[-+]?\d*([.,]\d+)?([eE][-+]?\d+)?")
 _DECIMAL_COMMA, _THOUSANDS = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?"), re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 _POINTS = re.compile(r"[-+]?[1-9]\d{0,2}\.\d{3}")
-_CODE, _WHOLE = re.compile(r"0\d+"), re.compile(r"[-+]?\d+(\.0*)?")
+_CODE, _PADDED, _WHOLE = re.compile(r"0\d+"), re.compile(r"0\d+(\.\d+)?"), re.compile(r"[-+]?\d+(\.0*)?")
 _YEAR, _YEARS = re.compile(r"\d{4}"), range(1678, 2262)  # what pandas' nanoseconds reach
 _ISO = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
 _DATES = {"%d.%m.%Y": re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}"), "/": re.compile(r"\d{1,2}/\d{1,2}/\d{4}")}
@@ -408,9 +408,10 @@ def _guess_text(
 
 
 def _are_codes(texts: Sequence[str]) -> bool:
-    """Tell whether leading zeros, as in 01234, make names of numbers; 00 among decimals does not."""
-    coded = [text for text in texts if _CODE.fullmatch(text)]
-    return any(text.strip("0") for text in coded) or (bool(coded) and not any("." in text for text in texts))
+    """Tell whether leading zeros, as in 01234, make names of numbers; a single 00 or 05 among decimals does not."""
+    coded = {text for text in texts if _PADDED.fullmatch(text)}
+    pointed = any("." in text for text in texts)
+    return any(map(_CODE.fullmatch, coded)) and (len(coded) > 1 or not pointed)
 
 
 def _order(name: str, texts: Sequence[str], wheres: Sequence[Where]) -> str:

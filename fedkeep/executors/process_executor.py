@@ -180,7 +180,7 @@ class WorkerExecutor(Executor, Generic[W]):
                     summed = [group.aggregator.how, group.aggregator.stacked] if group.aggregator else None
                     worker.send(STEPS, [encoded, sorted(self.known[worker]), summed], fresh)
                 except RunError as death:
-                    raise RunError(f"{death} {group}") from None
+                    raise type(death)(f"{death} {group}") from None
 
     def _receive(self) -> None:
         """Take the messages that have arrived, and read them."""
@@ -249,7 +249,7 @@ class ProcessExecutor(WorkerExecutor[Worker]):
                 yield self.under_way.pop(worker), kind, content, tensors
         except RunError as death:
             where = " ".join(map(str, self.under_way.values()))
-            raise RunError(f"{death} {where}") from None
+            raise type(death)(f"{death} {where}") from None
 
 
 class StepHandler:

@@ -178,17 +178,17 @@ def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
     ``*args``: Further arguments, which must be picklable.
     """
     context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
-    # Python would start its resource tracker with the first process, and unblock SIGTERM as it does.
-    resource_tracker.ensure_running()
     workers: list[Worker] = []
     try:
+        # Python would start its resource tracker with the first process, and unblock SIGTERM as it does.
+        resource_tracker.ensure_running()
         for _ in range(count):
             parent_end, worker_end = context.Pipe()
             process = context.Process(target=main, args=(worker_end, *args))
             with worker_end, _ignoring_interrupts(), signals_blocked_in_children():
                 process.start()
+                workers.append(Worker(parent_end, process))  # before a signal that has come meanwhile
             # Its end is closed here, so that the worker's death closes the connection.
-            workers.append(Worker(parent_end, process))
     except BaseException as error:
         kill_workers(workers)  # else this process would wait for them when it ends
         if not isinstance(error, OSError | AssertionError):
@@ -335,8 +335,10 @@ class _Inbox:
                 # The signal of Ctrl-C interrupts sleep too.
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         except BaseException:  # no memory for a message: the parent, which still sends it, would wait for ever
-            traceback.print_exc()
-            os._exit(1)
+            try:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
 
     def _on_interrupt(self, *_: object) -> None:
         if self._is_over and self._is_at_work:

@@ -55,7 +55,14 @@ def load_data(
     ``columns``: How a run has imputed and scaled the columns of a table; given for a site's data, see `load`.
     """
     version = local_version(name, data_dir)
-    return _load(name, data_folder(data_dir), validation, options or DataOptions(), version, columns and tuple(columns))
+    return _load(
+        name,
+        data_folder(data_dir),
+        validation,
+        options or DataOptions(),
+        version,
+        None if columns is None else tuple(columns),
+    )
 
 
 @lru_cache(maxsize=2)  # a recipe may have a public data set too
@@ -170,7 +177,7 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
     is_own = path is not None and path.suffix.lower() != ".npz"
     options = replace(recipe.data_options, client="", group="", split="") if is_own else None
     try:
-        return load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns)
+        return load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns or None)
     except DataError as error:
         if not (is_own and dataset.columns):
             raise

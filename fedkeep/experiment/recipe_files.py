@@ -1,7 +1,7 @@
 """The files of recipes: their names, the tables of papers, and what a file extends; without PyTorch, to list them."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from importlib.resources import files
 from os.path import isfile
@@ -70,14 +70,20 @@ def _by_section(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_recipe_file(
-    name: str, merge: Merge, chain: tuple[Path, ...] = (), merged: set[Path] | None = None
+    name: str,
+    merge: Merge,
+    chain: tuple[Path, ...] = (),
+    merged: set[Path] | None = None,
+    skipped: Set[Path] = frozenset(),
 ) -> tuple[dict[str, Any], str]:
     """Return a recipe's table, merged with the recipes that it extends, and its name in error messages.
 
     ``chain``: The files on the way to this one.
-    ``merged``: The files that were merged already: what two parents extend does not undo what the first one changes.
+    ``merged``: The files that were merged already, to which this one and its parents are added.
+    ``skipped``: Files whose entries are left out: what two parents extend does not undo what the first one changes.
     """
     merged = set() if merged is None else merged
+    before = frozenset(merged)
     path = Path(name)
     if path.suffix != ".toml":
         path = ROOT / f"{name}.toml"
@@ -97,14 +103,14 @@ def read_recipe_file(
         raise ConfigError(f"cannot read the recipe {in_one_line(repr(name), 200)}: {error}") from error
     table = parse_toml(text, f"the recipe {name!r}")
     parents = table.pop("extends", [])
-    if path.resolve() in merged:
+    if path.resolve() in skipped:
         return {}, f"recipe {name!r}"
     merged.add(path.resolve())
     base: dict[str, Any] = {}
     for parent in map(str, parents if isinstance(parents, list) else [parents]):
         # A path is relative to the file that names it.
         parent_name = str(path.parent / parent) if parent.endswith(".toml") else parent
-        base = merge(base, read_recipe_file(parent_name, merge, (*chain, path.resolve()), merged)[0])
+        base = merge(base, read_recipe_file(parent_name, merge, (*chain, path.resolve()), merged, before)[0])
     return merge(base, table), f"recipe {name!r}"
 
 

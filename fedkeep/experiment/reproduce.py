@@ -58,7 +58,8 @@ def find_table(name: str) -> tuple[str, dict[str, str]]:
     if name in known:
         return name, {column.rpartition("/")[2]: column for column in known[name].columns}
     if columns := {path.stem: str(path) for path in Path(name).glob("*.toml") if not path.name.startswith("_")}:
-        order = read_paper_section(next(iter(columns.values()))).get("columns", [])
+        paper = read_paper_section(next(iter(columns.values())))
+        order = paper.get("columns", []) if isinstance(paper, Mapping) else []  # else it is refused with the recipe
         if not isinstance(order, list):
             raise ConfigError(
                 f"paper.columns must be a list of the table's columns, such as ['a', 'b'], not {order!r}."

@@ -3,6 +3,7 @@
 import copy
 import errno
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -386,6 +387,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
         except TrialBusy:  # the parent notices if another process does not finish it
             pass
         except CallbackFailed as failure:
+            traceback.print_exception(failure.__cause__)
             return str(failure), {}
         return None, {}
 

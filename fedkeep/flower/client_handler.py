@@ -146,7 +146,7 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
     # Where the server tests, it is the one that holds a part back to choose options on.
     validation = recipe.validation if share or config.partition_id >= 0 else 0.0
     try:
-        of_site = columns if config.partition_id < 0 else None
+        of_site = columns if columns or config.partition_id < 0 else None
         dataset = load_data(name, data_dir, validation, recipe.data_options, of_site)
     except DataError as error:
         if config.partition_id >= 0 or isinstance(error, DataNotFound):

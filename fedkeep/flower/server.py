@@ -217,8 +217,10 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     head = {"version": version("fedkeep"), "recipe": trial_recipe.to_toml()}
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
     saved = _read_sites(sites_file)
-    others = map(_read_sites, sorted(folder.parent.glob("*/sites.json")))
-    begun = saved or next(filter(None, others), None)  # all trials have the data of the first
+    files = sorted(folder.parent.glob("*/sites.json"))
+    others = {file.parent.name: found for file in files if (found := _read_sites(file))}
+    # All trials have the data and the sites of the first; a later one may have begun without some of these.
+    begun = saved or max(others.values(), key=lambda other: len(other["examples"]), default=None)
     tested_by = "sites" if config.data == NO_DATA else "server"
     if begun and (before := begun.get("tested_by", "sites" if "data" in begun else "server")) != tested_by:
         how = 'data="none"' if before == "sites" else "data at the server"
@@ -241,6 +243,9 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
         )
     introduction = Envelope({**head, "data": data})
     nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
+    for name, other in others.items() if sizes is None else ():
+        if name.endswith(f"-seed{seed}"):  # another method's, on the same data
+            sizes = {**other["examples"], **(sizes or {})}
     tasks, most = recipe.tasks.num_tasks, config.max_examples
     sites = SiteRegistry(transport, introduction, config.wait, tasks, nodes, most, sizes, members)
     if saved is None:

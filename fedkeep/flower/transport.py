@@ -116,7 +116,8 @@ class SiteRegistry:
         self.tasks = tasks
         self.max_examples = max_examples
         self.members: Collection[str] | None = members if nodes is None else nodes.keys()
-        self.sizes: dict[str, list[int]] = dict(sizes or {})  # with a run's first round they stand fast
+        self.sizes: dict[str, list[int]] = dict(sizes or {})
+        self.expected = dict(self.sizes)  # with a run's first round they stand fast
         self.described: dict[str, Any] = {}  # by site, what it told of the form of its data
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
@@ -134,7 +135,7 @@ class SiteRegistry:
         Returns: By site, its number of examples in each task.
         """
         for waited, reminds in self._looks():
-            accepted = [site for node, site in self.names.items() if node in self.connected]
+            accepted = [*dict.fromkeys(site for node, site in self.names.items() if node in self.connected)]
             others = [node for node in self.connected if node not in self.names]
             if len(accepted) >= count:
                 break
@@ -155,8 +156,7 @@ class SiteRegistry:
             log.warning(
                 "%d sites are connected, and the run is for %d. These came too late: %s.", len(accepted), count, late
             )
-        self.members = sorted(accepted[:count])
-        return {site: self.sizes[site] for site in self.members}
+        return self._begin(accepted[:count])
 
     def _reasons(self, nodes: Collection[int]) -> str:
         """Return why connected nodes do not take part."""
@@ -179,11 +179,13 @@ class SiteRegistry:
             if len(connected) >= len(sites) or (waited >= grace and len(connected) >= min_count):
                 return
             missing = ", ".join(sorted(set(sites) - connected))
-            text = f"{len(connected)} of {len(sites)} sites are connected. Missing: {missing}."
-            if waited >= self.patience:
+            others = [node for node in self.connected if node not in self.names]
+            text = f"{len(connected)} of {len(sites)} sites are connected. Missing: {missing}. {self._reasons(others)}"
+            hopeless = not connected and len(others) >= len(sites) and all(node in self.rejected for node in others)
+            if hopeless or waited >= self.patience:
                 raise RunError(
-                    f"too few sites: after {waited:.0f} s {text} The finished rounds are saved. Start the missing "
-                    "sites and run again with the same out."
+                    f"too few sites: after {waited:.0f} s {text.strip()} The finished rounds are saved. Start or "
+                    "correct the missing sites and run again with the same out."
                 )
             if reminds:
                 left = (grace if len(connected) >= min_count else self.patience) - waited
@@ -195,11 +197,16 @@ class SiteRegistry:
         Once the patience has ended, ``min_count`` of them are enough.
         """
         self.wait_for(sites, min_count, grace=self.patience)
-        self.members = sorted(site for site in sites if self.node(site) is not None)
-        if len(self.members) < len(sites):
-            left_out = ", ".join(sorted({*sites} - {*self.members}))
-            log.warning("this trial begins without %s, and other trials may have had all sites", left_out)
-        return {site: self.sizes[site] for site in self.members}
+        there = [site for site in sites if self.node(site) is not None]
+        if left_out := ", ".join(sorted({*sites} - {*there})):
+            log.warning("this trial begins without %s, and another had all sites", left_out)
+        return self._begin(there)
+
+    def _begin(self, sites: Collection[str]) -> dict[str, list[int]]:
+        """Let these sites take part, with the examples that they have now."""
+        self.members = sorted(sites)
+        self.expected = {site: self.sizes[site] for site in self.members}
+        return dict(self.expected)
 
     def _looks(self) -> Iterator[tuple[float, bool]]:
         """Look for nodes again and again; yield the seconds since the first look, and whether to remind of the wait."""
@@ -258,6 +265,7 @@ class SiteRegistry:
             log.warning("node %d is rejected: %s", node, reason)
             return
         self.rejected.pop(node, None)
+        self.names = {other: name for other, name in self.names.items() if name != site}  # a node that comes back
         self.names[node], self.sizes[site] = site, examples
         self.described[site] = reply.head.get("data") if isinstance(reply, Envelope) else None
         log.info("site %s is connected, with %s examples", site, _sum(examples))
@@ -277,10 +285,10 @@ class SiteRegistry:
             return f"it calls itself {site!r} and is registered as {registered!r}"
         if self.members is not None and site not in self.members:
             return f"{site!r} is no site of this run, which began without it"
-        if self.members is not None and self.sizes.get(site, examples) != examples:
+        if self.expected.get(site, examples) != examples:
             return (
-                f"{site!r} has {_sum(examples)} examples, and had {_sum(self.sizes[site])} when the run began: start "
-                "it with the data that it had then"
+                f"{site!r} has {_sum(examples)} examples, and had {_sum(self.expected[site])} when the run began: "
+                "start it with the data that it had then"
             )
         other = self.node(site)
         return "" if other in (None, node) else f"node {other}, which is connected, is {site!r} already"

@@ -66,11 +66,12 @@ def server_view(
     ``sizes``: By site, its number of examples in each task.
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
-    if recipe.run.client_test and recipe.has_tasks:  # a stand-in, which has an example of each task
-        count = dataset.num_classes
-        inputs = dataset.test["input"][:1].expand(count, *dataset.shape)
-        dataset = replace(dataset, test={"input": inputs, "label": torch.arange(count)})
     stream = split_classes(recipe, seed, dataset)
+    if recipe.run.client_test and stream is not None and not len(stream.tasks[0].test):
+        # A stand-in for tests that are at the sites, with an example of each class.
+        inputs = dataset.test["input"][:1].expand(dataset.num_classes, *dataset.shape)
+        dataset = replace(dataset, test={"input": inputs, "label": torch.arange(dataset.num_classes)})
+        stream = split_classes(recipe, seed, dataset)
     first = dataset if stream is None else Federation.from_stream(stream, 1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
     of_sites, client_test = {name: sizes[name] for name in ordered}, bool(recipe.run.client_test)

@@ -407,7 +407,9 @@ def soft_label_loss(
         those alone that the logits are of.
     Returns: `ZERO_LOSS` if there is one class only and no other output competes with it.
     """
-    logits = logits.masked_fill(logits == -torch.inf, -1e4 * tau)  # a probability of 0, which the kernel cannot take
+    if bool((impossible := logits == -torch.inf).any()):  # the kernel takes no probability of 0
+        logits = upcast(logits)
+        logits = logits.masked_fill(impossible, float(logits[~impossible].min()) - 1e4 * tau)
     stop = start + logits.shape[1]
     if num_outputs > logits.shape[1]:
         return SubsetDistillation.from_logits(logits, start, weight, tau, scale, dataset_index=dataset_index)

@@ -189,11 +189,11 @@ def _checked_logits(output: Any, inputs: Tensor, classes: int, who: str, mode: s
         )
     expected = (len(inputs), classes)
     if logits.shape == expected and logits.is_floating_point():
-        if bool(logits.isfinite().all()):
+        if not bool(logits.isinf().any()):
             return logits
         raise ConfigError(
-            f"the network of {who} gives logits that are not finite{mode}, with which distillation is undefined. "
-            "Leave a class out by a large negative number, such as -1e4, instead of -inf."
+            f"the network of {who} gives infinite logits{mode}, with which distillation is undefined. Leave a class "
+            "out by a large negative number, such as -1e4, instead of -inf."
         )
     hint = ""
     if logits.shape == (len(inputs), 1) and classes == 2:

@@ -89,7 +89,7 @@ def check_measured(papers: Iterable[Mapping[str, Any]]) -> None:
     """Raise `ConfigError` unless each ``paper.measured`` names two metrics that are shares, as printed numbers are."""
     wrong = []
     for measured in (paper.get("measured", MEASURED) for paper in papers):
-        two = isinstance(measured, list | tuple) and len(measured) == 2
+        two = isinstance(measured, list | tuple) and [*map(type, measured)] == [str, str]
         wrong += [name for name in measured if metric_of(name).unit != "%"] if two else [measured]
     if wrong:
         percent = ", ".join(name for name, metric in METRICS.items() if metric.unit == "%")

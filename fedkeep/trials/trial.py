@@ -211,7 +211,11 @@ class JsonlWriter:
         content = text.encode() + b"\n"
         self.file.write(content)
         self.file.flush()
-        if not self.path.exists():
+        try:
+            is_there = os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
             raise RunError(f"{self.path} was removed while its trial was run, which ends it.")
         self._hash.update(content)
 

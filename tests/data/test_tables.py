@@ -152,6 +152,11 @@ def test_a_decimal_among_codes_makes_no_numbers_of_them(cells: tuple[str, ...], 
     assert "'icd9' has leading zeros" in dataset.note
 
 
+def test_one_zero_before_a_digit_among_decimals_makes_no_names(tmp_path: Path) -> None:
+    rows = [f"{'05' if row == 7 else 1 + row * 0.37:},{'xy'[row % 2]}" for row in range(60)]
+    assert load(written(tmp_path, "a,label", rows)).features == ("a",)
+
+
 ALIKE = [("1", "1.0"), ("+1", "1"), ("1e3", "1000"), ("a b", "a\N{NO-BREAK SPACE}b"), ("a  b", "a b"), ("a\u200b", "a"),
          ("\N{FULLWIDTH DIGIT ONE}", "1"), ("\N{ARABIC-INDIC DIGIT THREE}", "3"), ("Yes", "yes")]  # fmt: skip
 

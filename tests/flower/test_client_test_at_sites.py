@@ -22,13 +22,16 @@ from fedkeep._utils.digests import read_json
 from fedkeep.cli import main
 from fedkeep.data import DataOptions, load
 from fedkeep.data.columns import TableColumn, columns_to_json
+from fedkeep.data.federation import hold_out_client_test
+from fedkeep.data.holdout import with_held_out
 from fedkeep.errors import ConfigError, DataError, FedKeepError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.export.trained_model import export_model
+from fedkeep.flower.client_handler import _load
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import _usable, data_of_form, pool, serve
 from fedkeep.flower.transport import Envelope
-from fedkeep.flower.views import describe_dataset, server_view, with_true_deviations
+from fedkeep.flower.views import describe_dataset, server_view, site_view, with_true_deviations
 from fedkeep.reporting.run_folder import read_run
 
 SHARE = ("run.cohort_size=4", "run.client_test=0.25")
@@ -466,6 +469,27 @@ def test_all_trials_have_the_sites_of_the_first(recipe: str, hospitals: dict[int
     run = serve(LocalTransport(hospitals, mended), given)
     assert [trial.info["examples"] for trial in run.trials] == [{"a": 40, "b": 40}] * 2
     assert (tmp_path / "run" / "server.log").read_text().count("the run begins with 2 of 3 sites") == 1
+
+
+@pytest.mark.parametrize("rows", [(4, 3), (9, 7)])
+def test_rows_that_a_small_site_holds_out_are_its_tests(rows: tuple[int, int], tmp_path: Path) -> None:
+    count, trained = rows
+    lines = ["age,outcome", *(f"{number * 1.5 + 0.1},{'xy'[number % 2]}" for number in range(count))]
+    (tmp_path / "small.csv").write_text("\n".join(lines))
+    dataset = load(str(tmp_path / "small.csv"), options=DataOptions(label="outcome"), columns=())
+    view = site_view("s", hold_out_client_test(with_held_out(dataset), 0.25), None, True)
+    assert (len(view.examples[0]["label"]), len(view.tests[0]["label"])) == (trained, count - trained)
+
+
+def test_sites_of_a_trial_on_one_machine_read_their_table_as_the_run_does(recipe: str, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "all", 0)
+    own = load(str(write_table(tmp_path / "server", 4)), options=DataOptions(label="outcome", exclude=("patient",)))
+    options = ["data.label=outcome", 'data.exclude=["patient"]']
+    settings = [f"data.name={table}", *options, "partition.num_clients=3", "run.cohort_size=3"]
+    site = NodeConfig(site="0", partition_id=0, num_partitions=3, state_dir=str(tmp_path / "s"))
+    loaded = _load(load_recipe(recipe, settings=settings, methods=["fedavg"]), site, own.columns)
+    assert loaded.columns == own.columns
+    assert loaded.features == ("age", "ward=a", "ward=b", "ward=c")
 
 
 def test_a_run_of_sites_is_not_continued_as_a_simulation(

@@ -341,6 +341,63 @@ def test_too_few_answers_undo_the_round(recipe: str, cohorts: list[list[str]], t
     assert [record["rolled_back"] for record in records(tmp_path / "sites")] == [False, True, False]
 
 
+def test_a_site_that_starts_again_with_other_data_between_two_trials_is_refused(recipe: str, tmp_path: Path) -> None:
+    sites = node_configs(tmp_path / "states")
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        if kind == "perform":
+            sites[107] = replace(sites[107], partition_id=0)
+        return reported
+
+    run = serve(
+        LocalTransport(sites, tamper),
+        config(recipe, tmp_path / "sites", methods="sfedkd,fedavg", rounds=1, min_clients=2),
+    )
+    first, second = (trial.info["examples"] for trial in run.trials)
+    assert first.keys() - second.keys() == {"7"}
+    assert "examples, and had" in (tmp_path / "sites" / "server.log").read_text()
+
+
+def test_a_site_that_was_away_while_a_trial_began_is_in_the_next(recipe: str, tmp_path: Path) -> None:
+    away: set[str] = set()
+
+    class Absent(LocalTransport):
+        def nodes(self) -> dict[int, str]:
+            return {node: name for node, name in super().nodes().items() if self.node_configs[node].site not in away}
+
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        text = asked.head.get("recipe", "")
+        if kind == "perform":
+            away.update({"7"} if "sfedkd" in text else ())
+            away.difference_update({"7"} if '"fedavg"' in text else ())
+        return reported
+
+    transport = Absent(node_configs(tmp_path / "states"), tamper)
+    run = serve(
+        transport, config(recipe, tmp_path / "sites", methods="sfedkd,fedavg,scaffold", rounds=1, min_clients=2)
+    )
+    assert ["7" in trial.info["examples"] for trial in run.trials] == [True, False, True]
+    assert "this trial begins without 7" in (tmp_path / "sites" / "server.log").read_text()
+
+
+def test_a_node_that_comes_back_is_no_second_site(recipe: str, tmp_path: Path) -> None:
+    """Site 7 never comes; site 0 joins on another node, and then its former node is seen again."""
+    looks = itertools.count(1)
+
+    class Returns(LocalTransport):
+        def nodes(self) -> dict[int, str]:
+            look = next(looks)
+            gone = {107} | ({100} if 3 <= look < 6 else set()) | ({200} if look < 3 else set())
+            return {node: "" for node in self.node_configs if node not in gone}
+
+    sites = node_configs(tmp_path / "states")
+    transport = Returns({**sites, 200: sites[100]})
+    serve(transport, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1, min_clients=2, wait=1.0))
+    said = (tmp_path / "sites" / "server.log").read_text()
+    assert "the run begins with 7 of 8 sites" in said
+    assert "which is connected, is '0' already" in said
+
+
 def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: Path) -> None:
     def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         if asked.head.get("request", {}).get("round") == 2:

@@ -60,6 +60,13 @@ def test_probabilities_of_0_and_1_are_probabilities(tau: float, outputs: int) ->
     assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
 
 
+def test_probabilities_of_0_beside_extreme_logits_of_half_precision() -> None:
+    target = torch.tensor([[-torch.inf, -2e4, -3e4]] * EXAMPLES).half()
+    value, _ = value_and_gradients(soft_label_loss(target, PUBLIC, 10.0), STUDENT, draw(PUBLIC, ROWS))
+    own = logits(STUDENT, draw(PUBLIC, ROWS))[:, :3] / 10
+    torch.testing.assert_close(value, -own.log_softmax(-1)[:, 1].mean().to(value), **EXACT)
+
+
 def test_it_reads_its_data_set() -> None:
     own, other = draw(data([1, 0, 2, 3, 4, 1, 1, 0, 2]), (1, 3)), draw(PUBLIC, ROWS)
     target = noise(EXAMPLES, CLASSES, seed=5)

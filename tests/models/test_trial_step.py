@@ -50,6 +50,11 @@ class Subtracts(Net):
         return self.logits(x)
 
 
+class Standardises(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.logits((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))  # of a blank example 0 / 0
+
+
 class LeavesAClassOut(Net):
     def forward(self, x: Tensor) -> Any:
         return self.logits(x) + torch.tensor([0.0, 0.0, -torch.inf])
@@ -192,7 +197,7 @@ def half_frozen() -> nn.Module:
         (lambda: Words(rows=6), IDS, 3, "has rows for the ids 0 to 5, and the data have 7 too"),
         (lambda: Words(sparse=True), IDS, 3, "sparse gradient of 'words.weight'"),
         (lambda: Words(max_norm=0.01), IDS, 3, "changes its own 'words.weight'"),
-        (LeavesAClassOut, NUMBERS, 3, "logits that are not finite, with which distillation"),
+        (LeavesAClassOut, NUMBERS, 3, "infinite logits, with which distillation"),
         (Subtracts, NUMBERS, 3, "changes its inputs in place"),
         (SubtractsInTraining, NUMBERS, 3, "changes its inputs in place"),
         (SubtractsUnseen, NUMBERS, 3, "changes its inputs in place"),
@@ -235,6 +240,7 @@ def nan(network: nn.Module) -> nn.Module:
         (Net, NUMBERS),
         (Words, IDS),
         (half_frozen, NUMBERS),
+        (Standardises, NUMBERS),
         (lambda: Centred(persistent=True), NUMBERS),
         (Expanded, NUMBERS),
         (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), NUMBERS),
