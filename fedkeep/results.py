@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedkeep.errors import RunError, did_you_mean, require_optional
+from fedkeep.errors import RunError, require_optional
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.export.trained_model import trained_model
 from fedkeep.models import Architecture
@@ -20,15 +19,13 @@ from fedkeep.reporting import run_folder
 from fedkeep.reporting.figures import CurveMetric, curves, theme
 from fedkeep.reporting.metric import METRICS, columns_for, headline, metric_of
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import Difference, Row, deduplicate, difference, summary, trials_of
+from fedkeep.reporting.summary import Difference, deduplicate, difference, label_of, summary, trials_of
 from fedkeep.reporting.table import show_value
 from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-T = TypeVar("T", TrialResult, Row)
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,11 +118,10 @@ class RunResult(Run):
         method, seed = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
         if not isinstance(method, str):
             raise RunError(f"a trial is named by its method and its seed, as in run['FedSeq', 0], not {key!r}.")
-        named = _matching(method, self.trials, lambda trial: trial.algorithm)
-        if not named:
-            raise RunError(f"{self.path} has no method {method!r}.{did_you_mean(method, self.labels)}")
-        if len(labels := dict.fromkeys(trial.label for trial in named)) > 1:
-            raise RunError(f"{self.path} has several rows of {method!r}. Name one by its label: {'; '.join(labels)}.")
+        by_label: dict[str, list[TrialResult]] = {}
+        for trial in self.trials:
+            by_label.setdefault(trial.label, []).append(trial)
+        named = by_label[label_of(method, by_label, self)]
         found = [trial for trial in named if seed in (None, trial.seed)]
         if len(found) != 1:
             seeds = ", ".join(str(trial.seed) for trial in named)
@@ -209,7 +205,9 @@ class RunResult(Run):
         main, forgetting = headline(trials_of(rows))
         accuracy = METRICS["window_incremental" if forgetting.shown == "with tasks" else "window_mean"]
         chosen = {"": main, "accuracy": accuracy, "forgetting": forgetting}.get(metric or "", metric or main)
-        row, other = self._row(rows, method), self._row(rows, reference)
+        finished = {row.label: row for row in rows if row.finished}
+        trials = {label: row.trials for label, row in finished.items()}
+        row, other = (finished[label_of(str(name), trials, self, "finished ")] for name in (method, reference))
         found = difference(row, other, chosen)
         if found.seeds or found.reason or not {trial.seed for trial in row.trials} & {t.seed for t in other.trials}:
             return found
@@ -218,24 +216,6 @@ class RunResult(Run):
         name = wanted.name if scored else metric or wanted.name
         hint = f'; evaluations measure it with metric="{name}" (run.metric)' if scored and wanted != main else ""
         return replace(found, reason=f"{name} was not measured of both{hint}")
-
-    def _row(self, rows: list[Row], method: str) -> Row:
-        finished = [row for row in rows if row.finished]
-        found = _matching(str(method), finished, lambda row: row.trials[0].algorithm)
-        labels = [row.label for row in found]
-        if len(found) > 1:
-            raise RunError(f"{self.path} has several rows of {method!r}. Name one by its label: {'; '.join(labels)}.")
-        if not found:
-            known = [row.label for row in finished]
-            raise RunError(f"{self.path} has no finished method {method!r}.{did_you_mean(str(method), known)}")
-        return found[0]
-
-
-def _matching(name: str, found: Sequence[T], algorithm: Callable[[T], str]) -> list[T]:
-    """Return what has a label, or else what is of a method with this name; an average stands beside its method."""
-    labelled = [one for one in found if one.label.casefold() == name.casefold()]
-    of_method = [one for one in found if algorithm(one).casefold() == name.casefold()]
-    return labelled or [one for one in of_method if one.evaluation_model == "last"] or of_method
 
 
 def read_run(path: str | Path) -> RunResult:

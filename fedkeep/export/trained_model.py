@@ -30,7 +30,7 @@ from fedkeep._utils.templates import template
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data.catalog import is_known
 from fedkeep.data.columns import columns_from_json
-from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean, first_line
+from fedkeep.errors import ConfigError, MissingExtra, RunError, first_line
 from fedkeep.experiment.provenance import used
 from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.experiment.recipe import Recipe, model_to_table
@@ -45,6 +45,7 @@ from fedkeep.models.trial_step import constants_of
 from fedkeep.models.weights import Weights, load_weights
 from fedkeep.options import Options, as_table
 from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import deduplicate, label_of
 from fedkeep.reporting.table import human_bytes, initial_models
 from fedkeep.reporting.trial import NOT_KNOWN, TrialResult
 from fedkeep.rounds.run_settings import EvaluationModel
@@ -237,10 +238,8 @@ def trained_model(
 
 def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
     """Return the trials of one method, by seed, without those of its averages."""
-    # An average stands beside its method, with the same folder.
-    plain = {trial.path: trial for trial in reversed(run.trials)}.values()
     by_method: dict[str, list[TrialResult]] = {}
-    for trial in reversed(list(plain)):
+    for trial in deduplicate(run.trials):
         by_method.setdefault(trial.method, []).append(trial)
     if not by_method:
         raise RunError(f"{run.path} has no trial yet, so there is no model.")
@@ -250,13 +249,7 @@ def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
         method = next(iter(by_method))
     if not isinstance(method, str):
         raise RunError(f"method is a label or the name of a method, not {method!r:.80}.")
-    labelled = [label for label in by_method if label.casefold() == method.casefold()]
-    named = [label for label, trials in by_method.items() if trials[0].algorithm.casefold() == method.casefold()]
-    if len(found := labelled or named) == 1:
-        return by_method[found[0]]
-    if found:
-        raise RunError(f"{run.path} has several rows of {method!r}. Name one by its label: {'; '.join(found)}.")
-    raise RunError(f"{run.path} has no method {method!r}.{did_you_mean(method, by_method)}")
+    return by_method[label_of(method, by_method, run)]
 
 
 def _choose(which: EvaluationModel | None, kept: Sequence[EvaluationModel], run: Run) -> EvaluationModel:

@@ -190,6 +190,25 @@ def deduplicate(trials: Iterable[TrialResult]) -> list[TrialResult]:
     return [*first.values()]
 
 
+def label_of(method: str, by_label: Mapping[str, Sequence[TrialResult]], run: Run, state: str = "") -> str:
+    """Return the label that a user means by a label or by the name of a method; an average stands beside its method.
+
+    ``by_label``: The trials to choose from.
+    ``state``: What errors call these trials, such as ``"finished "``.
+
+    Raises `RunError` if there is none, or several.
+    """
+    labelled = [label for label in by_label if label.casefold() == method.casefold()]
+    of_method = {k: trials[0] for k, trials in by_label.items() if trials[0].algorithm.casefold() == method.casefold()}
+    plain = [label for label, trial in of_method.items() if trial.evaluation_model == "last"]
+    found = labelled or plain or [*of_method]
+    if len(found) > 1:
+        raise RunError(f"{run.path} has several rows of {method!r}. Name one by its label: {'; '.join(found)}.")
+    if not found:
+        raise RunError(f"{run.path} has no {state}method {method!r}.{did_you_mean(method, by_label)}")
+    return found[0]
+
+
 def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:
     """Split the trials of one label into groups that may be averaged, each with a name that says what sets it apart."""
     groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
