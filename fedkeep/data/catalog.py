@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.data.own_files import parquet_files
+from fedkeep.data.own_files import split_files
 from fedkeep.data.readers import datasets_library, read_column
 from fedkeep.data.schema import Normalisation, Schema, Splits
 from fedkeep.errors import DataError, MissingExtra, in_one_line, require_optional
@@ -99,7 +99,8 @@ class CatalogEntry:
         """Return the local Parquet files by split name; an empty dict if the training split is missing."""
         if root is None:
             return {}
-        found = {split: parquet_files(root / self.path, split) for split in (self.schema.train, self.schema.test)}
+        splits = (self.schema.train, self.schema.test)
+        found = {split: split_files(root / self.path, split, (".parquet",)) for split in splits}
         return {split: files for split, files in found.items() if files} if found[self.schema.train] else {}
 
 

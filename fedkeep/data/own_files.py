@@ -133,34 +133,34 @@ def find_data_files(path: Path) -> DataFiles:
 
 
 def table_files(folder: Path) -> dict[str, list[Path]]:
-    """Return a folder's tables by split name; an empty dict if there are none.
-
-    A split is ``SPLIT.parquet``, shards of it, ``SPLIT.csv`` or ``SPLIT.tsv``.
-    """
+    """Return a folder's tables by split name; an empty dict if there are none."""
     check_links(folder)
-    found: dict[str, list[Path]] = {}
-    for split in ("train", *TEST_NAMES):
-        texts = _files_called(split, folder, (".csv", ".tsv"))
-        files = parquet_files(folder, split)
-        if (files and texts) or len(texts) > 1:
-            both = ", ".join(path.name for path in [*files[:1], *texts])
-            raise DataError(f"{folder} has the split {split!r} more than once: {both}. Remove all but one.")
-        if files or texts:
-            found[split] = files or texts
-    return found
+    found = {split: split_files(folder, split) for split in ("train", *TEST_NAMES)}
+    return {split: files for split, files in found.items() if files}
 
 
-def parquet_files(folder: Path, split: str) -> list[Path]:
-    """Return the Parquet files of a split, sorted; an empty list if there are none.
+def split_files(folder: Path, split: str, suffixes: Sequence[str] = TABLE_SUFFIXES) -> list[Path]:
+    """Return the tables of a split, sorted; an empty list if there are none.
 
-    These are ``SPLIT.parquet``, or the shards ``SPLIT-*.parquet`` in the folder or in one subfolder, as in a copy of a
-    repository of the Hub.
+    A split is ``SPLIT.parquet``, shards of it, ``SPLIT.csv`` or ``SPLIT.tsv``, also as a system of capitals writes
+    them: ``TEST.CSV``.
     """
-    if len(single := _files_called(split, folder, (".parquet",))) > 1:
-        names = ", ".join(path.name for path in single)
-        raise DataError(f"{folder} has the split {split!r} more than once: {names}. Remove all but one.")
-    if single:
-        return single
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    named = [path for path in entries if path.stem.lower() == split and path.suffix.lower() in suffixes]
+    # Parquet first, of which there may be shards instead.
+    files = sorted(filter(Path.is_file, named), key=lambda path: path.suffix.lower() != ".parquet")
+    shards = _shards(folder, split) if not files or files[0].suffix.lower() != ".parquet" else []
+    if len(files) + bool(shards) > 1:
+        several = ", ".join(path.name for path in [*shards[:1], *files])
+        raise DataError(f"{folder} has the split {split!r} more than once: {several}. Remove all but one.")
+    return shards or files
+
+
+def _shards(folder: Path, split: str) -> list[Path]:
+    """Return the shards of a split, ``SPLIT-*.parquet``, sorted.
+
+    They lie in the folder or in one subfolder, as in a copy of a repository of the Hub.
+    """
     shards = sorted(folder.glob(f"{split}-*.parquet")) or sorted(folder.glob(f"*/{split}-*.parquet"))
     parents = sorted({path.parent.name for path in shards})
     if len(parents) > 1:
@@ -174,12 +174,6 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
             f"{folder}: {len(shards)} of {max(announced)} files of the split {split!r} are there. Copy all of them."
         )
     return shards
-
-
-def _files_called(split: str, folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Return the files of a split in a folder, also those that a system of capitals wrote: ``TEST.CSV``."""
-    files = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in suffixes) if folder.is_dir() else ()
-    return [path for path in files if path.stem.lower() == split and path.is_file()]
 
 
 def _tables(splits: Mapping[str, Mapping[Path, str]], left_out: LeftOut) -> DataFiles:
