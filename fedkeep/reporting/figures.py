@@ -27,7 +27,7 @@ from fedkeep.errors import RunError, did_you_mean
 from fedkeep.metrics import Floats, kold, mean_of_known
 from fedkeep.reporting.metric import LOGGED, METRICS, metric_of, rounds_covered
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import Row
+from fedkeep.reporting.summary import Row, deduplicate
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.rounds.run_settings import AVERAGE_SUFFIX
 
@@ -427,13 +427,10 @@ def class_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def teacher_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the weight of each teacher over rounds, of methods that record who teaches; with the first seed."""
     maps = []
-    seen = set()
-    for row in rows:
-        trial = row.trials[0]
+    for trial in deduplicate(row.trials[0] for row in rows):  # an average of models has its method's teachers
         rounds = [(entry["round"], entry["log"]) for entry in trial.rounds if (entry.get("log") or {}).get("teachers")]
-        if not rounds or trial.path in seen:
-            continue  # an average of a method's models has the method's teachers
-        seen.add(trial.path)
+        if not rounds:
+            continue
         names = {str(name) for _, log in rounds for name in log["teachers"]}
         clients = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
         for name, words in (("target_weights", "target part"), ("nontarget_weights", "non-target part"), ("", "")):
@@ -444,7 +441,7 @@ def teacher_heatmaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 for client, weight in zip(log["teachers"], log.get(name) or [1.0] * len(log["teachers"]), strict=True):
                     weights[clients.index(str(client)), place] = weight
             top = float(weights.max()) or 1.0
-            title = f"{row.label}, weight of the {words}" if words else f"{row.label}, teachers"
+            title = f"{trial.label}, weight of the {words}" if words else f"{trial.label}, teachers"
             most = clients[int(weights.sum(axis=1).argmax())]
             alt = f"Map of {title} over rounds, one row for each client that taught. The most: client {most}."
             numbers, axes = [str(number) for number, _ in rounds], ("client", "round")

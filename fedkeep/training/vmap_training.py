@@ -129,10 +129,6 @@ class _CrossEntropy(Loss):
         return -log_p.gather(-1, labels.unsqueeze(-1)).sum() / len(labels)
 
 
-def _vectorised(term: CrossEntropy, _: slice) -> Loss:
-    return _CrossEntropy(term) if type(term) is CrossEntropy else term
-
-
 class ModelStack:
     """The stacked models of a group of jobs: every weight has a leading dimension for the clients.
 
@@ -148,7 +144,7 @@ class ModelStack:
         momenta = runner.parameters if training.momentum else ()
         self.momenta = {name: torch.zeros_like(self.weights[name]) for name in momenta}
         self.strides_matched = False
-        self.loss = replace_cross_entropy(group[0].loss, _vectorised)
+        self.loss = replace_cross_entropy(group[0].loss, lambda term, _: _CrossEntropy(term))
         self.constants = stack_tensors([job.loss for job in group])
 
     def fit(self) -> list[Fit]:
