@@ -60,7 +60,11 @@ class FeatureMSE(Loss):
         batch = batches[self.dataset_index]
         cached = self.teacher_features
         target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
-        return mse_loss(upcast(model.features(batch)), target)
+        return self.compared(model.features(batch), target)
+
+    def compared(self, features: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of features, [b, width], that shall become those of the teacher."""
+        return mse_loss(upcast(features), target)
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         if dataset_index != self.dataset_index or self.teacher_features is not None:
@@ -69,32 +73,17 @@ class FeatureMSE(Loss):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureDistance(Loss):
+class FeatureDistance(FeatureMSE):
     """||f(x) - f_teacher(x)||_2 over the whole batch as one vector, so that it grows with the root of the batch size.
 
-    As in PASS (Zhu et al., 2021), on the first data set.
-
-    ``teacher``: The frozen model; empty once its features are cached.
-    ``teacher_features``: [n, width], the cached features.
+    As in PASS (Zhu et al., 2021). Fields are those of `FeatureMSE`.
     """
 
-    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
-
-    teacher: Weights
-    teacher_features: Tensor | None = None
     compares_examples = True
 
-    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[0]
-        cached = self.teacher_features
-        target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
-        distance: Tensor = vector_norm(model.features(batch) - target)
+    def compared(self, features: Tensor, target: Tensor) -> Tensor:
+        distance: Tensor = vector_norm(features - target)
         return distance
-
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
-        if dataset_index or self.teacher_features is not None:
-            return self
-        return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))
 
 
 @dataclass(frozen=True, eq=False)
