@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
@@ -78,6 +78,12 @@ class UpdateSummary:
     similarity: float
     sent_fingerprint: str
     returned_fingerprint: str
+
+    @property
+    def moves(self) -> dict[str, tuple[float, float]]:
+        """The norms of what moved, by what errors call it: of its change, and of what was sent."""
+        parameters, buffers = (self.parameter_change, self.parameter_norm), (self.buffer_change, self.buffer_norm)
+        return {"an update": parameters, "buffers with a change": buffers}
 
 
 class Updates(ReplyStep):
@@ -236,12 +242,9 @@ def is_replay(update: UpdateSummary, known: Iterable[tuple[str, str]]) -> bool:
 
 def find_too_large(update: UpdateSummary, defense: Defense) -> str | None:
     """Tell whether an update is too large for the model that it changes."""
-    parts = (
-        ("an update", update.parameter_change, update.parameter_norm, defense.model_norm),
-        ("buffers with a change", update.buffer_change, update.buffer_norm, BUFFER_FACTOR * defense.model_norm),
-    )
-    for what, norm, before, times in parts if defense.model_norm else ():
-        limit = times * max(before, 1.0)
+    times = {"an update": defense.model_norm, "buffers with a change": BUFFER_FACTOR * defense.model_norm}
+    for what, (norm, before) in update.moves.items() if defense.model_norm else ():
+        limit = times[what] * max(before, 1.0)
         if not norm <= limit:
             return f"{what} of norm {norm:.3g}, where at most {limit:.3g} fits the model that it was sent"
     return None
@@ -275,16 +278,13 @@ def find_outliers(updates: Mapping[str, UpdateSummary], defense: Defense, known:
     """
     found: dict[str, str] = {}
     limit = defense.update_norm
-    measures: tuple[tuple[str, float, Callable[[UpdateSummary], tuple[float, float]], Sequence[float]], ...] = (
-        ("an update", limit, lambda update: (update.parameter_change, update.parameter_norm), known),
-        ("buffers with a change", 10 * limit, lambda update: (update.buffer_change, update.buffer_norm), ()),
-    )
-    for what, times, measure, earlier in measures if limit else ():
-        usual = _usual([norm for norm, _ in map(measure, updates.values()) if norm > 0], earlier)
+    compared_with = (("an update", limit, known), ("buffers with a change", 10 * limit, ()))
+    for what, times, earlier in compared_with if limit else ():
+        moves = {client: update.moves[what] for client, update in updates.items()}
+        usual = _usual([norm for norm, _ in moves.values() if norm > 0], earlier)
         if not usual and what != "an update":
             continue  # batch norm's first variances may be of any size
-        for client, update in updates.items():
-            norm, before = measure(update)
+        for client, (norm, before) in moves.items():
             if norm > max(times * usual, FREE_NORM * max(before, 1.0)):
                 so_far = f"more than {FREE_NORM:g} times that of the model, before others have shown what is usual"
                 compared = f"{norm / usual:.3g} times that of the others' median" if usual else so_far
