@@ -32,6 +32,20 @@ def accuracy(correct: ArrayLike, total: ArrayLike) -> float:
     return float(hits.sum() / examples.sum()) if examples.any() else float("nan")
 
 
+def counted(record: Mapping[str, Any], test_total: ArrayLike) -> tuple[Floats, Floats]:
+    """Return correct and all test examples by class of a record, both float64 [C]; 0 for classes to come.
+
+    ``record``: Of an evaluated round or model: ``correct`` of the classes so far; ``total`` only where clients tested.
+    ``test_total``: The test examples by class, [C].
+    """
+    total = np.asarray(test_total, dtype=np.float64)
+    missing = len(total) - len(record["correct"])
+    correct = np.asarray([*record["correct"], *[0] * missing], dtype=np.float64)
+    if "total" in record:
+        return correct, np.asarray([*record["total"], *[0] * missing], dtype=np.float64)
+    return correct, np.where(np.arange(len(correct)) < len(record["correct"]), total, 0.0)
+
+
 def class_accuracy(correct: ArrayLike, total: ArrayLike) -> Floats:
     """Return class-wise accuracy a_c = correct_c / total_c, float64 [classes]; NaN where there is no test example.
 

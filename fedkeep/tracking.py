@@ -194,19 +194,10 @@ class Tracker(Callback):
             "train_seconds": timings.get("train"),
         }
         if "correct" in record:
-            values |= {"test_loss": record.get("test_loss"), "accuracy": self._accuracy(record)}
-            self._history[record["round"]] = self._by_class(record)
+            counts = metrics.counted(record, self.trial.test_total)
+            values |= {"test_loss": record.get("test_loss"), "accuracy": metrics.accuracy(*counts)}
+            self._history[record["round"]] = metrics.class_accuracy(*counts)
             values["forgetting"] = metrics.forgetting(np.stack([*self._history.values()]))
             for which, other in (record.get("evaluation_models") or {}).items():
-                values[f"accuracy_{which}"] = self._accuracy(other)
+                values[f"accuracy_{which}"] = metrics.accuracy(*metrics.counted(other, self.trial.test_total))
         return {name: float(value) for name, value in values.items() if value is not None}
-
-    def _accuracy(self, record: Mapping[str, Any]) -> float:
-        correct = record["correct"]
-        return metrics.accuracy(correct, record.get("total", self.trial.test_total[: len(correct)]))
-
-    def _by_class(self, record: Mapping[str, Any]) -> Floats:
-        correct = list(record["correct"])
-        missing = len(self.trial.test_total) - len(correct)  # classes that have not arrived
-        known = metrics.class_accuracy(correct, record.get("total", self.trial.test_total[: len(correct)]))
-        return np.concatenate([known, np.full(missing, np.nan)])

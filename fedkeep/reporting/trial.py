@@ -207,11 +207,7 @@ class TrialResult(PrivacySpent):
 
     def counted(self, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
         """Return correct and all test examples by class, both float64 [C]; 0 for classes that had not arrived."""
-        missing = len(self.test_total) - len(row["correct"])
-        correct = np.asarray([*row["correct"], *[0] * missing], dtype=np.float64)
-        if "total" in row:  # of the clients that tested
-            return correct, np.asarray([*row["total"], *[0] * missing], dtype=np.float64)
-        return correct, np.where(np.arange(len(correct)) < len(row["correct"]), self.test_total, 0.0)
+        return metrics.counted(row, self.test_total)
 
     @cached_property
     def test_total(self) -> Floats:
