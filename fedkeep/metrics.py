@@ -411,20 +411,19 @@ def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> dict[
     return {key: value - reference[key] for key, value in values.items() if key in reference}
 
 
-def t_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
+def t_interval(values: Iterable[float]) -> Interval:
     """Return the mean of independent repetitions with Student's t interval: mean ± t_{n-1} std / sqrt(n).
 
     ``values``: Such as the difference of two methods with each seed; none of them NaN.
-    ``level``: How often, over many repetitions of the whole experiment, the interval holds the true mean.
     Returns: Below two values without ends.
     """
     series = np.asarray(list(values), dtype=np.float64)
     mean, std = mean_std(series)
-    half = _quantile(level, len(series) - 1) * std / math.sqrt(len(series)) if len(series) > 1 else float("nan")
+    half = _half_width(std, len(series))
     return Interval(mean, mean - half, mean + half, len(series))
 
 
-def block_interval(values: ArrayLike, turn: int = 1, shortest: int = 2, level: float = LEVEL) -> Interval:
+def block_interval(values: ArrayLike, turn: int = 1, shortest: int = 2) -> Interval:
     """Return the mean of one series with an interval from the means of blocks of it (batch means).
 
     Evaluations of one run depend on each other, and those of neighbouring rounds most of all. The means of long blocks
@@ -443,15 +442,15 @@ def block_interval(values: ArrayLike, turn: int = 1, shortest: int = 2, level: f
     if count < FEWEST_BLOCKS:
         return Interval(mean, float("nan"), float("nan"), count, blocks=True)
     blocks = series[len(series) - count * size :].reshape(count, size).mean(axis=1)
-    half = _quantile(level, count - 1) * float(blocks.std(ddof=1)) / math.sqrt(count)
+    half = _half_width(float(blocks.std(ddof=1)), count)
     return Interval(mean, mean - half, mean + half, count, blocks=True)
 
 
-def _quantile(level: float, freedom: int) -> float:
-    """Return how many standard errors the interval of a level reaches to either side."""
+def _half_width(std: float, count: int) -> float:
+    """Return how far the interval of a mean of so many values reaches to either side; NaN below two values."""
     from scipy.special import stdtrit  # what scipy.stats.t.ppf calls, without half a second of imports
 
-    return float(stdtrit(freedom, 0.5 + level / 2))
+    return float(stdtrit(count - 1, 0.5 + LEVEL / 2)) * std / math.sqrt(count) if count > 1 else float("nan")
 
 
 ORDERS = [1.25, 1.5, 1.75, *range(2, 65), 96, 128, 256, 512]
