@@ -20,7 +20,7 @@ from fedkeep._utils.noise_stream import KEY_BYTES
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.privacy import COUNTS_TOLD, counts_name, ever_name, spent
+from fedkeep.interface.privacy import add_spent, ever_name, spent
 
 log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
@@ -131,11 +131,7 @@ class StateStore:
         except DamagedFile as damage:
             log.warning("%s A new one begins; the server adds what it knows of the old one.", damage)
         totals: dict[str, int] = ledger["spent"]  # type: ignore[assignment]
-        for name, count in added.items():
-            if name == COUNTS_TOLD:  # with the same noise each time
-                totals[counts_name(task)] = 1
-            else:
-                totals[name] = totals.get(name, 0) + count
+        add_spent(totals, added, task)
         digests.write_sealed(file, json.dumps(ledger).encode())
         return {ever_name(str(ledger["id"]), name): count for name, count in totals.items()}
 

@@ -73,9 +73,16 @@ def spent(uses: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in uses.items() if name.startswith(_PREFIX)}
 
 
-def counts_name(task: int) -> str:
-    """Return the name under which the label counts of a task are counted, which are told again with the same noise."""
-    return f"{COUNTS_TOLD} of task {task}"
+def add_spent(totals: dict[str, int], uses: Mapping[str, int], task: int) -> None:
+    """Add what was spent in a task to totals; label counts are told again with the same noise, and count once a task.
+
+    ``totals``: What was spent so far, by name; updated.
+    """
+    for name, count in uses.items():
+        if name == COUNTS_TOLD:
+            totals[f"{COUNTS_TOLD} of task {task}"] = 1
+        else:
+            totals[name] = totals.get(name, 0) + count
 
 
 def ever_name(ledger: str, name: str) -> str:

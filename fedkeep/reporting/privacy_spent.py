@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from fedkeep import metrics
-from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, IN_MEAN, MEANS_TOLD, counts_name, sample_rate_of
+from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, IN_MEAN, MEANS_TOLD, add_spent, sample_rate_of
 
 
 class PrivacySpent:
@@ -44,12 +44,7 @@ class PrivacySpent:
         for row in self._releases:
             options = row["privacy"]
             for client, uses in row["privacy"].get("clients", {}).items():
-                mine = spent.setdefault(client, {})
-                for name, count in uses.items():
-                    if name == COUNTS_TOLD:  # again with the same noise
-                        mine[counts_name(row["task"])] = 1
-                    else:
-                        mine[name] = mine.get(name, 0) + count
+                add_spent(spent.setdefault(client, {}), uses, row.get("task", 1))
             for client, ledgers in row.get("ever", {}).items():
                 for ledger, totals in ledgers.items():
                     known = ever.setdefault(client, {}).setdefault(ledger, {})
