@@ -115,9 +115,10 @@ class SiteRegistry:
         self.patience = patience
         self.tasks = tasks
         self.max_examples = max_examples
-        self.members: Collection[str] | None = members if nodes is None else nodes.keys()
-        self.sizes: dict[str, list[int]] = dict(sizes or {})
-        self.expected = dict(self.sizes)  # with a run's first round they stand fast
+        known = sizes or {}  # with a run's first round the numbers of examples stand fast
+        of_run = nodes if members is None else members
+        self.members = None if of_run is None else {site: known.get(site) for site in of_run}
+        self.sizes: dict[str, list[int]] = dict(known)
         self.described: dict[str, Any] = {}  # by site, what it told of the form of its data
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
@@ -204,9 +205,9 @@ class SiteRegistry:
 
     def _begin(self, sites: Collection[str]) -> dict[str, list[int]]:
         """Let these sites take part, with the examples that they have now."""
-        self.members = sorted(sites)
-        self.expected = {site: self.sizes[site] for site in self.members}
-        return dict(self.expected)
+        examples = {site: self.sizes[site] for site in sorted(sites)}
+        self.members = {**examples}
+        return examples
 
     def _looks(self) -> Iterator[tuple[float, bool]]:
         """Look for nodes again and again; yield the seconds since the first look, and whether to remind of the wait."""
@@ -285,9 +286,9 @@ class SiteRegistry:
             return f"it calls itself {site!r} and is registered as {registered!r}"
         if self.members is not None and site not in self.members:
             return f"{site!r} is no site of this run, which began without it"
-        if self.expected.get(site, examples) != examples:
+        if self.members is not None and (before := self.members[site]) not in (None, examples):
             return (
-                f"{site!r} has {_sum(examples)} examples, and had {_sum(self.expected[site])} when the run began: "
+                f"{site!r} has {_sum(examples)} examples, and had {_sum(before or ())} when the run began: "
                 "start it with the data that it had then"
             )
         other = self.node(site)
