@@ -27,14 +27,14 @@ from fedkeep.data import DataSet
 from fedkeep.data.columns import MAX_VALUES, TableColumn, columns_from_json
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.schema import check_spelling, number_names
-from fedkeep.errors import ConfigError, DataError, RunError, in_one_line
+from fedkeep.errors import ConfigError, DataError, RunError, in_one_line, refuse
 from fedkeep.experiment import build
 from fedkeep.experiment.build import check_device
 from fedkeep.experiment.experiment import Experiment, Trial, describe_trial, initial_model_evaluated
 from fedkeep.experiment.initial_model import initial_model
 from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.provenance import check_code, find_checkpoint_damage, trial_name
-from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
@@ -45,6 +45,7 @@ from fedkeep.flower.state_store import state_ref_type, stored_secret
 from fedkeep.flower.transport import Envelope, SiteRegistry, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
+from fedkeep.privacy.privacy_checks import reason_against_privacy, reason_against_sums
 from fedkeep.reporting.html import is_reported, write_all
 from fedkeep.reporting.metric import check_main
 from fedkeep.reporting.run_folder import Run
@@ -478,6 +479,7 @@ def _load_recipe(config: RunConfig) -> Recipe:
                 f"{method.label}'s clients begin from the initial model themselves, and sites do not have "
                 f"model.weights={recipe.weights!r}. Leave the method or the weights out."
             )
+        _check_privacy(recipe, method)
         for name, step in client_steps(type(method.algorithm)).items():
             if not is_annotated(step):
                 raise ConfigError(f"{method.label}: client step {name} must annotate all parameters and the result.")
@@ -486,6 +488,15 @@ def _load_recipe(config: RunConfig) -> Recipe:
         recipe = replace(recipe, log=tuple(filter(None, map(str.strip, config.log.split(",")))))
         check_log(recipe.log)
     return recipe
+
+
+def _check_privacy(recipe: Recipe, method: Method) -> None:
+    """Raise `ConfigError` before a site is asked, if a method cannot be as private as the recipe says."""
+    algorithm, defense, privacy = method.algorithm, recipe.defense, recipe.privacy
+    reasons = [reason_against_privacy(algorithm, privacy, defense)]
+    if privacy.secure_aggregation:
+        reasons.append(reason_against_sums(algorithm, defense, privacy, recipe.run))
+    refuse(filter(None, reasons))
 
 
 def _find_recipe(name: str) -> str:

@@ -9,8 +9,7 @@ from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps, send_label_counts, unwrap_step
 from fedkeep.interface.privacy import EXACT_COUNTS, FROM_LABEL_COUNTS, Privacy
 from fedkeep.metrics import require_accountant
-from fedkeep.rounds.run_settings import Defense
-from fedkeep.rounds.state import SimulationState
+from fedkeep.rounds.run_settings import Defense, RunSettings
 
 
 def reason_against_privacy(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Defense) -> str:
@@ -57,9 +56,10 @@ def reason_against_privacy(algorithm: Algorithm[Any, Any], privacy: Privacy, def
     return ""
 
 
-def reason_against_sums(state: SimulationState) -> str:
+def reason_against_sums(
+    algorithm: Algorithm[Any, Any], defense: Defense, privacy: Privacy, run_settings: RunSettings
+) -> str:
     """Say why the server must see more than the mean of the clients' models; empty if it need not."""
-    algorithm, defense, run_settings = state.algorithm, state.settings.defense, state.settings.run
     refused = "privacy.secure_aggregation: "
     if algorithm.sequential:
         return (
@@ -85,15 +85,11 @@ def reason_against_sums(state: SimulationState) -> str:
     needing = {
         f"defense.loss_check={defense.loss_check} measures": defense.loss_check != "off",
         f"defense.robust_aggregation={defense.robust_aggregation} compares": defense.robust_aggregation != "mean",
-        "privacy.client_noise_multiplier clips": state.settings.privacy.client_noise_multiplier > 0,
+        "privacy.client_noise_multiplier clips": privacy.client_noise_multiplier > 0,
         "run.evaluate_local_models evaluates": run_settings.evaluate_local_models,
     }
-    if run_settings.cohort_size == 1 < len(state.federation.clients):  # a site knows itself alone
-        return f"{refused}with run.cohort_size=1 a round's sum is one client's update. Set run.cohort_size=2 or more."
     for what in (what for what, is_asked in needing.items() if is_asked):
         return f"{refused}{what} the model of each client, and the server sees their sum. Turn one off."
-    if state.own_contexts:
-        return f"{refused}clients have networks of their own ([[client_models]]), which cannot be summed."
     return ""
 
 

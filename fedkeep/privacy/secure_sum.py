@@ -129,7 +129,17 @@ class SecureSum(ReplyStep):
         return state.settings.privacy.secure_aggregation
 
     def reason_against(self, state: SimulationState) -> str:
-        return reason_against_sums(state)
+        settings = state.settings
+        if reason := reason_against_sums(state.algorithm, settings.defense, settings.privacy, settings.run):
+            return reason
+        refused = "privacy.secure_aggregation: "
+        if settings.run.cohort_size == 1 < len(state.federation.clients):  # a site knows itself alone
+            return (
+                f"{refused}with run.cohort_size=1 a round's sum is one client's update. Set run.cohort_size=2 or more."
+            )
+        if state.own_contexts:
+            return f"{refused}clients have networks of their own ([[client_models]]), which cannot be summed."
+        return ""
 
     def receive(self, round: Round, reply: Reply) -> None:
         """Take the model out, as a site does by itself; what remains of it is an update that nobody looks at."""

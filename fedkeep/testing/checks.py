@@ -107,7 +107,8 @@ def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> No
 
 def check_only_averages(algorithm: AnyAlgorithm) -> None:
     """Check that a method learns the same where it sees the mean of clients' models alone, as secure sums show it."""
-    if reason_against_sums(runs.simulation(algorithm, training=runs.SHORT)):
+    settings = runs.simulation(algorithm, training=runs.SHORT).settings
+    if reason_against_sums(algorithm, settings.defense, settings.privacy, settings.run):
         return
     summed = runs.simulation(algorithm, training=runs.SHORT, privacy=Privacy(secure_aggregation=True))
     runs.run_rounds(summed)
