@@ -128,7 +128,7 @@ def run_with_progress(trials: Sequence[Trial], console: Console, again: str, *, 
 def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Console) -> int:
     """Say that a run was stopped and how it goes on, and return the exit code: 128 plus the signal's number."""
     by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
-    text = f"\nstopped{by}; finished rounds are saved; the round that was going begins again. Continue with: {command}"
+    text = f"\nstopped{by}; finished rounds are saved; a round that was going begins again. Continue with: {command}"
     with suppress(OSError, Terminated):  # the terminal may be closed
         say(Terminal(stderr=True) if "SIGPIPE" in by else console, text)
     return code

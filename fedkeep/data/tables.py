@@ -408,10 +408,11 @@ def _guess_text(
 
 
 def _are_codes(texts: Sequence[str]) -> bool:
-    """Tell whether leading zeros, as in 01234, make names of numbers; a single 00 or 05 among decimals does not."""
+    """Tell whether leading zeros, as in 01234, make names of numbers; 00 or a single 05 among decimals do not."""
     coded = {text for text in texts if _PADDED.fullmatch(text)}
+    telling = {text for text in coded if text.partition(".")[0].strip("0")}
     pointed = any("." in text for text in texts)
-    return any(map(_CODE.fullmatch, coded)) and (len(coded) > 1 or not pointed)
+    return any(map(_CODE.fullmatch, coded)) and (len(telling) > 1 or not pointed)
 
 
 def _order(name: str, texts: Sequence[str], wheres: Sequence[Where]) -> str:

@@ -83,7 +83,6 @@ def read_recipe_file(
     ``skipped``: Files whose entries are left out: what two parents extend does not undo what the first one changes.
     """
     merged = set() if merged is None else merged
-    before = frozenset(merged)
     path = Path(name)
     if path.suffix != ".toml":
         path = ROOT / f"{name}.toml"
@@ -105,6 +104,7 @@ def read_recipe_file(
     parents = table.pop("extends", [])
     if path.resolve() in skipped:
         return {}, f"recipe {name!r}"
+    before = frozenset() if path.resolve() in merged else frozenset(merged)  # one that is named again counts whole
     merged.add(path.resolve())
     base: dict[str, Any] = {}
     for parent in map(str, parents if isinstance(parents, list) else [parents]):

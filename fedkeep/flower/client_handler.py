@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -146,8 +146,10 @@ def _load(recipe: Recipe, config: NodeConfig, columns: Sequence[TableColumn] = (
     # Where the server tests, it is the one that holds a part back to choose options on.
     validation = recipe.validation if share or config.partition_id >= 0 else 0.0
     try:
-        of_site = columns if columns or config.partition_id < 0 else None
-        dataset = load_data(name, data_dir, validation, recipe.data_options, of_site)
+        load_with = partial(load_data, name, data_dir, validation, recipe.data_options)
+        dataset = load_with(columns if config.partition_id < 0 else None)
+        if columns and dataset.columns != tuple(columns):  # a server with data of its own
+            dataset = load_with(columns)
     except DataError as error:
         if config.partition_id >= 0 or isinstance(error, DataNotFound):
             raise

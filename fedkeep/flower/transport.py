@@ -182,8 +182,7 @@ class SiteRegistry:
             missing = ", ".join(sorted(set(sites) - connected))
             others = [node for node in self.connected if node not in self.names]
             text = f"{len(connected)} of {len(sites)} sites are connected. Missing: {missing}. {self._reasons(others)}"
-            hopeless = not connected and len(others) >= len(sites) and all(node in self.rejected for node in others)
-            if hopeless or waited >= self.patience:
+            if waited >= self.patience:
                 raise RunError(
                     f"too few sites: after {waited:.0f} s {text.strip()} The finished rounds are saved. Start or "
                     "correct the missing sites and run again with the same out."

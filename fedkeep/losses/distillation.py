@@ -409,7 +409,8 @@ def soft_label_loss(
     """
     if bool((impossible := logits == -torch.inf).any()):  # the kernel takes no probability of 0
         logits = upcast(logits)
-        logits = logits.masked_fill(impossible, float(logits[~impossible].min()) - 1e4 * tau)
+        least = min(logits[~impossible].tolist(), default=0.0)
+        logits = logits.masked_fill(impossible, least - 1e4 * tau)
     stop = start + logits.shape[1]
     if num_outputs > logits.shape[1]:
         return SubsetDistillation.from_logits(logits, start, weight, tau, scale, dataset_index=dataset_index)

@@ -1,7 +1,7 @@
 """Losses on the classifier's input: near anchors of the classes, near a teacher's, or contrasted (MOON, SupCon)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -53,6 +53,7 @@ class FeatureMSE(Loss):
     per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
 
     teacher: Weights
+    _: KW_ONLY
     dataset_index: int = 0
     teacher_features: Tensor | None = None
 

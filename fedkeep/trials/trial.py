@@ -213,7 +213,7 @@ class JsonlWriter:
         self.file.flush()
         try:
             is_there = os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             is_there = False
         if not is_there:
             raise RunError(f"{self.path} was removed while its trial was run, which ends it.")

@@ -160,7 +160,9 @@ def test_what_two_parents_extend_does_not_undo_what_the_first_one_changes(tmp_pa
         ("last", ["two.toml", "one.toml"], "[training]\nlr = 0.7\n"),
     ]:
         (tmp_path / f"{file}.toml").write_text(f"extends = {extends}\n{options}")
-    (tmp_path / "undone.toml").write_text(f"extends = {['one.toml', name.name]}\n")
+    (tmp_path / "undone.toml").write_text("extends = ['one.toml', 'two.toml', 'base.toml']\n")
+    (tmp_path / "base.toml").write_text(f"extends = '{name.name}'\n")
+    (tmp_path / "one.toml").write_text("extends = 'base.toml'\n[training]\nlr = 0.5\n")
     both, last, undone = (load_recipe(str(tmp_path / f"{file}.toml")) for file in ("both", "last", "undone"))
     assert undone.training.lr == load_recipe(str(name)).training.lr, "whom it names last counts"
     assert (both.training.lr, both.run.rounds, last.training.lr, last.run.rounds) == (0.5, 9, 0.7, 9)
