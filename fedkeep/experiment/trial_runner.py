@@ -5,7 +5,7 @@ import errno
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -380,12 +380,15 @@ def worker_main(connection: Connection, machine: Machine, spare: int, from_use: 
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
         try:
-            with plain_torch(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
+            # If another process runs the trial, the parent notices if it does not finish.
+            with (
+                suppress(TrialBusy),
+                plain_torch(trial.experiment.machine.threads),
+                _disk_errors_explained(trial.folder),
+            ):
                 simulation, callbacks, identity = _prepare(trial, report, spare, None if from_use else ())
                 own = instances_of(Callback, machine.use) if from_use else ()
                 run_trial(simulation, trial.folder, callbacks, own=own, identity=identity)
-        except TrialBusy:  # the parent notices if another process does not finish it
-            pass
         except CallbackFailed as failure:
             traceback.print_exception(failure.__cause__)
             return str(failure), {}

@@ -34,7 +34,7 @@ from fedkeep._utils.digests import (
 )
 from fedkeep._utils.files import quoted_name
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.errors import ConfigError, FedKeepError, RunError
+from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import check_device, load_data
 from fedkeep.experiment.provenance import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -378,23 +378,6 @@ def test_a_site_that_was_away_while_a_trial_began_is_in_the_next(recipe: str, tm
     )
     assert ["7" in trial.info["examples"] for trial in run.trials] == [True, False, True]
     assert "this trial begins without 7" in (tmp_path / "sites" / "server.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("method", "option", "said"),
-    [
-        ("sfedkd", "secure_aggregation=true", "sfedkd passes each client's model on to the next"),
-        ("scaffold", "noise_multiplier=1.0", "privacy.noise_multiplier: "),
-    ],
-)
-def test_what_cannot_be_private_is_told_before_a_site_is_asked(
-    method: str, option: str, said: str, recipe: str, tmp_path: Path
-) -> None:
-    transport = LocalTransport(node_configs(tmp_path / "states"))
-    with pytest.raises(ConfigError, match=said):
-        serve(transport, config(recipe, tmp_path / "sites", (*SETTINGS, f"privacy.{option}"), methods=method))
-    assert not transport.sent
-    assert not (tmp_path / "sites").exists()
 
 
 def test_a_node_that_comes_back_is_no_second_site(recipe: str, tmp_path: Path) -> None:
@@ -1069,11 +1052,16 @@ def test_sites_begin_from_weights_that_the_server_has(recipe: str, tmp_path: Pat
     [
         ("moon", "model.weights=server.safetensors", "MOON's clients begin from the initial model themselves"),
         ("fedavg", "model.pretraining.passes=1", "trains on the clients' examples in one place, and those of sites"),
+        ("sfedkd", "privacy.secure_aggregation=true", "sfedkd passes each client's model on to the next"),
+        ("scaffold", "privacy.noise_multiplier=1.0", "privacy.noise_multiplier: "),
     ],
 )
-def test_sites_refuse_an_initial_model_that_cannot_reach_them(
+def test_what_cannot_be_at_sites_is_told_before_one_is_asked(
     method: str, setting: str, reason: str, recipe: str, tmp_path: Path
 ) -> None:
     chosen = config(recipe, tmp_path / "sites", (*SETTINGS, setting), methods=method)
+    transport = LocalTransport(node_configs(tmp_path / "states"))
     with pytest.raises(FedKeepError, match=reason):
-        serve(LocalTransport(node_configs(tmp_path / "states")), chosen)
+        serve(transport, chosen)
+    assert not transport.sent
+    assert not (tmp_path / "sites").exists()
