@@ -182,6 +182,7 @@ def _reading(column: TableColumn) -> str:
 
 log = logging.getLogger(__name__)
 MAX_ROLLED_BACK = 3  # rounds in a row that were rolled back, after which a run stops
+SITES_FILE = "sites.json"
 RECONNECT_SECONDS = 60.0  # seconds that a restarted server waits for all sites of its run
 
 
@@ -216,49 +217,13 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     data_dir = config.data_dir or None
     trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={}, log=(), weights="")  # the server logs
     head = {"version": version("fedkeep"), "recipe": trial_recipe.to_toml()}
-    sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
-    saved = _read_sites(sites_file)
-    files = sorted(folder.parent.glob("*/sites.json"))
-    others = {file.parent.name: found for file in files if (found := _read_sites(file))}
-    # All trials have the data and the sites of the first; a later one may have begun without some of these.
-    begun = saved or max(others.values(), key=lambda other: len(other["examples"]), default=None)
-    tested_by = "sites" if config.data == NO_DATA else "server"
-    if begun and (before := begun.get("tested_by", "sites" if "data" in begun else "server")) != tested_by:
-        how = 'data="none"' if before == "sites" else "data at the server"
-        raise RunError(f"{folder.parent.parent} was begun with {how}. Go on so, or choose another out for a new run.")
-    members: Collection[str] | None = begun["examples"].keys() if begun else None  # whose results are compared
-    if config.data == NO_DATA:
-        if begun:
-            loaded = data_of_form(begun.get("data", {}))
-        else:
-            loaded, members = _form_of_sites(transport, config, recipe, head)
-    else:
-        loaded = _load_server_data(config, recipe)
+    told = _told_before(folder)
+    loaded, members = _load_form(transport, config, recipe, trial, head, told)
     allowed = build.without_generator_images(recipe, loaded, data_dir)
     dataset, server_data = build.split_server_data(recipe, seed, allowed, data_dir)
     data = describe_dataset(dataset, allowed is not loaded, build.generator_hash(trial_recipe, data_dir))
-    if tested_by == "server" and begun and "data" in begun and _form_told(begun["data"]) != _form_told(data):
-        raise RunError(
-            f"{folder.parent.parent} was begun with other data at the server: their classes, columns, mean or scale "
-            "differ, by which sites scale theirs. Give the former data, or choose another out for a new run."
-        )
     introduction = Envelope({**head, "data": data})
-    nodes, sizes = (saved["nodes"], saved["examples"]) if saved else (None, None)
-    for name, other in others.items() if sizes is None else ():
-        if name.endswith(f"-seed{seed}"):  # another method's, on the same data
-            sizes = {**other["examples"], **(sizes or {})}
-    tasks, most = recipe.tasks.num_tasks, config.max_examples
-    sites = SiteRegistry(transport, introduction, config.wait, tasks, nodes, most, sizes, members)
-    if saved is None:
-        if members is None:
-            examples = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
-        else:
-            examples = sites.wait_for_known(members, recipe.run.min_clients)
-        saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
-        saved |= {"data": data, "tested_by": tested_by}
-        write_json(sites_file, saved)
-    else:
-        sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
+    sites, saved = _gather(transport, config, recipe, trial, introduction, told, members)
     if len(saved["examples"]) < recipe.run.cohort_size:  # the run began without sites that were rejected
         recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
@@ -310,6 +275,79 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     own = instances_of(Callback, own_code(config))
     share = math.inf  # a checkpoint after every round
     run_trial(simulation, folder, callbacks, own=own, identity=identity, checkpoint_share=share, may_repeat=may_repeat)
+
+
+def _told_before(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what each begun trial of the run wrote of its sites, by trial: this one first, then those of most sites.
+
+    All trials have the data and the sites of the first; a later one may have begun without some of these.
+    """
+    files = [folder / SITES_FILE, *sorted(folder.parent.glob(f"*/{SITES_FILE}"))]
+    found = {file.parent.name: saved for file in files if (saved := _read_sites(file))}
+    order = sorted(found, key=lambda name: (name != folder.name, -len(found[name]["examples"])))
+    return {name: found[name] for name in order}
+
+
+def _load_form(
+    transport: Transport,
+    config: RunConfig,
+    recipe: Recipe,
+    trial: Trial,
+    head: Mapping[str, Any],
+    told: Mapping[str, Any],
+) -> tuple[DataSet, Collection[str] | None]:
+    """Return the server's data, or the form of the sites'; and the only sites that may take part, if they are known."""
+    begun = next(iter(told.values()), None)
+    members = begun["examples"].keys() if begun else None
+    if begun and (before := begun.get("tested_by", "sites" if "data" in begun else "server")) != _tester(config):
+        how = 'data="none"' if before == "sites" else "data at the server"
+        raise RunError(
+            f"{trial.folder.parent.parent} was begun with {how}. Go on so, or choose another out for a new run."
+        )
+    if config.data != NO_DATA:
+        return _load_server_data(config, recipe), members
+    if begun:
+        return data_of_form(begun.get("data", {})), members
+    return _form_of_sites(transport, config, recipe, head)
+
+
+def _tester(config: RunConfig) -> str:
+    return "sites" if config.data == NO_DATA else "server"
+
+
+def _gather(
+    transport: Transport,
+    config: RunConfig,
+    recipe: Recipe,
+    trial: Trial,
+    introduction: Envelope,
+    told: Mapping[str, Any],
+    members: Collection[str] | None,
+) -> tuple[SiteRegistry, dict[str, Any]]:
+    """Wait for the sites of a trial; return also what is written of them: the run's identifier, nodes and examples."""
+    saved, data, fewest = told.get(trial.folder.name), introduction.head["data"], recipe.run.min_clients
+    begun: Mapping[str, Any] = next(iter(told.values()), {})
+    if _tester(config) == "server" and "data" in begun and _form_told(begun["data"]) != _form_told(data):
+        raise RunError(
+            f"{trial.folder.parent.parent} was begun with other data at the server: their classes, columns, mean or "
+            "scale differ, by which sites scale theirs. Give the former data, or choose another out for a new run."
+        )
+    of_this_seed = [one["examples"] for name, one in told.items() if name.endswith(f"-seed{trial.seed}")]  # same data
+    sizes = saved["examples"] if saved else {site: n for each in of_this_seed for site, n in each.items()} or None
+    nodes = saved["nodes"] if saved else None
+    tasks, most = recipe.tasks.num_tasks, config.max_examples
+    sites = SiteRegistry(transport, introduction, config.wait, tasks, nodes, most, sizes, members)
+    if saved is not None:
+        sites.wait_for(saved["examples"].keys(), fewest, grace=min(RECONNECT_SECONDS, config.wait))
+        return sites, saved
+    if members is None:
+        examples = sites.wait_for_all(_num_sites(config, recipe), fewest)
+    else:
+        examples = sites.wait_for_known(members, fewest)
+    saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
+    saved |= {"data": data, "tested_by": _tester(config)}
+    write_json(trial.folder / SITES_FILE, saved)
+    return sites, saved
 
 
 def _load_server_data(config: RunConfig, recipe: Recipe) -> DataSet:
