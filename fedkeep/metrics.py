@@ -486,4 +486,4 @@ def dp_sgd_epsilon(steps: Mapping[float, int], noise_multiplier: float, delta: f
 
     accountant = RDPAccountant()
     accountant.history = [(noise_multiplier, rate, count) for rate, count in steps.items() if count]
-    return float(accountant.get_epsilon(delta, alphas=ORDERS))
+    return max(0.0, float(accountant.get_epsilon(delta, alphas=ORDERS)))  # a bound, and below 0 for much noise

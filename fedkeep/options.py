@@ -62,6 +62,9 @@ def option(
     object
         A dataclass field.
     """
+    if isinstance(default, list | dict | set):
+        right = f"tuple, {tuple(default)!r}" if isinstance(default, list) else f"class, {type(default).__name__}"
+        raise ConfigError(f"an option's default cannot be {default!r}, which would be one for all. Give a {right}.")
     metadata = {"doc": doc, "low": low, "high": high, "at": at, "kind": kind, "brief": brief}
     how: dict[str, Any] = {"metadata": metadata} | ({"kw_only": True} if kw_only else {})
     if isinstance(default, type):

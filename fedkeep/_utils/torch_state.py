@@ -20,13 +20,16 @@ _ONE_THREAD = threading.RLock()
 
 
 @contextmanager
-def one_thread_at_a_time() -> Iterator[None]:
-    """Refuse to run in two threads of a program: PyTorch's random generators and settings are one for all of them."""
-    if not _ONE_THREAD.acquire(blocking=False):
+def one_thread_at_a_time(patience: float = 1.0) -> Iterator[None]:
+    """Refuse to run in two threads of a program: PyTorch's random generators and settings are one for all of them.
+
+    ``patience``: Seconds to wait for another thread, which may only be loading a model.
+    """
+    if not _ONE_THREAD.acquire(timeout=patience):
         raise RunError(
             "another thread of this program is in fedkeep.run, fedkeep.resume or fedkeep.tune, and PyTorch's random "
-            "generators are one for all threads. Call them one after the other, or in processes of their own. "
-            "machine=fedkeep.Machine(workers=4) runs four trials at a time."
+            "generators are one for all threads. Call them one after the other, or in processes of their own; load "
+            "models before. machine=fedkeep.Machine(workers=4) runs four trials at a time."
         )
     try:
         yield

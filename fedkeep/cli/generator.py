@@ -6,6 +6,8 @@ from typing import get_args
 
 from rich.console import Console
 
+from fedkeep._utils.process import Terminated
+from fedkeep.cli.run import say_stopped
 from fedkeep.cli.text import say
 from fedkeep.data.schema import DataOptions
 from fedkeep.display import Display
@@ -40,17 +42,20 @@ def train_diffusion(options: Namespace, console: Console) -> int:
     per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
     say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
     say(console, f"regime {source.regime}: {REGIMES[source.regime]}")
-    with Display(console, {}, unit="step", quiet=options.quiet) as display:
-        generator = train_generator(
-            card,
-            data,
-            settings,
-            Path(options.out),
-            seed=options.seed,
-            device=device,
-            half=options.half,
-            on_step=lambda done, loss: display.count(done, settings.steps, f"loss {loss:.4f}"),
-        )
+    try:
+        with Display(console, {}, unit="step", quiet=options.quiet) as display:
+            generator = train_generator(
+                card,
+                data,
+                settings,
+                Path(options.out),
+                seed=options.seed,
+                device=device,
+                half=options.half,
+                on_step=lambda done, loss: display.count(done, settings.steps, f"loss {loss:.4f}"),
+            )
+    except (KeyboardInterrupt, Terminated) as stop:
+        return say_stopped(stop, "the same command", console, "finished steps are saved")
     say(console, f"{parameter_count(generator.network):,} parameters, loss {generator.card.training['loss']:.4f}")
     say(console, f"wrote {options.out}")
     return 0

@@ -115,6 +115,9 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     return 0
 
 
+SAVED = "finished rounds are saved; a round that was going begins again"
+
+
 def run_with_progress(trials: Sequence[Trial], console: Console, again: str, *, quiet: bool) -> int:
     """Run trials and show their progress; the exit code is 0, or that of a signal that stopped them."""
     try:
@@ -125,10 +128,10 @@ def run_with_progress(trials: Sequence[Trial], console: Console, again: str, *, 
     return 0
 
 
-def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Console) -> int:
+def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Console, saved: str = SAVED) -> int:
     """Say that a run was stopped and how it goes on, and return the exit code: 128 plus the signal's number."""
     by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
-    text = f"\nstopped{by}; finished rounds are saved; a round that was going begins again. Continue with: {command}"
+    text = f"\nstopped{by}; {saved}. Continue with: {command}"
     with suppress(OSError, Terminated):  # the terminal may be closed
         say(Terminal(stderr=True) if "SIGPIPE" in by else console, text)
     return code

@@ -15,7 +15,7 @@ from fedkeep.data.catalog import CATALOG, CatalogEntry, known_datasets
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
-from fedkeep.interface.algorithm import describe_replies
+from fedkeep.interface.algorithm import describe_replies, describe_reply, send_label_counts
 from fedkeep.options import default_of, describe_bounds, describe_type, options_of
 from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.findings import warnings
@@ -48,8 +48,9 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     made_up = (cls.__doc__ or "").startswith(f"{cls.__name__}(")  # by `dataclass`
     say(console, "" if made_up else f"{inspect.cleandoc(cls.__doc__ or '')}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]")
-    for line in (*describe_replies(cls), f"client_test: {client_test.__doc__}"):
+    for line in (*describe_replies(cls), describe_reply(client_test)):
         say(console, f"  {line}")
+    say(console, f"  {describe_reply(send_label_counts, 'with defense.loss_check, send_label_counts')}")
     method_options = options_of(cls)
     if method_options:
         hints = annotations_of(cls)

@@ -411,7 +411,7 @@ def _are_codes(texts: Sequence[str]) -> bool:
     """Tell whether leading zeros, as in 01234, make names of numbers; 00 or a single 05 among decimals do not."""
     coded = {text for text in texts if _PADDED.fullmatch(text)}
     telling = {text for text in coded if text.partition(".")[0].strip("0")}
-    pointed = any("." in text for text in texts)
+    pointed = any("." in text for text in texts if _NUMBER.fullmatch(text))
     return any(map(_CODE.fullmatch, coded)) and (len(telling) > 1 or not pointed)
 
 

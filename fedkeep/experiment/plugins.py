@@ -42,8 +42,11 @@ def import_user_code(names: Iterable[str]) -> None:
 
     ``names``: Files such as ``folder/method.py`` or modules such as ``package.module``.
     """
+    stems: dict[str, Path] = {}
     for name in names:
-        path = Path(name)
+        path = Path(name).expanduser()
+        if path.suffix == ".py" and stems.setdefault(path.stem, path).resolve() != path.resolve():
+            raise ConfigError(f"--use: {stems[path.stem]} and {path} have one name. Rename one of them.")
         if path.suffix == ".py":
             _import_file(path)
         else:

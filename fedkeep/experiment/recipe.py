@@ -156,6 +156,8 @@ class Method(Options):
     def check(self) -> None:
         if not self.label:
             object.__setattr__(self, "label", default_label(type(self.algorithm)))
+        if (name := self.algorithm.name()) in SECTIONS:
+            raise ConfigError(f"a method cannot be called {name!r}, like a section of recipes. Give its class a title.")
         check_values(Training, self.training, f"training of {self.label}")
 
     @property
@@ -438,6 +440,9 @@ def _problems_of_method(recipe: Recipe, method: Method) -> Iterator[str]:
                 f"{label}'s clients return no models, so that attack.kind={attack} would change nothing. Leave it out "
                 f"of this comparison, or set attack.kind to silent, {' or '.join(ON_EXAMPLES)}."
             )
+    if training.lr_schedule == "cosine" and training.lr_min > training.lr:
+        low, lr = training.lr_min, training.lr
+        yield f"{label}: training.lr_min = {low:g} is above training.lr = {lr:g}, from which it falls."
     if training.optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
         who = label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
         yield f"{who} is defined for steps of SGD, not of {training.optimizer}. Set training.optimizer=sgd."

@@ -107,11 +107,13 @@ def read_recipe_file(
     before = frozenset() if path.resolve() in merged else frozenset(merged)  # one that is named again counts whole
     merged.add(path.resolve())
     base: dict[str, Any] = {}
-    for parent in map(str, parents if isinstance(parents, list) else [parents]):
+    parents = [*map(str, parents if isinstance(parents, list) else [parents])]
+    for parent in parents:
         # A path is relative to the file that names it.
         parent_name = str(path.parent / parent) if parent.endswith(".toml") else parent
         base = merge(base, read_recipe_file(parent_name, merge, (*chain, path.resolve()), merged, before)[0])
-    return merge(base, table), f"recipe {name!r}"
+    extends = f", which extends {' and '.join(parents)}" if len(parents) > 1 else ""
+    return merge(base, table), f"recipe {name!r}{extends}"
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

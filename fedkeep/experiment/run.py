@@ -68,11 +68,16 @@ def _own_code(recipe: Recipe) -> dict[str, dict[str, Any]]:
     }
 
 
+def _as_argument(folder: Path) -> Path:
+    """Return a folder as commands take it: a name that begins with a dash looks like an option."""
+    return folder.absolute() if str(folder).startswith("-") else folder
+
+
 def create_run_folder(
     recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = (), **inputs: Any
 ) -> Path:
     """Create a run folder for a recipe that was checked before; ``inputs`` are entries of run.json."""
-    folder = Path(out) if out is not None else _new_folder(recipe.name)
+    folder = _as_argument(Path(out)) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file. Choose another --out.")
     if folder.exists() and any(_content(folder)):
@@ -234,7 +239,7 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     The command repeats arguments that are not recorded in the folder, such as files with code to import.
     """
     use = used(folder.parent if folder.suffix == ".toml" else folder) or machine.use
-    words = ["fedkeep", verb, str(folder), *(word for file in use for word in ("--use", file))]
+    words = ["fedkeep", verb, str(_as_argument(folder)), *(word for file in use for word in ("--use", file))]
     recorded = ("device", "threads", "stack") if verb == "run" else ()  # a run that goes on has its own
     for name in (*recorded, "data_dir", "allow_code", "workers", "executor", "address"):
         if (value := getattr(machine, name)) and (name == "workers" or value != getattr(Machine(), name)):

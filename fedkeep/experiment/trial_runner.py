@@ -51,7 +51,7 @@ from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.tracking import LoggedTrial, Tracker
 from fedkeep.training.evaluation import count_confusions
 from fedkeep.trials.autotune import choose_stack_size
-from fedkeep.trials.callbacks import Callback
+from fedkeep.trials.callbacks import Callback, class_scores
 from fedkeep.trials.checkpoint import manifests
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trials.trial import CallbackFailed, TrialBusy, run_trial
@@ -269,7 +269,7 @@ class ConfusionMatrix(Callback):
         if not ended or classes < len(state.context.label_names) or classes > self.MAX_CLASSES:
             return  # where the file is there already, it may be damaged: it is written again, with the same content
         model = state.evaluation_model(state.evaluation_models[0])
-        predict = partial(state.algorithm.predict, state.server, model)
+        predict = partial(class_scores, state, model)
         write_json(self.path, {"counts": count_confusions(predict, state.federation.dataset.test, classes)})
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import DataOptions
 from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.columns import columns_from_json, transform, unknown_values
@@ -229,7 +230,6 @@ def _architecture(table: Mapping[str, Any], path: Path, allow_code: bool) -> Arc
         ) from None
 
 
-@torch.no_grad()
 def predict(
     folder: str | Path, files: str | Path | Sequence[str | Path], *, allow_code: bool = False, network: Any = None
 ) -> Iterator[Prediction]:
@@ -277,7 +277,8 @@ def predict(
             _check_token_ids(places, inputs, vocabulary)
         found = iter(places)
         for start in range(0, len(inputs), BATCH):
-            best = predictor(inputs[start : start + BATCH]).softmax(-1).max(-1)
+            with plain_torch(), torch.no_grad():
+                best = predictor(inputs[start : start + BATCH]).softmax(-1).max(-1)
             for label, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
                 if label >= len(names):
                     raise RunError(_unreadable(Path(folder), f"it has no name of class {label}"))

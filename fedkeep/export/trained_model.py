@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedkeep._utils.digests import DamagedFile, check_file, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.templates import template
-from fedkeep._utils.torch_state import plain_torch
+from fedkeep._utils.torch_state import one_thread_at_a_time, plain_torch
 from fedkeep.data.catalog import is_known
 from fedkeep.data.columns import columns_from_json
 from fedkeep.errors import ConfigError, MissingExtra, RunError, first_line
@@ -36,7 +36,7 @@ from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.experiment.recipe import Recipe, model_to_table
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.interface import Algorithm, get_algorithm
-from fedkeep.interface.algorithm import describe_replies
+from fedkeep.interface.algorithm import describe_replies, describe_reply, send_label_counts
 from fedkeep.models.base import Architecture
 from fedkeep.models.custom import Custom, SplitNetwork
 from fedkeep.models.heads import resize_classifier
@@ -49,6 +49,7 @@ from fedkeep.reporting.summary import deduplicate, label_of
 from fedkeep.reporting.table import human_bytes, initial_models
 from fedkeep.reporting.trial import NOT_KNOWN, TrialResult
 from fedkeep.rounds.run_settings import EvaluationModel
+from fedkeep.training.client_test import client_test
 from fedkeep.trials.trial import MANIFEST
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def build_predictor(
     ``about``: ``"shape"``, ``"mean"`` and ``"std"`` of the inputs in training.
     ``classes``: Number of classes with which the network is first built: all classes, or those of the first task.
     """
-    with torch.random.fork_rng(devices=[]), plain_torch():  # the initial weights, which are replaced
+    with one_thread_at_a_time(), torch.random.fork_rng(devices=[]), plain_torch():  # initial weights, to be replaced
         network = architecture.build(tuple(about["shape"]), classes)
     if isinstance(network, FrozenNetwork):
         raise ConfigError(
@@ -313,11 +314,21 @@ def model_card(model: TrainedModel, *, onnx: bool) -> str:
             (name, NOT_KNOWN if train is None else train, test, value)
             for (name, train, test), value in zip(read.classes, shown, strict=True)
         ],
-        replies=describe_replies(get_algorithm(trial.algorithm)),
+        replies=_replies(trial, model.recipe),
         up=human_bytes(trial.up),
         down=human_bytes(trial.down),
         epsilon=partial(_epsilon, trial),
     )
+
+
+def _replies(trial: TrialResult, recipe: Recipe) -> list[str]:
+    """Return what left the clients in this run, a line for each client step."""
+    found = describe_replies(get_algorithm(trial.algorithm), summed=recipe.privacy.secure_aggregation)
+    if recipe.defense.loss_check != "off":
+        found.append(describe_reply(send_label_counts))
+    if recipe.run.client_test:
+        found.append(describe_reply(client_test))
+    return list(dict.fromkeys(found))
 
 
 def _epsilon(trial: TrialResult, metric: str, neighbours: str) -> str:
@@ -358,6 +369,7 @@ INPUT, OUTPUT = "inputs", "scores"
 """The names of input and output in the ONNX file."""
 
 
+@plain_torch()
 def export_model(
     run: str | Path | Run,
     out: str | Path | None = None,

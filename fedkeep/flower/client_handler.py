@@ -17,7 +17,7 @@ from fedkeep.data import DataSet
 from fedkeep.data.columns import TableColumn, columns_from_json
 from fedkeep.data.federation import hold_out_client_test
 from fedkeep.data.holdout import with_held_out
-from fedkeep.errors import ConfigError, DataError, DataNotFound, FedKeepError
+from fedkeep.errors import ConfigError, DataError, DataNotFound, FedKeepError, ValueRefused
 from fedkeep.experiment import build
 from fedkeep.experiment.build import build_simulation, load_data
 from fedkeep.experiment.plugins import import_user_code
@@ -102,11 +102,15 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             value = result.reply
-            secure = simulation.settings.privacy.secure_aggregation
-            if secure and isinstance(value, Fit):  # the update waits to be masked
-                store.store_update(call_id, secure_update(simulation, request, value)[UPDATE])
-                value = without_model(value)
             uses = result.uses | store.count_spent(before, result.uses, task)
+            if simulation.settings.privacy.secure_aggregation and isinstance(value, Fit):
+                try:
+                    update = secure_update(simulation, request, value)[UPDATE]
+                except ValueRefused as error:
+                    log.error("site %s cannot answer: %s", config.site, error)
+                    return Envelope({"error": str(error), "uses": uses})
+                store.store_update(call_id, update)  # which waits to be masked
+                value = without_model(value)
             sent = (value, state_ref(call_id, simulation.client_states.type), uses)
             reply = ((sent,), timer.train, timer.teachers)
             store.store(call_id, result.state, reply)

@@ -1,7 +1,7 @@
 """The options of a run configuration and of a node's own configuration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,8 @@ def read_node_config(node: Mapping[str, Any], run: Mapping[str, Any]) -> NodeCon
             inherited = {name: value for name, value in _underscored(run).items() if name in INHERITED and value != ""}
     if "site" in given:
         given["site"] = str(given["site"])  # Flower reads site=1 as a number
-    if isinstance(given.get("state_dir"), str):
-        given["state_dir"] = str(Path(given["state_dir"]).expanduser())
-    return build(NodeConfig, inherited | given, "the node-config")
+    config = build(NodeConfig, inherited | given, "the node-config")
+    return replace(config, state_dir=str(Path(config.state_dir).expanduser()))
 
 
 def own_code(config: RunConfig | NodeConfig) -> tuple[str, ...]:

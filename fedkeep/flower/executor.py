@@ -126,7 +126,7 @@ class FlowerExecutor(Executor):
                 time.sleep(POLL_SECONDS)
             for message_id, reply in replies.items():
                 if not isinstance(reply, Fault) and "error" in reply.head:
-                    reply = messages.no_reply(f"its site says: {reply.head['error']}")
+                    reply = messages.no_reply(f"its site says: {reply.head['error']}", _uses(reply.head))
                 yield pending.pop(message_id), reply
         for site in pending.values():
             yield site, messages.no_reply(f"did not answer within {self.deadline:g} s")
@@ -172,3 +172,9 @@ class FlowerExecutor(Executor):
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
         return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
+
+
+def _uses(head: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a site says that it has used of randomness for an answer that it does not give."""
+    told = head.get("uses")
+    return told if isinstance(told, dict) and all(type(count) is int for count in told.values()) else {}

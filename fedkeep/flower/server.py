@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -218,12 +218,12 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={}, log=(), weights="")  # the server logs
     head = {"version": version("fedkeep"), "recipe": trial_recipe.to_toml()}
     told = _told_before(folder)
-    loaded, members = _load_form(transport, config, recipe, trial, head, told)
+    loaded, first = _load_form(transport, config, recipe, trial, head, told)
     allowed = build.without_generator_images(recipe, loaded, data_dir)
     dataset, server_data = build.split_server_data(recipe, seed, allowed, data_dir)
     data = describe_dataset(dataset, allowed is not loaded, build.generator_hash(trial_recipe, data_dir))
     introduction = Envelope({**head, "data": data})
-    sites, saved = _gather(transport, config, recipe, trial, introduction, told, members)
+    sites, saved = _gather(transport, config, recipe, trial, introduction, told, first)
     if len(saved["examples"]) < recipe.run.cohort_size:  # the run began without sites that were rejected
         recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
@@ -295,19 +295,18 @@ def _load_form(
     trial: Trial,
     head: Mapping[str, Any],
     told: Mapping[str, Any],
-) -> tuple[DataSet, Collection[str] | None]:
-    """Return the server's data, or the form of the sites'; and the only sites that may take part, if they are known."""
+) -> tuple[DataSet, Mapping[str, int]]:
+    """Return the server's data, or the form of the sites'; and the nodes of the sites that told it."""
     begun = next(iter(told.values()), None)
-    members = begun["examples"].keys() if begun else None
     if begun and (before := begun.get("tested_by", "sites" if "data" in begun else "server")) != _tester(config):
         how = 'data="none"' if before == "sites" else "data at the server"
         raise RunError(
             f"{trial.folder.parent.parent} was begun with {how}. Go on so, or choose another out for a new run."
         )
     if config.data != NO_DATA:
-        return _load_server_data(config, recipe), members
+        return _load_server_data(config, recipe), {}
     if begun:
-        return data_of_form(begun.get("data", {})), members
+        return data_of_form(begun.get("data", {})), {}
     return _form_of_sites(transport, config, recipe, head)
 
 
@@ -322,9 +321,12 @@ def _gather(
     trial: Trial,
     introduction: Envelope,
     told: Mapping[str, Any],
-    members: Collection[str] | None,
+    first: Mapping[str, int],
 ) -> tuple[SiteRegistry, dict[str, Any]]:
-    """Wait for the sites of a trial; return also what is written of them: the run's identifier, nodes and examples."""
+    """Wait for the sites of a trial; return also what is written of them: the run's identifier, nodes and examples.
+
+    ``first``: Sites that are preferred in a run's first trial, and their nodes.
+    """
     saved, data, fewest = told.get(trial.folder.name), introduction.head["data"], recipe.run.min_clients
     begun: Mapping[str, Any] = next(iter(told.values()), {})
     if _tester(config) == "server" and "data" in begun and _form_told(begun["data"]) != _form_told(data):
@@ -335,19 +337,37 @@ def _gather(
     of_this_seed = [one["examples"] for name, one in told.items() if name.endswith(f"-seed{trial.seed}")]  # same data
     sizes = saved["examples"] if saved else {site: n for each in of_this_seed for site, n in each.items()} or None
     nodes = saved["nodes"] if saved else None
+    members = begun["examples"].keys() if begun else None  # all trials have the same sites
     tasks, most = recipe.tasks.num_tasks, config.max_examples
     sites = SiteRegistry(transport, introduction, config.wait, tasks, nodes, most, sizes, members)
     if saved is not None:
         sites.wait_for(saved["examples"].keys(), fewest, grace=min(RECONNECT_SECONDS, config.wait))
         return sites, saved
     if members is None:
-        examples = sites.wait_for_all(_num_sites(config, recipe), fewest)
+        count = len(first) or _num_sites(config, recipe)  # nobody waits twice for those that did not say
+        examples = sites.wait_for_all(count, fewest, first)
     else:
         examples = sites.wait_for_known(members, fewest)
+    _warn_of_other_data(examples, told, recipe)
     saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
     saved |= {"data": data, "tested_by": _tester(config)}
     write_json(trial.folder / SITES_FILE, saved)
     return sites, saved
+
+
+def _warn_of_other_data(examples: Mapping[str, Sequence[int]], told: Mapping[str, Any], recipe: Recipe) -> None:
+    """Warn if the sites have fewer or more examples in all than in a trial of another seed, which splits them anew."""
+    total = sum(map(sum, examples.values()))
+    for name, other in told.items():
+        before = sum(map(sum, other["examples"].values()))
+        if other["examples"].keys() == examples.keys() and before != total and recipe.run.client_test in (0, "own"):
+            log.warning(
+                "the sites have %d examples in all, and in the trial %s they had %d: if data of a site have changed, "
+                "these are no seeds of one experiment. Begin a new run.",
+                total,
+                name,
+                before,
+            )
 
 
 def _load_server_data(config: RunConfig, recipe: Recipe) -> DataSet:
@@ -378,13 +398,14 @@ def _num_sites(config: RunConfig, recipe: Recipe) -> int:
 
 def _form_of_sites(
     transport: Transport, config: RunConfig, recipe: Recipe, head: Mapping[str, Any]
-) -> tuple[DataSet, Collection[str]]:
-    """Ask the sites what their data are like, for a server that has none; return also which sites told it."""
+) -> tuple[DataSet, Mapping[str, int]]:
+    """Ask the sites what their data are like, for a server that has none; return also the nodes of those that say."""
     sites = SiteRegistry(transport, Envelope({**head, "data": None}), config.wait, max_examples=config.max_examples)
     sizes = sites.wait_for_all(_num_sites(config, recipe), recipe.run.min_clients)
     log.info("%d sites told what their data are like; each is now asked to take part with all of them", len(sizes))
     described = _usable({site: sites.described[site] for site in sorted(sizes)}, recipe.run.min_clients)
-    return pool(described, {site: sum(sizes[site]) for site in described}), sizes.keys()
+    nodes = {site: node for site, node in sites.nodes().items() if site in sizes}
+    return pool(described, {site: sum(sizes[site]) for site in described}), nodes
 
 
 def _usable(described: Mapping[str, Any], fewest: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -125,7 +126,9 @@ class SiteRegistry:
         self.asked: dict[str, tuple[int, float]] = {}  # by message: its node, which has not replied, and when it went
         self.rejected: dict[int, tuple[float, str]] = {}  # rejected nodes: when they were rejected, and why
 
-    def wait_for_all(self, count: int, min_count: int = 1) -> dict[str, list[int]]:
+    def wait_for_all(
+        self, count: int, min_count: int = 1, first: Mapping[str, int] = MappingProxyType({})
+    ) -> dict[str, list[int]]:
         """Wait until all sites of a new run are connected, and determine which sites take part.
 
         No single site can keep a run from beginning: once the patience has ended, the run begins without connected
@@ -133,12 +136,15 @@ class SiteRegistry:
 
         ``count``: The number of sites. If more are connected, those that came first take part.
         ``min_count``: How many are enough where others were rejected.
+        ``first``: Sites that come before others, and their nodes.
         Returns: By site, its number of examples in each task.
         """
         for waited, reminds in self._looks():
             accepted = [*dict.fromkeys(site for node, site in self.names.items() if node in self.connected)]
+            accepted.sort(key=lambda site: site not in first)
             others = [node for node in self.connected if node not in self.names]
-            if len(accepted) >= count:
+            expected = [node for node in others if node in first.values() and node not in self.rejected]
+            if len(accepted) >= count and (waited >= self.patience or not expected):
                 break
             if waited >= self.patience and len(accepted) >= min_count and len(accepted) + len(others) >= count:
                 log.warning("the run begins with %d of %d sites. %s", len(accepted), count, self._reasons(others))

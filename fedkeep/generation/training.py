@@ -16,6 +16,7 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate, mse_loss
 
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write, make_folder
+from fedkeep._utils.process import Terminated, raising_terminated
 from fedkeep.data import Data, DataSet, load
 from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.dataset import format_shape
@@ -176,6 +177,7 @@ class GeneratorTraining(Options):
         return self.lr * (1 - (1 - self.lr_end) * step / max(1, self.steps - 1))
 
 
+@raising_terminated()
 def train_generator(
     card: pixel.ModelCard,
     data: Data,
@@ -210,14 +212,19 @@ def train_generator(
     if path.is_file():
         run.restore(path)
     saved = time.monotonic()
-    while len(run.losses) < settings.steps:
-        loss = run.step()
-        if not math.isfinite(loss):
-            raise diverged(f"the loss of step {len(run.losses)} is {loss}")
-        if time.monotonic() - saved >= settings.checkpoint:
+    try:
+        while len(run.losses) < settings.steps:
+            loss = run.step()
+            if not math.isfinite(loss):
+                raise diverged(f"the loss of step {len(run.losses)} is {loss}")
+            if time.monotonic() - saved >= settings.checkpoint:
+                run.save(path)
+                saved = time.monotonic()
+            on_step(len(run.losses), loss)
+    except (KeyboardInterrupt, Terminated):
+        if run.is_whole and run.losses:
             run.save(path)
-            saved = time.monotonic()
-        on_step(len(run.losses), loss)
+        raise
     check_finite(run.average)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
@@ -225,7 +232,10 @@ def train_generator(
 
 
 class _TrainingRun:
-    """A training between two steps."""
+    """A training between two steps.
+
+    ``is_whole``: Whether it is between two; False while weights, optimizer and average are those of two.
+    """
 
     def __init__(
         self, card: pixel.ModelCard, data: Data, settings: GeneratorTraining, seed: int, device: torch.device
@@ -237,6 +247,7 @@ class _TrainingRun:
         self.average = state_dict_copy(self.network)
         self.optimizer = torch.optim.Adam(self.network.parameters(), settings.lr, fused=True)
         self.losses: list[float] = []
+        self.is_whole = True
         self.batches = _Batches(data, card, settings, seed)
         self.identity = {
             "unet": as_table(card.unet),
@@ -256,12 +267,14 @@ class _TrainingRun:
         self.optimizer.param_groups[0]["lr"] = self.settings.lr_in_step(number)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        self.is_whole = False
         self.optimizer.step()
         # The average is short at first, so that the initial weights do not stay in it.
         decay = min(self.settings.ema, (1 + number) / (10 + number))
         new = state_dict_copy(self.network)
         torch._foreach_lerp_(list(self.average.values()), [new[name] for name in self.average], 1 - decay)
         self.losses.append(loss.item())
+        self.is_whole = True
         return self.losses[-1]
 
     def result(self) -> pixel.PixelGenerator:

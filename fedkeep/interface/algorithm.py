@@ -9,6 +9,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
 
 import torch
@@ -403,24 +404,32 @@ def get_algorithm(name: str) -> type[Algorithm[Any, Any]]:
     return find_named(name, algorithms(), "method", "To use a method from a file, name the file with --use FILE.")
 
 
-def describe_replies(cls: type[Algorithm[Any, Any]]) -> list[str]:
-    """Describe what leaves a client: the fields of each client step's reply, or the first line of its docstring.
+def describe_replies(cls: type[Algorithm[Any, Any]], *, summed: bool = False) -> list[str]:
+    """Describe what leaves a client: a line for each client step that returns anything.
 
-    Returns: A line for each client step that returns anything, such as ``"train: model, num_examples"``.
+    ``summed``: Whether models leave in a secure sum only.
     """
-    lines = []
-    for name, step in client_steps(cls).items():
-        result = annotations_of(step)["return"]
-        if result is type(None):
-            continue
-        if dataclasses.is_dataclass(result):
-            sent = ", ".join(field.name for field in dataclasses.fields(result))
-        elif step.__doc__:
-            sent = step.__doc__.strip().splitlines()[0]
-        else:
-            sent = getattr(result, "__name__", str(result))
-        lines.append(f"{name}: {sent}")
-    return lines
+    replying = {
+        name: step for name, step in client_steps(cls).items() if annotations_of(step)["return"] is not NoneType
+    }
+    return [describe_reply(step, name, summed=summed) for name, step in replying.items()]
+
+
+def describe_reply(step: Callable[..., Any], name: str = "", *, summed: bool = False) -> str:
+    """Describe a client step's reply: its fields, or the first line of the step's docstring.
+
+    Returns: Such as ``"train: model, num_examples"``.
+    """
+    result = annotations_of(step)["return"]
+    if summed and isinstance(result, type) and issubclass(result, Fit):
+        sent = "num_examples, and the model in a secure sum only"
+    elif dataclasses.is_dataclass(result):
+        sent = ", ".join(field.name for field in dataclasses.fields(result))
+    elif step.__doc__:
+        sent = step.__doc__.strip().splitlines()[0]
+    else:
+        sent = getattr(result, "__name__", str(result))
+    return f"{name or step.__name__}: {sent}"
 
 
 MAX_NOISE = 40

@@ -94,7 +94,9 @@ def find_wrong_type(value: Any, hint: Any, what: str) -> str | None:
     """
     try:
         _decode(*to_structure(value), hint, what)
-    except (TypeError, ValueRefused) as error:
+    except TypeError as error:
+        return f"{what}: {error}"
+    except ValueRefused as error:
         return str(error)
     return None
 
@@ -137,7 +139,7 @@ def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
     if below is None or (is_mapping and not all(isinstance(key, (str, int)) for key in value)):
         raise TypeError(
             f"a {type(value).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts "
-            "whose keys are text or integers, and dataclasses of these"
+            "whose keys are text or integers, and dataclasses of these."
         )
     items = [(key, encode_structure(item, name)) for key, item in below]
     if isinstance(value, (list, tuple)):

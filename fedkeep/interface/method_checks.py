@@ -4,15 +4,17 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, refuse
 from fedkeep.interface.algorithm import Algorithm, algorithms, client_steps, server_arguments, state_types, unwrap_step
 from fedkeep.interface.codec import find_unknown_type
 from fedkeep.interface.party import Client, NoState, Server
-from fedkeep.options import undeclared, unwritable
+from fedkeep.options import options_of, undeclared, unwritable
 
+ROW_KEYS = ("label", "algorithm", "grid", "grid_of", "training")
+"""What a method's row of a recipe has beside the method's options."""
 _TRAVELS = "Tensor, numbers, text, None, Weights, list[...], dict[str, ...] and dataclasses of these"
 
 
@@ -33,6 +35,12 @@ def check_method(cls: type[Algorithm[Any, Any]]) -> None:
     if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
         raise ConfigError(f"the method {name} has options and is no dataclass: write @dataclass(frozen=True) above it.")
     refuse(undeclared(cls))
+    refuse(_taken_names(cls))
+    if isinstance(cls.needs, str) or cls.networks not in ("one", "any"):
+        raise ConfigError(
+            f"the method {name}: needs is a tuple, such as ('images',), not {cls.needs!r}, and networks is 'one' or "
+            f"'any', not {cls.networks!r}."
+        )
     refuse(unwritable(cls, _annotations(f"the method {name}", cls)))
     steps = client_steps(cls)
     if not steps:
@@ -43,6 +51,17 @@ def check_method(cls: type[Algorithm[Any, Any]]) -> None:
         _check_state(name, whose, state)
     _check_parties(cls, steps)
     algorithms()
+
+
+def _taken_names(cls: type[Algorithm[Any, Any]]) -> list[str]:
+    """Return what is wrong with options that have the name of something else."""
+    facts = {name for name, hint in annotations_of(Algorithm).items() if get_origin(hint) is ClassVar}
+    functions = {name for name in dir(Algorithm) if callable(getattr(Algorithm, name))}
+    whose = dict.fromkeys(facts | functions, "methods") | dict.fromkeys(ROW_KEYS, "the rows of recipes")
+    found = [name for name in options_of(cls) if name in whose]
+    return [
+        f"{cls.__qualname__}.{name} cannot be an option: {whose[name]} have a {name!r}. Rename it." for name in found
+    ]
 
 
 def _annotations(where: str, thing: type | Callable[..., Any]) -> dict[str, Any]:

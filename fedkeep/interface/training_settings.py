@@ -72,10 +72,6 @@ class Training(Options):
             raise ConfigError(f"training.momentum is of SGD; {self.optimizer} has betas. Set momentum to 0.")
         if self.lr_schedule == "cosine" and self.lr_decay != 1.0:
             raise ConfigError("training.lr_decay has no effect with lr_schedule = cosine. Set it to 1.")
-        if self.lr_schedule == "cosine" and self.lr_min > self.lr:
-            raise ConfigError(
-                f"training.lr_min = {self.lr_min:g} is above training.lr = {self.lr:g}, from which it falls."
-            )
         if self.loss != "cross-entropy" and self.class_weights != "none":
             raise ConfigError("training.class_weights are of the cross-entropy. Weigh classes in training.loss itself.")
         defaults = {name: field.default for name, field in options_of(Training).items()}

@@ -192,8 +192,8 @@ def _checked_logits(output: Any, inputs: Tensor, classes: int, who: str, mode: s
         if not bool(logits.isinf().any()):
             return logits
         raise ConfigError(
-            f"the network of {who} gives infinite logits{mode}, with which distillation is undefined. Leave a class "
-            "out by a large negative number, such as -1e4, instead of -inf."
+            f"the network of {who} gives infinite logits{mode}, and losses on soft labels need finite ones. Leave a "
+            "class out by a large negative number, such as -1e4, instead of -inf."
         )
     hint = ""
     if logits.shape == (len(inputs), 1) and classes == 2:

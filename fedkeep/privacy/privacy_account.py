@@ -57,10 +57,14 @@ class PrivacyAccount(ReplyStep):
         self._told.setdefault(client, []).append(_digest(content))
 
     def arrived(self, round: Round, reply: Reply) -> None:
-        no_reply = reply.fault is not None and not reply.fault.refused
-        if not no_reply and (privacy := spent(reply.uses)):
+        if (fault := reply.fault) is not None and not fault.refused:
+            before = round.uses.get(reply.client, {})
+            if not fault.uses or _implausible(round.state, reply, before) is not None:
+                return
+            self.note(reply.client, fault.text)
+        if privacy := spent(reply.uses):
             self.spent[reply.client] = privacy
-        if not no_reply and (ledgers := spent_ever(reply.uses)):
+        if ledgers := spent_ever(reply.uses):
             self.ever[reply.client] = ledgers
 
     def add_mean(self, clients: Iterable[str]) -> int:

@@ -149,7 +149,7 @@ class SecureSum(ReplyStep):
                 try:
                     reply.notes[self.name] = secure_update(round.state, reply.request, fit)
                 except ValueRefused as error:  # as the executor of sites says it
-                    raise no_reply(f"its site says: {error}") from error
+                    raise no_reply(f"its site says: {error}", reply.uses) from error
                 fit = without_model(fit)
             reply.value = fit
 

@@ -37,11 +37,15 @@ class FaultKind(StrEnum):
 
 
 class Fault(Exception):
-    """Why a client is lost for the round; its state stays as it was before. The text follows the client's name."""
+    """Why a client is lost for the round; its state stays as it was before. The text follows the client's name.
 
-    def __init__(self, text: str, kind: FaultKind = FaultKind.REFUSED) -> None:
+    ``uses``: Of a client that gives nothing but this reason, its `StepResult.uses`: the reason follows from its
+        examples too.
+    """
+
+    def __init__(self, text: str, kind: FaultKind = FaultKind.REFUSED, uses: Mapping[str, int] | None = None) -> None:
         super().__init__(text)
-        self.text, self.kind = text, kind
+        self.text, self.kind, self.uses = text, kind, dict(uses or {})
 
     @property
     def refused(self) -> bool:
@@ -54,9 +58,9 @@ def refused(answer: str, kind: FaultKind = FaultKind.REFUSED) -> Fault:
     return Fault(f"answered with {answer}", kind)
 
 
-def no_reply(text: str) -> Fault:
-    """Return the fault of a client that did not answer."""
-    return Fault(text, FaultKind.NO_REPLY)
+def no_reply(text: str, uses: Mapping[str, int] | None = None) -> Fault:
+    """Return the fault of a client that did not answer, or only why it does not."""
+    return Fault(text, FaultKind.NO_REPLY, uses)
 
 
 @dataclass(frozen=True, eq=False)

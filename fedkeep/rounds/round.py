@@ -25,7 +25,7 @@ from fedkeep.interface.cohort import Aggregation
 from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.models import Weights
 from fedkeep.models.weights import RunningMean
-from fedkeep.rounds.messages import Fault, StepRequest, StepResult, no_reply
+from fedkeep.rounds.messages import Fault, StepRequest, StepResult, check_arguments, no_reply
 from fedkeep.rounds.partial_aggregation import PartialAggregate, PartialAggregator, in_stack_order
 from fedkeep.rounds.reply_step import Attendance, Costs, Reply, ReplyStep, Round, set_aside
 from fedkeep.rounds.reply_store import ReplyStore, fit_into_memory
@@ -104,7 +104,7 @@ class RoundState(Round):
         yield from self._arrived.values()
         for client in list(self.queue.under_way):
             request, result = self.queue.take(client)
-            yield Reply(request, fault=result) if isinstance(result, Fault) else _reply(request, result)
+            yield _reply(request, result)
 
     def refuse(self, reply: Reply, fault: Fault) -> None:
         """Refuse a reply that had arrived: the client's state is as it was before the step."""
@@ -185,7 +185,11 @@ class RoundState(Round):
             if request.client in aside and request.client not in self.lost:
                 self._lose(request.client, no_reply(aside[request.client]))
             if request.client not in self.lost:
-                self.costs.down += num_bytes([request.args, request.kwargs])
+                try:
+                    self.costs.down += num_bytes([request.args, request.kwargs])
+                except TypeError:
+                    check_arguments(request)
+                    raise
                 self.queue.add(self._delivered(request))
 
     def collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Reply]:
@@ -231,14 +235,14 @@ class RoundState(Round):
 
     def _receive(self, request: StepRequest, result: StepResult | Fault, store: ReplyStore | None) -> Reply:
         """Take one reply through the steps alone; nothing of the round changes."""
-        if isinstance(result, Fault):
-            return Reply(request, fault=result)
         reply, state = _reply(request, result), self.state
+        if reply.fault is not None:
+            return reply
         try:
             for step in self.steps:
                 step.receive(self, reply)
         except Fault as fault:  # without its traceback, which holds the model
-            return Reply(request, uses=reply.uses, fault=Fault(fault.text, fault.kind))
+            return Reply(request, uses=reply.uses, fault=Fault(fault.text, fault.kind, fault.uses))
         reply.size = num_bytes(reply.value)
         if state.settings.through_codec:
             reply.state = decode(encode(reply.state), state.client_states.type, state.settings.device)
@@ -396,5 +400,7 @@ class RoundState(Round):
         return replace(request, args=args, kwargs=kwargs)
 
 
-def _reply(request: StepRequest, result: StepResult) -> Reply:
+def _reply(request: StepRequest, result: StepResult | Fault) -> Reply:
+    if isinstance(result, Fault):
+        return Reply(request, uses=result.uses, fault=result)
     return Reply(request, result.reply, result.state, result.uses)

@@ -162,7 +162,8 @@ class SimulationState:
         for context in self.contexts:
             check_batch_size(context.runner.train_network, settings.training.batch_size)
         defense, data = settings.defense, self.federation.server_data
-        check = ModelCheck(self.context, data, defense.loss_examples) if defense.loss_check == "server" else None
+        checks = defense.loss_check == "server" and "label" in data  # a site has none of the server's examples
+        check = ModelCheck(self.context, data, defense.loss_examples) if checks else None
         clients = len(self.federation.clients)
         self.server = LocalServer(self.context, data, server_state(), runner.initial, clients, check)
         self.client_states = ClientStates(client_state)

@@ -5,6 +5,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
+import torch
+from torch import Tensor
+
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.interface import Algorithm
 from fedkeep.models import Weights
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.training.evaluation import count_predictions
@@ -93,7 +98,7 @@ class Evaluation(Callback):
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:
         """Evaluate a model on the test images of all classes seen so far, with the method's `Algorithm.predict`."""
-        predict, test = partial(state.algorithm.predict, state.server, model), state.federation.dataset.test
+        predict, test = partial(class_scores, state, model), state.federation.dataset.test
         counts = count_predictions(predict, test, state.context.num_classes, bool(state.settings.run.metric))
         measured = {"scores": counts.scores} if counts.scores else {}
         return {"correct": counts.correct, "test_loss": counts.loss, **measured}
@@ -101,5 +106,20 @@ class Evaluation(Callback):
     def _backdoor(self, state: SimulationState) -> float:
         """Return how often the first evaluation model takes an image with a backdoor's trigger for its target."""
         model = state.evaluation_model(state.evaluation_models[0])
-        predict = partial(state.algorithm.predict, state.server, model)
+        predict = partial(class_scores, state, model)
         return backdoor_success(predict, state.federation.dataset.test, first_new_class(state.federation))
+
+
+def class_scores(state: SimulationState, model: Weights, images: Tensor) -> Tensor:
+    """Return a method's class scores of test images; raise `FedKeepError` for what a user's own method returns."""
+    method, classes = state.algorithm, state.context.num_classes
+    scores: Tensor = method.predict(state.server, model, images)
+    if type(method).predict is Algorithm.predict:
+        return scores
+    name, expected = f"{type(method).__name__}.predict", [len(images), classes]
+    if not (isinstance(scores, Tensor) and scores.is_floating_point() and [*scores.shape] == expected):
+        kind = f"a {scores.dtype} tensor of shape {[*scores.shape]}" if isinstance(scores, Tensor) else repr(scores)
+        raise ConfigError(f"{name} returned {kind:.80}. Expected scores, a floating-point tensor of shape {expected}.")
+    if bool(torch.isnan(scores).any()):
+        raise RunError(f"{name} returned scores that are not a number, after round {state.finished}.")
+    return scores

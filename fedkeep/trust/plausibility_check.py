@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import invalid_counts, send_label_counts, unwrap_step
 from fedkeep.interface.party import find_out_of_range
@@ -45,7 +46,11 @@ def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str 
         return f"another model: {mismatch}"
     if state.settings.defense.check_replies and (fault := _untrue(state, request.client, reply)):
         return fault
-    return state.algorithm.validate_reply(state.server, reply, held)
+    fault = state.algorithm.validate_reply(state.server, reply, held)
+    if fault is not None and not isinstance(fault, str):
+        name = f"{type(state.algorithm).__name__}.validate_reply"
+        raise ConfigError(f"{name} returned {fault!r:.80}. Return a text that says what is wrong, or None.")
+    return fault
 
 
 def _untrue(state: SimulationState, client: str, reply: Any) -> str | None:

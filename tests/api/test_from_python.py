@@ -511,11 +511,14 @@ def test_what_runs_it_and_who_is_told_are_checked_before_training(tmp_path: Path
 def test_a_second_thread_is_refused(tmp_path: Path) -> None:
     found: list[BaseException] = []
 
+    before = fedkeep.run(**GIVEN, out=tmp_path / "before")
+
     def other() -> None:
-        try:
-            fedkeep.run(**GIVEN, out=tmp_path / "other")
-        except RunError as error:
-            found.append(error)
+        for use in (lambda: fedkeep.run(**GIVEN, out=tmp_path / "other"), lambda: before["FedAvg"].model()):
+            try:
+                use()
+            except RunError as error:
+                found.append(error)
 
     def start(progress: Any) -> None:
         thread = threading.Thread(target=other)
@@ -523,7 +526,7 @@ def test_a_second_thread_is_refused(tmp_path: Path) -> None:
         thread.join()
 
     fedkeep.run(**GIVEN, out=tmp_path / "run", on_progress=start)
-    assert len(found) == 2
+    assert len(found) == 4
     assert "another thread of this program is in fedkeep.run" in str(found[0])
     fedkeep.run(**GIVEN, out=tmp_path / "nested", on_progress=lambda p: fedkeep.read_run(tmp_path / "run"))
 

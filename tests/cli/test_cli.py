@@ -162,6 +162,17 @@ def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path)
         ).read_bytes()
 
 
+def test_a_folder_that_begins_with_a_dash_is_no_option(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Path(tiny.write_recipe(tmp_path)).resolve()
+    monkeypatch.chdir(tmp_path)
+    shown = cli("run", recipe, "--methods", "fedavg", "--rounds", 1, "--out", "./-x")
+    assert (shown.code, shown.err) == (0, "")
+    assert f"fedkeep report {tmp_path / '-x'} --format latex" in shown.out
+    assert f"fedkeep run {tmp_path / '-x' / 'recipe.toml'}" in shown.out
+
+
 def test_an_interrupt_says_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt

@@ -19,6 +19,7 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.cli import main
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe import Method
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, algorithms, get_algorithm, on_client
 from fedkeep.interface.method_checks import check_method
 from fedkeep.losses import CrossEntropy
@@ -59,6 +60,34 @@ PARALLEL = {  # what is written wrong in the method of `fedkeep new-method Draft
         'inertia: float = option(0.0, "weight of the former model in the new one", low=0.0, high=0.99)',
         "inertia: float = 0.0",
         "Draft.inertia is no option, so that recipes, records and a resumed run would lose it. Write: inertia: float",
+    ),
+    "an option named like a key of recipes": (
+        "inertia: float = option(0.0",
+        'algorithm: str = option("fedavg", "which"); inertia: float = option(0.0',
+        "Draft.algorithm cannot be an option: the rows of recipes have a 'algorithm'. Rename it.",
+    ),
+    "an option named like a function": (
+        "inertia: float = option(0.0",
+        'check: bool = option(True, "if"); inertia: float = option(0.0',
+        "Draft.check cannot be an option: methods have a 'check'. Rename it.",
+    ),
+    "an option that is one for all": ("float = option(0.0", "list[float] = option([0.0]", "Give a tuple, (0.0,)."),
+    "needs that are a text": ('title = "Draft"', 'title = "Draft"; needs = "images"', "needs is a tuple, such as"),
+    "scores of another shape": (
+        "    def round(",
+        "    def predict(self, server, model, images):\n        return images.float().flatten(1)\n\n    def round(",
+        "Draft.predict returned a torch.float32 tensor of shape [",
+    ),
+    "scores that are no numbers": (
+        "    def round(",
+        "    def predict(self, server, model, images):\n"
+        "        return server.predict(model, {'input': images}).log()\n\n    def round(",
+        "Draft.predict returned scores that are not a number, after round 1.",
+    ),
+    "an array for a model": (
+        "self.train, server.model)",
+        "self.train, {n: t.numpy() for n, t in server.model.items()})",
+        "model of Draft.train",
     ),
     "an __init__ of its own": (AS_WRITTEN, WITH_INIT, " has an __init__ of its own. Write its options as fields, such"),
     "a state that is not named": (
@@ -206,6 +235,19 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_a_mistake_is_named(number: int, errors: list[str]) -> None:
     (_, _, message), _, _ = MISTAKES[number]
     assert message in errors[number].replace(f"Draft{number}", "Draft")
+
+
+def test_no_method_has_the_name_of_a_section_or_of_another_file(tmp_path: Path) -> None:
+    class Attack(FedAvg):
+        title = "Attack"
+
+    with pytest.raises(ConfigError, match="cannot be called 'attack', like a section of recipes"):
+        Method(label="", algorithm=Attack())
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").touch()
+    with pytest.raises(ConfigError, match=r"one/mine\.py and .*other/mine\.py have one name"):
+        import_user_code([str(tmp_path / "one" / "mine.py"), str(tmp_path / "other" / "mine.py")])
 
 
 def test_a_name_that_is_taken_is_named(errors: list[str]) -> None:

@@ -135,6 +135,16 @@ def test_classes_that_are_whole_numbers_are_in_the_order_of_numbers(tmp_path: Pa
     assert dataset.label_names == tuple(map(str, range(12)))
 
 
+def test_a_word_with_a_full_stop_makes_no_decimals_of_codes(tmp_path: Path) -> None:
+    rows = [f"{('01', '12', '13', 'E.R.')[min(row % 30, 3)]},{row / 3},{'xy'[row % 2]}" for row in range(60)]
+    rows = [
+        row if row.startswith("E") and number == 3 else row.replace("E.R.", "12") for number, row in enumerate(rows)
+    ]
+    (tmp_path / "wards.csv").write_text("\n".join(["ward,a,y", *rows]))
+    dataset = load(str(tmp_path / "wards.csv"), options=DataOptions(label="y"))
+    assert [column.kind for column in dataset.columns] == ["category", "number"]
+
+
 def test_leading_zeros_make_a_column_of_names(tmp_path: Path) -> None:
     rows = [f"{('01234', '04711', '12345')[row % 3]},{row / 3},{'xy'[row % 2]}" for row in range(60)]
     dataset = load(written(tmp_path, "zip,a,label", rows))

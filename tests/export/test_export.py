@@ -76,6 +76,18 @@ def test_it_predicts_in_plain_pytorch_what_was_evaluated(
     check_scores(found["scores"].detach(), exported, run)
 
 
+def test_an_export_does_not_depend_on_the_programs_precision(run: Path, exported: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.fromarray(evaluated_on(run)[0][0, 0].numpy()).save(tmp_path / "one.png")
+    usual = [one.probability for one in fedkeep.predict(exported, tmp_path / "one.png")]
+    with torch.autocast("cpu"):
+        folder = fedkeep.export_model(run, tmp_path / "model", method="fedseq", seed=4, onnx=False)
+        assert [one.probability for one in fedkeep.predict(exported, tmp_path / "one.png")] == usual
+    program = torch.export.load(folder / "model.pt2").module()
+    assert program(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)).dtype == torch.float32
+
+
 @pytest.mark.slow
 def test_it_predicts_in_onnx_and_where_there_is_no_fedkeep(run: Path, tmp_path: Path) -> None:
     folder = fedkeep.export_model(run, tmp_path, method="fedseq", seed=4, onnx=True)
@@ -113,6 +125,19 @@ def test_the_files_say_what_belongs_to_the_model_and_name_no_path(run: Path, exp
         assert output in card, output
     for path in exported.iterdir():
         assert str(Path(fedkeep.__file__).parent).encode() not in path.read_bytes(), path.name
+
+
+def test_the_card_says_all_that_left_the_clients(tmp_path: Path) -> None:
+    def card(*more: str) -> str:
+        settings = ["run.client_test=0.25", *more]
+        recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=1)
+        return (fedkeep.export_model(fedkeep.run(recipe, out=tmp_path / more[0]), onnx=False) / "README.md").read_text()
+
+    checked = card("defense.loss_check=server", "auxiliary.images_per_class=4")
+    assert "- train: model, num\\_examples, num\\_steps, loss" in checked
+    assert "- send\\_label\\_counts: Send the client" in checked
+    assert "- client\\_test: With run.client" in checked
+    assert "- train: num\\_examples, and the model in a secure sum only" in card("privacy.secure_aggregation=true")
 
 
 def test_the_card_says_what_was_done_for_privacy(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedkeep.data import DataOptions, load
 from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.federation import hold_out_client_test
 from fedkeep.data.holdout import with_held_out
-from fedkeep.errors import ConfigError, DataError, FedKeepError
+from fedkeep.errors import ConfigError, DataError, FedKeepError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.export.trained_model import export_model
 from fedkeep.flower.client_handler import _load
@@ -469,6 +469,43 @@ def test_all_trials_have_the_sites_of_the_first(recipe: str, hospitals: dict[int
     run = serve(LocalTransport(hospitals, mended), given)
     assert [trial.info["examples"] for trial in run.trials] == [{"a": 40, "b": 40}] * 2
     assert (tmp_path / "run" / "server.log").read_text().count("the run begins with 2 of 3 sites") == 1
+
+
+def test_a_spare_site_takes_the_place_of_one_that_does_not_fit(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite(hospitals[1], "age,ward", "years,ward")
+    spare = NodeConfig(site="d", data=str(write_table(tmp_path / "spare", 1)), state_dir=str(tmp_path / "s"))
+    run = serve(LocalTransport(hospitals | {3: spare}), at_sites(recipe, tmp_path / "run", "run.min_clients=2"))
+    assert run.trials[0].info["examples"].keys() == {"a", "c", "d"}
+    assert "began without" not in caplog.text
+
+
+def test_a_run_whose_sites_are_all_refused_does_not_wait(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
+) -> None:
+    def refused(site: NodeConfig, kind: str, asked: Envelope, reply: Envelope) -> Envelope:
+        return Envelope({"error": "no."}) if kind == "introduce" and asked.head["data"] is not None else reply
+
+    began = time.monotonic()
+    with pytest.raises(RunError, match="0 of 3 sites are connected") as told:
+        serve(LocalTransport(hospitals, refused), at_sites(recipe, tmp_path / "run", wait=60.0))
+    assert time.monotonic() - began < 30
+    assert "are saved" not in str(told.value)
+
+
+def test_the_log_tells_of_sites_whose_data_change_between_seeds(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(recipe).write_text(Path(recipe).read_text().replace("seeds = [0]", "seeds = [0, 1]"))
+
+    def shortened(site: NodeConfig, kind: str, asked: Envelope, reply: Envelope) -> Envelope:
+        if kind == "perform" and (table := Path(site.data) / "train.csv").exists():
+            table.write_text("\n".join(table.read_text().splitlines()[:31]))
+        return reply
+
+    serve(LocalTransport(hospitals, shortened), at_sites(recipe, tmp_path / "run", rounds=1))
+    assert "the sites have 90 examples in all, and in the trial fedavg-seed0 they had 120" in caplog.text
 
 
 @pytest.mark.parametrize("rows", [(4, 3), (9, 7)])

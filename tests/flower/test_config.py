@@ -41,6 +41,7 @@ def test_a_folder_of_states_may_be_in_the_home_folder(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", "/home/erika")
     node = {"site": "a", "data": "x", "state-dir": "~/states"}
     assert read_node_config(node, {}).state_dir == "/home/erika/states"
+    assert read_node_config({"partition-id": 0}, {"state-dir": "~/states"}).state_dir == "/home/erika/states"
 
 
 def test_a_run_says_nothing_to_a_real_site() -> None:

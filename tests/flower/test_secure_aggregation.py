@@ -441,3 +441,14 @@ def test_an_update_out_of_range_loses_a_client_with_the_same_records_in_a_simula
     assert records(tmp_path / "one") == records(tmp_path / "sites")
     found = [record["lost"] for record in records(tmp_path / "sites")]
     assert any("its site says: a change of" in reason for lost in found for reason in lost.values())
+
+
+def test_sites_count_what_they_spent_on_an_update_out_of_range(recipe: str, tmp_path: Path) -> None:
+    private = ["privacy.clipping_range=0.005", "privacy.noise_multiplier=1.0", "auxiliary.images_per_class=0"]
+    with pytest.raises(RunError, match="too few sites"):
+        run_sites(recipe, tmp_path, more=private, rounds=1)
+    (record,) = records(tmp_path / "sites")
+    lines = (next((tmp_path / "sites" / "trials").iterdir()) / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["privacy"] for line in lines] == [record["privacy"]]
+    assert record["lost"].keys() == record["privacy"]["clients"].keys() == json.loads(lines[0])["ever"].keys()
+    assert len([*(tmp_path / "states").rglob("ledger")]) == 4

@@ -489,6 +489,14 @@ def test_no_site_stops_a_run_with_its_introduction(
     assert reason in log
 
 
+def test_the_loss_check_runs_at_sites_as_in_a_simulation(recipe: str, tmp_path: Path) -> None:
+    settings = ("run.cohort_size=8", "auxiliary.images_per_class=4", "defense.loss_check=server")
+    embedded(recipe, "fedavg", tmp_path / "one", 2, settings)
+    given = config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=2)
+    serve(LocalTransport(node_configs(tmp_path / "s")), given)
+    assert records(tmp_path / "run") == records(tmp_path / "one")
+
+
 class OneNode:
     """A transport to one node, whose replies a test gives."""
 

@@ -197,7 +197,7 @@ def half_frozen() -> nn.Module:
         (lambda: Words(rows=6), IDS, 3, "has rows for the ids 0 to 5, and the data have 7 too"),
         (lambda: Words(sparse=True), IDS, 3, "sparse gradient of 'words.weight'"),
         (lambda: Words(max_norm=0.01), IDS, 3, "changes its own 'words.weight'"),
-        (LeavesAClassOut, NUMBERS, 3, "infinite logits, with which distillation"),
+        (LeavesAClassOut, NUMBERS, 3, "infinite logits, and losses on soft labels"),
         (Subtracts, NUMBERS, 3, "changes its inputs in place"),
         (SubtractsInTraining, NUMBERS, 3, "changes its inputs in place"),
         (SubtractsUnseen, NUMBERS, 3, "changes its inputs in place"),

@@ -93,6 +93,15 @@ def test_a_client_whose_update_is_out_of_range_is_lost_with_the_reason() -> None
     assert all("larger than privacy.clipping_range=1e-06" in reason for reason in record["lost"].values())
 
 
+def test_what_a_client_out_of_range_has_spent_counts() -> None:
+    """That its noised update was out of range follows from its examples too."""
+    privacy = Privacy(secure_aggregation=True, clipping_range=1e-6, noise_multiplier=1.0)
+    simulation = tiny.simulation(FedAvg(), privacy=privacy)
+    record = simulation.run_round().record
+    assert record["lost"].keys() == record["privacy"]["clients"].keys()
+    assert all(sum(steps.values()) > 0 for steps in record["privacy"]["clients"].values())
+
+
 def test_one_client_has_nobody_to_hide_among() -> None:
     simulation = tiny.simulation(FedAvg(), privacy=SECURE)
     cohort = simulation.sample_cohort(1)

@@ -136,6 +136,7 @@ def test_epsilon_is_the_accountants() -> None:
     assert dp_sgd_epsilon({0.05: 300}, 1.1, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
     assert dp_sgd_epsilon({0.05: 300}, 0.0, 1e-5) == float("inf")
     assert dp_sgd_epsilon({}, 1.0, 1e-5) == 0
+    assert dp_sgd_epsilon({1.0: 1}, 300.0, 0.01) == 0, "the accountant's bound is below 0"
 
 
 def test_counts_that_differ_by_one_have_the_same_outputs() -> None:

@@ -132,6 +132,10 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
         load_recipe("demo", methods=["fedlsd"], settings=["training.class_weights=balanced"])
     with pytest.raises(ConfigError, match="DP-SGD"):
         load_recipe("demo", settings=["training.class_weights=balanced", "privacy.noise_multiplier=1"])
+    slow = ["training.lr_schedule=cosine", "training.lr_min=0.06"]
+    with pytest.raises(ConfigError, match=r"FedSeq: training.lr_min = 0.06 is above training.lr = 0.05, from which"):
+        load_recipe("demo", settings=[*slow, "training.lr=0.1", "fedseq.training.lr=0.05"])
+    load_recipe("demo", settings=[*slow, "fedseq.training.lr=0.1"], methods=["fedseq"])
     with pytest.raises(ConfigError, match="of the cross-entropy"):
         Training(loss="x.y", class_weights="balanced")
     with pytest.raises(ConfigError, match=r"clips that of each example. Set privacy.max_grad_norm instead"):
@@ -140,8 +144,6 @@ def test_what_cannot_be_is_refused_before_anything_runs() -> None:
         load_recipe("demo", settings=["training.class_weights=blanced"])
     with pytest.raises(ConfigError, match=r"must be at least 1e-12"):  # a batch of such a class has no mean
         load_recipe("demo", settings=["training.class_weights=[0,1,1]"])
-    with pytest.raises(ConfigError, match=r"lr_min = 0.1 is above training.lr = 0.01"):
-        Training(lr_schedule="cosine", lr_min=0.1)
     federation = tiny.federation((5, 5))
     keep_loss(nn.CrossEntropyLoss(weight=torch.ones(2)))
     with pytest.raises(ConfigError, match=f"raised RuntimeError for 10 rows of {tiny.CLASSES} logits: weight tensor"):

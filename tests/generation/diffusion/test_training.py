@@ -34,6 +34,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return train(tmp_path_factory.mktemp("whole"))
 
 
+def test_a_training_that_is_stopped_loses_no_step(whole: Any, tmp_path: Path) -> None:
+    settings, steps = replace(toy.TRAINING, checkpoint=1e9), list[int]()
+
+    def stop(done: int, loss: float) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "stopped", settings, on_step=stop)
+    resumed = train(tmp_path / "stopped", settings, on_step=lambda done, loss: steps.append(done))
+    assert steps == [5, 6]
+    assert resumed.hash() == whole.hash()
+
+
 @pytest.mark.parametrize(
     ("killed_at", "saved_at"),
     [(5, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 1), (6, 6), (4, 0)))],
