@@ -198,15 +198,22 @@ def label_of(method: str, by_label: Mapping[str, Sequence[TrialResult]], run: Ru
 
     Raises `RunError` if there is none, or several.
     """
-    labelled = [label for label in by_label if label.casefold() == method.casefold()]
-    of_method = {k: trials[0] for k, trials in by_label.items() if trials[0].algorithm.casefold() == method.casefold()}
-    plain = [label for label, trial in of_method.items() if trial.evaluation_model == "last"]
-    found = labelled or plain or [*of_method]
+    found = labels_meant(method, by_label)
     if len(found) > 1:
         raise RunError(f"{run.path} has several rows of {method!r}. Name one by its label: {'; '.join(found)}.")
     if not found:
         raise RunError(f"{run.path} has no {state}method {method!r}.{did_you_mean(method, by_label)}")
     return found[0]
+
+
+def labels_meant(name: str, by_label: Mapping[str, Sequence[TrialResult]]) -> list[str]:
+    """Return the labels that a user may mean by a label, also without its settings, or by the name of a method."""
+    name = name.casefold()
+    labelled = [label for label in by_label if label.casefold() == name]
+    varied = [label for label in by_label if label.casefold().startswith(f"{name} (")]
+    of_method = {label: trials[0] for label, trials in by_label.items() if trials[0].algorithm.casefold() == name}
+    plain = [label for label, trial in of_method.items() if trial.evaluation_model == "last"]
+    return labelled or varied or plain or [*of_method]
 
 
 def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:
@@ -441,13 +448,12 @@ def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "win
     """Return each other finished method's difference to the reference, as `difference_or_reason` has it."""
     metric = metric_of(metric)
     table = {row.label: row for row in rows if row.finished}
-    if reference not in table:
-        reference = {label.lower(): label for label in table}.get(reference.lower(), reference)
-    variants = [label for label in table if label.lower().startswith(f"{reference.lower()} (")]
-    if reference not in table and variants:
-        raise RunError(f"{reference} was run with different settings. Name one: {'; '.join(variants)}.")
-    if reference not in table:
+    found = [reference] if reference in table else labels_meant(reference, {k: row.trials for k, row in table.items()})
+    if len(found) > 1:
+        raise RunError(f"{reference} was run with different settings. Name one: {'; '.join(found)}.")
+    if not found:
         raise RunError(f"There is no finished method {reference!r} to compare with.{did_you_mean(reference, table)}")
+    (reference,) = found
     return [difference_or_reason(row, table[reference], metric) for label, row in table.items() if label != reference]
 
 

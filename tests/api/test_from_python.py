@@ -173,6 +173,9 @@ def test_a_label_is_one_row_and_a_name_that_several_rows_have_is_none(run: RunRe
         named.compare("fedavg", "Mean")
     one = replace(run, trials=tuple(t for t in named.trials if not t.label.startswith("Mean, lr")))
     assert one.compare("fedavg", "Mean, moving average").label == "Mean"
+    assert {found.reference for found in differences(summary(one), "FEDAVG")} == {"Mean"}
+    with pytest.raises(RunError, match="different settings. Name one: "):
+        differences(summary(named), "fedavg")
 
 
 def copied(run: RunResult, folder: Path) -> Path:
