@@ -209,11 +209,14 @@ def label_of(method: str, by_label: Mapping[str, Sequence[TrialResult]], run: Ru
 def labels_meant(name: str, by_label: Mapping[str, Sequence[TrialResult]]) -> list[str]:
     """Return the labels that a user may mean by a label, also without its settings, or by the name of a method."""
     name = name.casefold()
-    labelled = [label for label in by_label if label.casefold() == name]
-    varied = [label for label in by_label if label.casefold().startswith(f"{name} (")]
-    of_method = {label: trials[0] for label, trials in by_label.items() if trials[0].algorithm.casefold() == name}
-    plain = [label for label, trial in of_method.items() if trial.evaluation_model == "last"]
-    return labelled or varied or plain or [*of_method]
+    if labelled := [label for label in by_label if label.casefold() == name]:
+        return labelled
+    found = [
+        label
+        for label, trials in by_label.items()
+        if label.casefold().startswith(f"{name} (") or trials[0].algorithm.casefold() == name
+    ]
+    return [label for label in found if by_label[label][0].evaluation_model == "last"] or found
 
 
 def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:

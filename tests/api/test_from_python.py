@@ -29,6 +29,7 @@ from fedkeep.data.partition import IID
 from fedkeep.errors import ConfigError, DataError, FedKeepError, PartitionError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.python_recipe import for_workers, make_recipe
+from fedkeep.reporting.summary import differences, summary
 from fedkeep.results import RunResult
 
 HERE = Path(__file__).parent
@@ -174,7 +175,7 @@ def test_a_label_is_one_row_and_a_name_that_several_rows_have_is_none(run: RunRe
     one = replace(run, trials=tuple(t for t in named.trials if not t.label.startswith("Mean, lr")))
     assert one.compare("fedavg", "Mean, moving average").label == "Mean"
     assert {found.reference for found in differences(summary(one), "FEDAVG")} == {"Mean"}
-    with pytest.raises(RunError, match="different settings. Name one: "):
+    with pytest.raises(RunError, match=r"different settings\. Name one: "):
         differences(summary(named), "fedavg")
 
 
