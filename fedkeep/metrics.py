@@ -384,7 +384,7 @@ def window_rounds(rounds: int, window: float = 0.5, turn: int = 1) -> tuple[int,
         again. The window becomes a whole number of turns, at least one, unless the run is shorter than a turn.
     Returns: Counted from 1, both included.
     """
-    wanted = math.floor(rounds * window) if window < 1 else round(window)
+    wanted = math.floor(rounds * window + 1e-9) if window < 1 else round(window)
     length = min(max(wanted, 1), rounds)
     length = max(length // turn, 1) * turn
     return max(rounds - length, 0) + 1, rounds

@@ -187,7 +187,10 @@ def curves(trials: Sequence[TrialResult], metric: CurveMetric, width: float = CO
         if drawn:
             _add_legend(figure, drawn, line_styles)
         else:
-            axes.text(0.5, 0.5, "nothing was evaluated yet", transform=axes.transAxes, ha="center", color=MUTED)
+            missing = (
+                f"{metric} was not measured" if any(len(t.evaluated) for t in trials) else "nothing was evaluated yet"
+            )
+            axes.text(0.5, 0.5, missing, transform=axes.transAxes, ha="center", color=MUTED)
     return figure
 
 
@@ -316,7 +319,9 @@ def line_chart(rows: Sequence[Row], metric: CurveMetric, window: int = 1) -> dic
     found = [(row, rounds, smooth, raw) for row, rounds, smooth, raw in found if len(rounds)]
     first, last = ([rounds[end] for _, rounds, _, _ in found] for end in (0, -1))
     x = (float(min(1, *first)) if first else 1.0, float(max(last, default=1)))
-    y = _range(np.concatenate([smooth.ravel() for _, _, smooth, _ in found]) if found else np.zeros(0))
+    curve = curve_of(metric)
+    drawn = np.concatenate([smooth.ravel() for _, _, smooth, _ in found]) if found else np.zeros(0)
+    y = _range(drawn, cut=curve.scale == 1)
     series, ends = [], []
     for row, rounds, smooth, raw in found:
         across = (np.asarray(rounds) - x[0]) / max(x[1] - x[0], 1)
@@ -329,7 +334,6 @@ def line_chart(rows: Sequence[Row], metric: CurveMetric, window: int = 1) -> dic
         of_row["band"] = f"{_path(across, low)}L{_path(across[::-1], high[::-1])[1:]}Z" if len(smooth) > 1 else ""
         series.append(of_row)
         ends.append(f"{row.name} {smooth.mean(axis=0)[-1]:.1f} at round {rounds[-1]}")
-    curve = curve_of(metric)
     unit = " in percent" if curve.scale == 100 else ""
     alt = f"Line chart of {metric}{unit} over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
     x_ticks = [(100 * (tick - x[0]) / max(x[1] - x[0], 1), f"{tick:g}") for tick in _ticks(*x, whole=True)]
@@ -338,14 +342,17 @@ def line_chart(rows: Sequence[Row], metric: CurveMetric, window: int = 1) -> dic
     return shown | {"x": x, "y": y, "x_ticks": x_ticks, "y_ticks": y_ticks}
 
 
-def _range(values: Floats) -> tuple[float, float]:
-    """Return the ends of an axis; a few values far above all others are cut off, such as losses that diverge."""
+def _range(values: Floats, *, cut: bool) -> tuple[float, float]:
+    """Return the ends of an axis.
+
+    ``cut``: Whether a few values far above all others are cut off, such as losses that diverge.
+    """
     known = values[np.isfinite(values)]
     if not len(known):
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
     usual = float(np.quantile(known, 0.9))
-    high = 1.5 * usual if high > 5 * usual > 0 else high
+    high = 1.5 * usual if cut and high > 5 * usual > 0 else high
     room = 0.05 * (high - low or abs(high) or 1.0)
     return low - room, high + room
 

@@ -40,7 +40,10 @@ def is_undecided(rows: Iterable[Row]) -> bool:
     """Tell whether some method is not separated from the most accurate one."""
     methods = last_models(rows)
     metric = headline(trials_of(methods))[0]
-    return bool(methods) and any(not one.interval.separated for one in _from_the_best(methods, metric)[1])
+    if not methods:
+        return False
+    found = _from_the_best(methods, metric)[1]
+    return len(found) < len(methods) - 1 or any(not one.interval.separated for one in found)
 
 
 def _compares(row: Row) -> bool:
@@ -48,11 +51,18 @@ def _compares(row: Row) -> bool:
 
 
 def _from_the_best(rows: Sequence[Row], metric: Metric) -> tuple[Row, list[Difference]]:
-    """Return the best row, and its differences to the others with which it can be compared, the smallest first."""
-    best = max(rows, key=lambda row: np.nan_to_num(metric.better * row.value(metric).mean, nan=-math.inf))
-    found = [difference(best, row, metric) for row in rows if row is not best]
-    known = [one for one in found if not math.isnan(one.interval.mean)]
-    return best, sorted(known, key=lambda one: abs(one.interval.mean))
+    """Return the best row, and its differences to the others with which it can be compared, the smallest first.
+
+    It is the row of the best mean, but none that is worse than another on the seeds of both, or without such seeds.
+    """
+    ranked = sorted(rows, key=lambda row: -np.nan_to_num(metric.better * row.value(metric).mean, nan=-math.inf))
+    compared = []
+    for best in ranked:
+        found = [difference(best, row, metric) for row in rows if row is not best]
+        known = [one for one in found if not math.isnan(one.interval.mean)]
+        lost = any(one.interval.separated and metric.better * one.interval.mean < 0 for one in known)
+        compared.append((not known, lost, best, sorted(known, key=lambda one: abs(one.interval.mean))))
+    return min(compared, key=lambda each: each[:2])[2:]
 
 
 def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
@@ -72,7 +82,8 @@ def _methods_apart(rows: Sequence[Row], metric: Metric) -> str:
         return f"{heading}: {_listed([values[best.label], *alike])} are not separated with {seeds}."
     nearest = apart[0]
     second = values[nearest.reference].removesuffix(")")
-    said = f"{heading}: {values[best.label]} is {_points(nearest)} {second}; {_interval(nearest)})"
+    shared = "" if all(len(row.trials) == count for row in rows) else " on the seeds of both"
+    said = f"{heading}: {values[best.label]} is {_points(nearest)} {second}; {_interval(nearest)}{shared})"
     if len(apart) > 1:
         others = f"{len(apart) - 1} others" if len(apart) > 2 else values[apart[1].reference]
         said += f", further {_direction(nearest)} {others}"
@@ -174,9 +185,10 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
     Returns: A sentence or two for each kind of trouble.
     """
     begun = [trial for trial in trials if 4 * trial.rounds_done >= trial.rounds_planned]
-    stuck = [trial for trial in begun if not trial.learned]
+    stuck = [trial for trial in begun if trial.at_chance]
+    infinite = [trial for trial in begun if not (trial.learned or trial.at_chance)]
     unstable = deduplicate(trial for trial in trials if trial.not_finite)
-    too_far = deduplicate(trial for trial in stuck if trial.too_large)
+    too_far = deduplicate(trial for trial in (*stuck, *infinite) if trial.too_large)
     said = []
     if stuck:
         first = stuck[0]
@@ -185,6 +197,8 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
             f"{_with_seeds(stuck)} did not learn: accuracy is at chance ({guess}), and so is its mean over classes. "
             "What such a method forgets says nothing, and it is compared with no other."
         )
+    if infinite:
+        said.append(f"The test loss of {_with_seeds(infinite)} is not finite: it is compared with no other.")
     for found, ended in (
         (unstable, "ended in numbers that are not finite"),
         (too_far, "ended too far from where they began, and were refused"),
@@ -193,8 +207,8 @@ def warnings(trials: Sequence[TrialResult], settings: Mapping[str, Any]) -> list
             lost = sum(trial.not_finite if found is unstable else trial.too_large for trial in found)
             asked = sum(len(row.get("cohort", ())) for trial in found for row in trial.rounds)
             said.append(f"{lost:,} of {asked:,} local trainings of {_with_seeds(found)} {ended}.")
-    if unstable or too_far:
-        first = (unstable or too_far)[0]
+    if unstable or too_far or infinite:
+        first = (unstable or too_far or infinite)[0]
         rate, clip = _change(settings, first, "lr", 0.1), _change(settings, first, "max_grad_norm", 0.1)
         said.append(f"Local training diverges. Lower the learning rate, {rate}, or clip gradients, {clip}.")
     elif stuck:

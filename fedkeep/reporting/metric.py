@@ -146,7 +146,9 @@ def _up_to(trial: TrialResult, rounds: int) -> TrialResult:
         finished, rest = divmod(rounds, trial.task_rounds)
         info |= {"tasks": [] if rest else info["tasks"][:finished], "rounds": rounds, "cut": True}
     records, timings = trial.rounds[:rounds], trial.timings[:rounds]
-    return replace(trial, rounds=records, timings=timings, info=info, finished=True, window=Window(1))
+    last = [(row.get("task", 1), row["round"]) for row in records[-1:]]
+    ledger = [row for row in trial.ledger if [(row.get("task", 1), row["round"])] <= last]
+    return replace(trial, rounds=records, timings=timings, ledger=ledger, info=info, finished=True, window=Window(1))
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def target_table(rows: Sequence[Row], target: float) -> TextTable:
     for row in (row for row in rows if row.finished):
         reached = [trial.rounds_to(target / 100) for trial in row.trials]
         each = ", ".join("never" if math.isnan(value) else f"{value:.0f}" for value in reached)
-        mean = NOTHING if any(map(math.isnan, reached)) else f"{sum(reached) / len(reached):.0f}"
+        mean = NOTHING if any(map(math.isnan, reached)) else f"{sum(reached) / len(reached):.4g}"
         lines.append([row.label, mean, each])
     return TextTable(["method", "first round", "each seed"], lines, f"Rounds to {target:g} %.", name="target")
 

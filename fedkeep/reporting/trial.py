@@ -553,8 +553,14 @@ class TrialResult(PrivacySpent):
 
     @property
     def chance(self) -> float:
-        """Return the accuracy of always predicting the commonest class at the last evaluation; NaN without any."""
-        return metrics.chance_accuracy(self.counted(self.evaluations[-1])[1]) if self.evaluations else math.nan
+        """Return the accuracy of always predicting the commonest class over `last_quarter`; NaN without any."""
+        return metrics.chance_accuracy(self._late_counts[1]) if self.evaluations else math.nan
+
+    @property
+    def _late_counts(self) -> tuple[Floats, Floats]:
+        """Return correct and all examples of each class, in the mean over `last_quarter`; lost clients do not test."""
+        counts, totals = zip(*map(self.counted, self.last_quarter), strict=True)
+        return np.mean(counts, axis=0), np.mean(totals, axis=0)
 
     @property
     def recent_accuracy(self) -> float:
@@ -566,12 +572,11 @@ class TrialResult(PrivacySpent):
         """Tell whether the model guesses over `last_quarter` (`fedkeep.metrics.is_at_chance`)."""
         if not self.evaluations:
             return False
-        counts = [self.counted(row)[0] for row in self.last_quarter]
-        total = self.counted(self.evaluations[-1])[1]
+        correct, total = self._late_counts
         ranks = [(row.get("scores") or {}).get("auroc") for row in self.last_quarter]
         if ranks and None not in ranks and np.mean(np.asarray(ranks, dtype=np.float64)) > metrics.chance_auroc(total):
             return False  # a rare class may never have the highest logit
-        return metrics.is_at_chance(np.mean(counts, axis=0), total)
+        return metrics.is_at_chance(correct, total)
 
     @property
     def not_finite(self) -> int:

@@ -95,3 +95,20 @@ def test_what_one_round_took_from_a_class_is_told_at_its_worst(tmp_path: Path) -
     small = write_run(tmp_path / "small")
     write_trial(small, "FedSeq", 0, [[10, 10], [10, 10], [10, 10], [0, 10]])
     assert findings(summary(read_run(small))) == [], "ten examples tell nothing"
+
+
+def test_the_best_method_loses_to_none_on_the_seeds_of_both(tmp_path: Path) -> None:
+    """A's other seeds are worse, and B would be best by its mean alone."""
+    rows = summary(run_of(tmp_path / "run", B=[160, 162], A=[164, 166, 124, 126], C=[140, 142]))
+    assert findings(rows)[0] == (
+        "Accuracy, round 1: A (72.5 %) is 2.0 points above B (80.5 %; 95 % interval 2.0 to 2.0 on the seeds of both), "
+        "further above C (70.5 %)."
+    )
+
+
+def test_a_method_of_other_seeds_hides_no_comparison(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", A=[160, 162], B=[140, 142])
+    alone = [replace(trial, label="C", info=trial.info | {"seed": 7}) for trial in run.trials if trial.label == "A"]
+    rows = summary(replace(run, trials=(*run.trials, alone[0])))
+    assert findings(rows)[0].startswith("Accuracy, round 1: A (80.5 %) is 10.0 points above B (70.5 %; 95 %")
+    assert is_undecided([row for row in rows if row.label != "B"])

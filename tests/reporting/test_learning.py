@@ -128,3 +128,21 @@ def test_a_trial_that_has_just_begun_may_still_guess(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_trial(run, "FedAvg", 0, [[5, 5]], finished=False, planned=8)
     assert warnings(read_run(run).trials, {}) == []
+
+
+def test_a_test_loss_that_is_not_finite_is_told_as_such(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedAvg", 0, [[95, 95]] * 4, total=[100, 100], rows={4: {"test_loss": None}})
+    read = read_run(run)
+    (said, change) = warnings(read.trials, read.settings)
+    assert said == "The test loss of FedAvg (seed 0) is not finite: it is compared with no other."
+    assert change.startswith("Local training diverges. Lower the learning rate")
+
+
+def test_guessing_is_judged_on_the_examples_that_were_tested(tmp_path: Path) -> None:
+    """With run.client_test a lost client does not test."""
+    run = write_run(tmp_path / "run")
+    few = {"total": [10, 10]}
+    write_trial(run, "FedAvg", 0, [[95, 95], [95, 95], [95, 95], [9, 9]], total=[100, 100], rows={4: few})
+    write_trial(run, "FedSeq", 0, [[9, 9], [9, 9], [9, 9], [95, 95]], total=[100, 100], rows={1: few, 2: few, 3: few})
+    assert all(trial.learned for trial in read_run(run).trials)
