@@ -17,24 +17,35 @@ _Setting: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any], Any]
 
 
 _ONE_THREAD = threading.RLock()
+_RUNS: list[int] = []
+"""The runs, one in the other, of the thread that has `_ONE_THREAD`; empty if it only loads a model."""
 
 
 @contextmanager
-def one_thread_at_a_time(patience: float = 1.0) -> Iterator[None]:
+def one_thread_at_a_time(*, run: bool = True) -> Iterator[None]:
     """Refuse to run in two threads of a program: PyTorch's random generators and settings are one for all of them.
 
-    ``patience``: Seconds to wait for another thread, which may only be loading a model.
+    ``run``: Whether this takes as long as a run; what only loads a model is waited for.
     """
-    if not _ONE_THREAD.acquire(timeout=patience):
-        raise RunError(
-            "another thread of this program is in fedkeep.run, fedkeep.resume or fedkeep.tune, and PyTorch's random "
-            "generators are one for all threads. Call them one after the other, or in processes of their own; load "
-            "models before. machine=fedkeep.Machine(workers=4) runs four trials at a time."
-        )
+    while not _ONE_THREAD.acquire(timeout=0.1):
+        if _RUNS:
+            raise RunError(
+                "another thread of this program is in fedkeep.run, fedkeep.resume or fedkeep.tune, and PyTorch's "
+                "random generators are one for all threads. Call them one after the other, or in processes of their "
+                "own; load models before. machine=fedkeep.Machine(workers=4) runs four trials at a time."
+            )
     try:
+        _RUNS.extend([1] * run)
         yield
     finally:
+        del _RUNS[len(_RUNS) - run :]
         _ONE_THREAD.release()
+
+
+_SETTING = threading.Lock()
+_BEFORE: list[tuple[Callable[[Any], Any], Any]] = []
+_USERS: list[int] = []
+"""The blocks of `plain_torch` in all threads: the last one gives back what `_BEFORE` has of the first."""
 
 
 @contextmanager
@@ -53,9 +64,10 @@ def plain_torch(threads: int | None = None) -> Iterator[None]:
             "another. Call torch.set_default_device(None) before, or leave the block `with torch.device(...)`; "
             "machine=Machine(device=...) says where FedKeep computes."
         )
+    of_threads = [] if threads is None else [(torch.get_num_threads, torch.set_num_threads, threads)]
     with ExitStack() as restored:
-        of_threads = [] if threads is None else [(torch.get_num_threads, torch.set_num_threads, threads)]
-        for read, write, plain in [*_settings(), *of_threads]:
+        restored.enter_context(_global_settings_plain())
+        for read, write, plain in [*_settings_of_thread(), *of_threads]:
             if (before := read()) != plain:
                 restored.callback(write, before)
                 write(plain)
@@ -66,6 +78,26 @@ def plain_torch(threads: int | None = None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _global_settings_plain() -> Iterator[None]:
+    """Set what all threads share; while one of them computes, no other gives the program's settings back."""
+    changed = []
+    with _SETTING:
+        for read, write, plain in _settings_of_all():
+            if (before := read()) != plain:
+                changed.append((write, before))
+                write(plain)
+        own, _BEFORE[:] = (changed, _BEFORE) if _USERS else ([], changed)
+        _USERS.append(1)
+    try:
+        yield
+    finally:
+        with _SETTING:
+            _USERS.pop()
+            for write, before in reversed(own if _USERS else [*_BEFORE, *own]):
+                write(before)
+
+
 def set_plain_torch() -> None:
     """Set everything as in a new process, for good: in a worker whose imports of a user's code may have changed it."""
     for read, write, plain in _settings():
@@ -74,13 +106,24 @@ def set_plain_torch() -> None:
 
 
 def _settings() -> list[_Setting]:
+    return [*_settings_of_all(), *_settings_of_thread()]
+
+
+def _settings_of_thread() -> list[_Setting]:
+    settings: list[_Setting] = [(_flushes_denormals, torch.set_flush_denormal, False)]
+    for device in ("cpu", "cuda"):
+        read, write = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        settings.append((read, write, False))
+    return settings
+
+
+def _settings_of_all() -> list[_Setting]:
     backends: Any = torch.backends
     attention = backends.cuda
     settings: list[_Setting] = [
         (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
         (_anomaly, lambda both: torch.set_anomaly_enabled(*both), (False, True)),
-        (_flushes_denormals, torch.set_flush_denormal, False),
         (_matmul_precision, torch.set_float32_matmul_precision, "highest"),
         (attention.flash_sdp_enabled, attention.enable_flash_sdp, True),
         (attention.mem_efficient_sdp_enabled, attention.enable_mem_efficient_sdp, True),
@@ -105,9 +148,6 @@ def _settings() -> list[_Setting]:
         settings.append(_float32_of(holder, "ieee"))
     settings += [_float32_of(backends.mkldnn.matmul, "ieee"), _float32_of(backends.cudnn, "ieee")]
     settings += [_float32_of(backends.cudnn.conv, "tf32"), _float32_of(backends.cudnn.rnn, "tf32")]
-    for device in ("cpu", "cuda"):
-        read, write = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
-        settings.append((read, write, False))
     return settings
 
 

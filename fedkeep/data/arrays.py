@@ -1,6 +1,7 @@
 """Data sets from arrays in memory, and from .npz files of them."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,8 @@ def _to_column(values: Any, where: str, rows: int) -> list[Any]:
             raise DataError(f"{where} must be one integer or text for each example, not {odd}.{hint}")
         return list(map(int, found))
     check_filled(found, where.rpartition(", ")[2], where)
+    if all(isinstance(value, Integral) for value in found):  # of pandas, as objects
+        return list(map(int, found))
     if len({isinstance(value, str) for value in found}) > 1:
         raise DataError(f"{where} has numbers and text, such as {found[0]!r}: give one kind.{hint}")
     return [to_nfc(str(value)) for value in found]

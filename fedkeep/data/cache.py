@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from fedkeep.data.columns import columns_from_json, columns_to_json
 from fedkeep.data.dataset import DataSet
+from fedkeep.data.readers import images_by_path
 from fedkeep.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,17 @@ def cache_folder() -> Path:
 
 
 def file_digests(path: Path, files: Iterable[Path]) -> tuple[tuple[str, str], ...]:
-    """Return names and SHA-256 of the files of a file or folder, wherever it lies: times do not tell corrected ones."""
+    """Return names and SHA-256 of the files of a file or folder, wherever it lies: times do not tell corrected ones.
+
+    Images that a Parquet file only names are among them.
+    """
     root, found = path if path.is_dir() else path.parent, []
-    for each in files:
+    listed = [*files]
+    named = [image for each in listed if each.suffix.lower() == ".parquet" for image in images_by_path(each)]
+    for each in (*listed, *named):
         with each.open("rb") as file:
-            found.append((each.relative_to(root).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()))
+            told = each.relative_to(root) if each.is_relative_to(root) else each
+            found.append((told.as_posix(), hashlib.file_digest(file, "sha256").hexdigest()))
     return tuple(found)
 
 

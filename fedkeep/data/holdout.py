@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fedkeep._utils.seeds import numpy_rng
 from fedkeep.data.columns import scale_again
 from fedkeep.data.dataset import Data, DataSet, select_rows
-from fedkeep.data.schema import GROUP
+from fedkeep.data.schema import CLIENT, GROUP
 from fedkeep.errors import DataError
 
 
@@ -42,6 +43,22 @@ def note_on_copies(train: Data, test: Data) -> str:
     )
 
 
+ALL_HELD_OUT = (
+    "Clients whose examples were all held out for the test: {count} ({named}). With partition.scheme=column they train "
+    "nothing."
+)
+
+
+def note_on_missing(parts: Sequence[Mapping[str, Tensor]], column: str, names: Sequence[str], note: str) -> str:
+    """Return a note on the classes or clients that the second part has and the first lacks; empty if there are none."""
+    if not names:
+        return ""
+    counts, others = (part[column].bincount(minlength=len(names)) for part in parts)
+    found = ((counts == 0) & (others > 0)).nonzero().flatten().tolist()
+    named = ", ".join(repr(names[one]) for one in found[:5]) + ", ..." * (len(found) > 5)
+    return note.format(named=named, count=len(found), others=int(others[found].sum())) if found else ""
+
+
 def with_held_out(dataset: DataSet) -> DataSet:
     """Return a data set whose training split has the rows again, as its last, that were held out of it for a test.
 
@@ -52,7 +69,12 @@ def with_held_out(dataset: DataSet) -> DataSet:
     train = {key: torch.cat([values, dataset.test[key]]) for key, values in dataset.train.items()}
     names = "|".join(map(re.escape, dataset.name.split("+")))
     said = rf" ?(({names}): )?(No test split in the source|No test examples were given): [^.]* held out\."
-    note = re.sub(said, "", dataset.note)
+    followed = (
+        " ?Clients whose examples were all held out for the test: .*? they train nothing[.]",
+        r" ?\d+ of \d+ held-out examples are exact copies .*? remove copies(, or name .*? data[.]group)?[.]",
+        " ?No test example is of .*?: results say nothing about them[.]",
+    )
+    note = re.sub("|".join([said, *followed]), "", dataset.note)
     return replace(dataset, train=train, test_held_out=False, note=note.strip())
 
 
@@ -128,6 +150,8 @@ def validated(dataset: DataSet, share: float, count_copies: bool = False, rescal
     note = f"Evaluated on {share:.0%} of {of}, held out; the test images are not used."
     if count_copies and (found := note_on_copies(train, test)):
         note = f"{note} {found}"
+    without = ALL_HELD_OUT.replace(" for the test", "")
+    note = f"{note} {note_on_missing((train, test), CLIENT, dataset.values.get(CLIENT, ()), without)}".rstrip()
     found_note = " ".join(filter(None, (dataset.note, note)))
     held_out = dataset.test_held_out if dataset.test_held_out != "nothing" else False
     dataset = replace(dataset, train=train, test=test, note=found_note, test_held_out=held_out)

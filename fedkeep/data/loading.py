@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from itertools import chain
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from fedkeep.data.columns import TableColumn, columns_to_json
 from fedkeep.data.combine import concatenate, emnist_style_letters, femnist_alphabet, femnist_digits
 from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
-from fedkeep.data.holdout import HELD_OUT, hold_out, hold_out_groups, note_on_copies
+from fedkeep.data.holdout import ALL_HELD_OUT, HELD_OUT, hold_out, hold_out_groups, note_on_copies, note_on_missing
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
 from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub
 from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, Splits, infer_schema, number_values
@@ -126,32 +127,16 @@ def assemble(
     unused = sorted({*splits} - {*present}) if is_own else []
     notes.append(f"Not read: the split {', '.join(map(repr, unused))}." if unused else "")
     unlearned = "Nobody can learn {named}: the test split has {others} such examples, training none."
-    notes.append(_missing(parts, "label", label_names, unlearned))
+    notes.append(note_on_missing(parts, "label", label_names, unlearned))
     untested = "No test example is of {named}, and {others} training examples are: results say nothing about them."
-    notes.append(_missing(parts[::-1], "label", label_names, untested) if is_own else "")
+    notes.append(note_on_missing(parts[::-1], "label", label_names, untested) if is_own else "")
     train, test = parts
     unnamed = ("label", GROUP)  # patients stay unnamed
     values = {column: names for column, (_, names, _) in numbered.items() if column not in unnamed}
     if held is True:
-        notes.append(_missing(parts, CLIENT, values.get(CLIENT, ()), _ALL_HELD_OUT))
+        notes.append(note_on_missing(parts, CLIENT, values.get(CLIENT, ()), ALL_HELD_OUT))
     noted_all = " ".join(filter(None, notes))
     return DataSet(name, train, test, label_names, *scaling, noted_all, values, tuple(columns or ()), held)
-
-
-_ALL_HELD_OUT = (
-    "Clients whose examples were all held out for the test: {count} ({named}). With partition.scheme=column they train "
-    "nothing."
-)
-
-
-def _missing(parts: Sequence[Mapping[str, Tensor]], column: str, names: Sequence[str], note: str) -> str:
-    """Return a note on the classes or clients that the second part has and the first lacks; empty if there are none."""
-    if not names:
-        return ""
-    counts, others = (part[column].bincount(minlength=len(names)) for part in parts)
-    found = ((counts == 0) & (others > 0)).nonzero().flatten().tolist()
-    named = ", ".join(repr(names[one]) for one in found[:5]) + ", ..." * (len(found) > 5)
-    return note.format(named=named, count=len(found), others=int(others[found].sum())) if found else ""
 
 
 def _hold_out_test(data: Mapping[str, Tensor], chosen: Tensor, schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
@@ -281,6 +266,8 @@ def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
     ``name``: The data set's name; of one that is known or on the Hub nothing is told.
     """
     path = local_path(name, data_dir)
+    if path is None and "+" in name:
+        return tuple(chain.from_iterable(local_version(part.strip(), data_dir) for part in name.split("+")))
     if path is None:
         return ()
     return cache.file_digests(path, [path] if path.is_file() else find_data_files(path).files)

@@ -346,7 +346,8 @@ def _files_of_clients(path: Path, clients: Path) -> DataFiles:
         )
     # The shards of a client's folder lie in one folder; files of one client beside each other are two sources.
     owners = tables.get("train", {}).items()
-    sources = {file if file.parent == clients else file.parent: name for file, name in owners}
+    sources = {file if file.parent == clients else file.parent: to_nfc(name).strip() for file, name in owners}
+    sources |= {clients / image.client: to_nfc(image.client).strip() for image in images if image.client}
     twice = next((name for name, count in Counter(sources.values()).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{clients} has two sources of client {twice!r}. Remove one.")

@@ -133,9 +133,32 @@ def parquet_table(path: Path) -> Any:
     """Return a Parquet file as a pyarrow table."""
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
     try:
-        return parquet.ParquetFile(path).read()
+        table = parquet.ParquetFile(path).read()
+        names = [to_nfc(name) for name in table.column_names]
+        return table if names == table.column_names else table.rename_columns(names)
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
         raise DataError(f"{path} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
+
+
+def images_by_path(path: Path) -> list[Path]:
+    """Return the files of images that a Parquet file names instead of holding them; empty if it cannot be read."""
+    try:
+        file = require_optional("pyarrow.parquet", "Reading Parquet files", "data").ParquetFile(path)
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        places = range(file.metadata.num_columns)
+        without = {
+            group.column(at).path_in_schema.removesuffix(".bytes")
+            for group in groups
+            for at in places
+            if group.column(at).path_in_schema.endswith(".bytes")
+            if (told := group.column(at).statistics) is None or told.null_count
+        }
+        columns = [f"{name}.path" for name in without]
+        cells = [cell for column in file.read(columns=columns) for cell in column.to_pylist()] if columns else []
+        named = [cell["path"] for cell in cells if isinstance(cell, dict) and cell.get("path")]
+        return [found for name in dict.fromkeys(named) if (found := Path(name)).is_file()]
+    except Exception:  # whatever is wrong with the file is told where it is read
+        return []
 
 
 def is_offline() -> bool:

@@ -60,6 +60,10 @@ class DataOptions(Options):
 
     def check(self) -> None:
         """Raise `ConfigError` if options contradict each other."""
+        for name in ("label", "client", "group", "split", "text"):
+            object.__setattr__(self, name, to_nfc(getattr(self, name)))
+        for name in ("columns", "exclude"):
+            object.__setattr__(self, name, tuple(map(to_nfc, getattr(self, name))))
         if self.size and len(self.size) != 2:
             raise ConfigError(f"data.size is a height and a width, such as [64, 64], not {list(self.size)}.")
         if self.text and self.columns:

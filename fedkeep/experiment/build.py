@@ -176,8 +176,11 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
     path = local_path(recipe.public.name, data_dir)
     is_own = path is not None and path.suffix.lower() != ".npz"
     options = replace(recipe.data_options, client="", group="", split="") if is_own else None
+    # Of the run's own data set, what is evaluated is no public example.
+    validation = recipe.validation if recipe.public.name == recipe.data else 0.0
     try:
-        return load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns or None)
+        found = load_data(recipe.public.name, data_dir, validation, options, dataset.columns or None)
+        return found if validation else with_held_out(found)
     except DataError as error:
         if not (is_own and dataset.columns):
             raise

@@ -98,7 +98,8 @@ def build_predictor(
     ``about``: ``"shape"``, ``"mean"`` and ``"std"`` of the inputs in training.
     ``classes``: Number of classes with which the network is first built: all classes, or those of the first task.
     """
-    with one_thread_at_a_time(), torch.random.fork_rng(devices=[]), plain_torch():  # initial weights, to be replaced
+    # The initial weights are replaced, and leave the random generator alone.
+    with one_thread_at_a_time(run=False), torch.random.fork_rng(devices=[]), plain_torch():
         network = architecture.build(tuple(about["shape"]), classes)
     if isinstance(network, FrozenNetwork):
         raise ConfigError(

@@ -360,7 +360,8 @@ def _warn_of_other_data(examples: Mapping[str, Sequence[int]], told: Mapping[str
     total = sum(map(sum, examples.values()))
     for name, other in told.items():
         before = sum(map(sum, other["examples"].values()))
-        if other["examples"].keys() == examples.keys() and before != total and recipe.run.client_test in (0, "own"):
+        splits_all = recipe.run.client_test in (0, "own") and not getattr(recipe.partition, "num_groups", 0)
+        if other["examples"].keys() == examples.keys() and before != total and splits_all:
             log.warning(
                 "the sites have %d examples in all, and in the trial %s they had %d: if data of a site have changed, "
                 "these are no seeds of one experiment. Begin a new run.",

@@ -146,11 +146,14 @@ class SiteRegistry:
             expected = [node for node in others if node in first.values() and node not in self.rejected]
             if len(accepted) >= count and (waited >= self.patience or not expected):
                 break
-            if waited >= self.patience and len(accepted) >= min_count and len(accepted) + len(others) >= count:
+            known = bool(first) or len(accepted) + len(others) >= count
+            if waited >= self.patience and len(accepted) >= min_count and known:
                 log.warning("the run begins with %d of %d sites. %s", len(accepted), count, self._reasons(others))
                 break
             hopeless = not accepted and len(others) >= count and all(node in self.rejected for node in others)
-            text = f"{len(accepted)} of {count} sites are connected. {self._reasons(others)}"
+            missing = ", ".join(sorted(first.keys() - set(accepted)))
+            text = f"{len(accepted)} of {count} sites are connected. {f'Missing: {missing}. ' * bool(missing)}"
+            text += self._reasons(others)
             if hopeless or waited >= self.patience:
                 raise RunError(
                     f"too few sites: after {waited:.0f} s {text} Start or correct the missing sites, and run "

@@ -221,12 +221,12 @@ def train_generator(
                 run.save(path)
                 saved = time.monotonic()
             on_step(len(run.losses), loss)
+        check_finite(run.average)
+        run.result().save(folder, half=half)
     except (KeyboardInterrupt, Terminated):
         if run.is_whole and run.losses:
             run.save(path)
         raise
-    check_finite(run.average)
-    run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
     return pixel.load_generator(folder, device)
 
@@ -267,13 +267,14 @@ class _TrainingRun:
         self.optimizer.param_groups[0]["lr"] = self.settings.lr_in_step(number)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        found = loss.item()
         self.is_whole = False
         self.optimizer.step()
         # The average is short at first, so that the initial weights do not stay in it.
         decay = min(self.settings.ema, (1 + number) / (10 + number))
         new = state_dict_copy(self.network)
         torch._foreach_lerp_(list(self.average.values()), [new[name] for name in self.average], 1 - decay)
-        self.losses.append(loss.item())
+        self.losses.append(found)
         self.is_whole = True
         return self.losses[-1]
 

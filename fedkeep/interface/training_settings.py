@@ -59,7 +59,7 @@ class Training(Options):
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = option(
         "none",
         "of the cross-entropy, as of torch.nn.CrossEntropyLoss: a number for each class, in the order of their names; "
-        "balanced: inverse to the client's own examples of each class",
+        "balanced: inverse to the examples of each class that the client trains on, generated ones too",
         low=1e-12,
     )
     lr_rounds: int = option(0, "cosine: rounds until lr_min; 0: all rounds of the run, or of the task", low=0)

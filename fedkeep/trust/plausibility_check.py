@@ -47,10 +47,10 @@ def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str 
     if state.settings.defense.check_replies and (fault := _untrue(state, request.client, reply)):
         return fault
     fault = state.algorithm.validate_reply(state.server, reply, held)
-    if fault is not None and not isinstance(fault, str):
+    if fault and not isinstance(fault, str):
         name = f"{type(state.algorithm).__name__}.validate_reply"
         raise ConfigError(f"{name} returned {fault!r:.80}. Return a text that says what is wrong, or None.")
-    return fault
+    return fault or None
 
 
 def _untrue(state: SimulationState, client: str, reply: Any) -> str | None:

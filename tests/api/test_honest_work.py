@@ -102,6 +102,9 @@ def run(out: Path, classes: int, **changes: Any) -> Any:
         (fedkeep.FedDKD(), 3, ""),
         (fedkeep.FedLwF(), 3, "one task"),
         (fedkeep.FedAvg(), 2, ""),
+        (fedkeep.FedADKD(w_target_iid=1.0), 3, "no Gini impurity is above 0.667"),
+        (fedkeep.FedADKD(nckd_mask="zero_logit"), 2, ""),
+        (fedkeep.FedNTDASD(), 2, "nothing is distilled"),
     ],
 )
 def test_a_part_that_does_nothing_is_told(
@@ -269,3 +272,10 @@ def test_an_equal_part_for_each_client_is_what_drawing_step_by_step_gives(seed: 
     alpha = float(10 ** rng.uniform(-2, 1))
     assert np.array_equal(draw_clients(sizes, quotas, alpha, seed), step_by_step(sizes, quotas, alpha, seed))
     assert DirichletPerClient.name == "dirichlet-per-client"
+
+
+def test_a_method_whose_loss_weighs_examples_refuses_class_weights() -> None:
+    settings = ["training.class_weights=balanced", "tasks.num_tasks=2"]
+    fedkeep.load_recipe("demo", settings=settings, methods=["fedicarl"])
+    with pytest.raises(ConfigError, match=r"FediCaRL takes no training.loss or training.class_weights: with loss=glfc"):
+        fedkeep.load_recipe("demo", settings=[*settings, "fedicarl.loss=glfc"], methods=["fedicarl"])

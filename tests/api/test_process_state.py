@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 import fedkeep
-from fedkeep._utils.torch_state import _settings, plain_torch
+from fedkeep._utils.torch_state import _settings, one_thread_at_a_time, plain_torch
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import ConfigError
 from fedkeep.models.weights import tensor_hash
@@ -100,6 +102,43 @@ def test_within_the_block_all_is_as_in_a_new_process() -> None:
     with doubled_outputs(), setting(backends.mha.set_fastpath_enabled, False, True), plain_torch():
         assert [read() for read, _, _ in _settings()] == [plain for _, _, plain in _settings()]
         assert torch.equal(nn.Identity()(torch.ones(1)), torch.ones(1))
+
+
+def test_the_last_of_two_threads_gives_the_settings_back() -> None:
+    """A prediction that began first and ends first leaves a run's settings plain."""
+    began, ended, seen = threading.Event(), threading.Event(), list[torch.dtype]()
+
+    def predict() -> None:
+        with plain_torch():
+            began.set()
+            ended.wait(60)
+
+    with setting(torch.set_default_dtype, torch.float64, torch.float32):
+        thread = threading.Thread(target=predict)
+        thread.start()
+        began.wait(60)
+        with plain_torch():
+            ended.set()
+            thread.join()
+            seen.append(torch.get_default_dtype())
+        seen.append(torch.get_default_dtype())
+    assert seen == [torch.float32, torch.float64]
+
+
+def test_threads_that_load_models_wait_for_each_other() -> None:
+    found = []
+
+    def load() -> None:
+        with one_thread_at_a_time(run=False):
+            time.sleep(0.4)
+            found.append(1)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
 
 
 def test_another_default_device_is_refused_by_name(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import torch
 from small_sources import encoded, own_folders, pillow, write
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.decode import decode
-from fedkeep.data.holdout import validated
+from fedkeep.data.holdout import hold_out, validated, with_held_out
 from fedkeep.data.partition import ByColumn
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import load_data
@@ -675,3 +676,79 @@ def test_a_sign_of_a_missing_value_in_a_held_out_row_is_named(tmp_path: Path) ->
     numbers[np.abs(numbers - (column.mean + column.scale * unseen)).argmin()] = 999_999_999
     with pytest.raises(DataError, match="'age' has a number that is so far from the others that they look alike"):
         validated(loaded(), 0.2)
+
+
+def write_images(folder: Path, classes: str = "xy", seed: int = 0) -> None:
+    for name in classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(6):
+            pixels = np.random.default_rng([seed, number, ord(name)]).integers(0, 256, (4, 4), dtype=np.uint8)
+            pillow.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+def test_images_that_a_parquet_file_only_names_are_read_again(tmp_path: Path) -> None:
+    write_images(tmp_path / "images")
+    named = sorted((tmp_path / "images").rglob("*.png"))
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    images = pyarrow.array([{"bytes": None, "path": str(path)} for path in named], kind)
+    table = pyarrow.table({"image": images, "label": [path.parent.name for path in named]})
+    pyarrow.parquet.write_table(table, tmp_path / "all.parquet")
+    before = load(str(tmp_path / "all.parquet")).train["input"]
+    write_images(tmp_path / "images", seed=1)
+    assert not torch.equal(load(str(tmp_path / "all.parquet")).train["input"], before)
+    named[0].unlink()
+    with pytest.raises(DataError, match="which is no file"):
+        load(str(tmp_path / "all.parquet"))
+
+
+def test_joined_files_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "A")
+    write_images(tmp_path / "B")
+    before = load_data("A+B").train["input"]
+    write_images(tmp_path / "A", seed=1)
+    assert not torch.equal(load_data("A+B").train["input"], before)
+
+
+def test_clients_that_a_validation_leaves_without_examples_are_named(tmp_path: Path) -> None:
+    rows = [f"{row}.5,{row % 2},c{row // 2}" for row in range(60)]
+    for split, count in (("train", 60), ("test", 8)):
+        (tmp_path / f"{split}.csv").write_text("\n".join(["a,label,client", *rows[:count]]))
+    dataset = validated(load(str(tmp_path)), 0.4)
+    held = 30 - len(ByColumn().split(dataset.train, 2, 0).sizes)
+    assert held
+    assert f"Clients whose examples were all held out: {held} (" in dataset.note
+
+
+def test_notes_on_held_out_rows_go_with_them(tmp_path: Path) -> None:
+    y, client = [row % 2 for row in range(60)], [f"c{row % 3}" for row in range(60)]
+    client[int(hold_out(torch.tensor(y), 0.2).nonzero()[0])] = "solo"
+    rows = [f"{row % 7},{y[row]},{client[row]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,label,client", *rows]))
+    dataset = load(str(tmp_path / "t.csv"))
+    assert "Clients whose examples were all held out for the test: 1 ('solo')" in dataset.note
+    assert "are exact copies" in dataset.note
+    assert with_held_out(dataset).note == ""
+
+
+def test_two_files_of_one_client_are_refused_however_its_name_is_written(tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    for name in ("cafe\u0301", "caf\u00e9", "south"):
+        (tmp_path / "clients" / f"{name}.csv").write_text(HEADER.replace(",site", "") + "30,f,1,well\n50,m,2,ill\n" * 9)
+    with pytest.raises(DataError, match="two sources of client 'caf\u00e9'"):
+        load(str(tmp_path))
+
+
+def test_a_column_is_found_however_its_name_is_composed(tmp_path: Path) -> None:
+    for written, asked in (("cafe\u0301", "cafe\u0301"), ("cafe\u0301", "caf\u00e9"), ("caf\u00e9", "cafe\u0301")):
+        table = pyarrow.table({"a": [row + 0.5 for row in range(20)], written: [row % 2 for row in range(20)]})
+        pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+        pyarrow.csv.write_csv(table, tmp_path / "t.csv")
+        for file in ("t.parquet", "t.csv"):
+            assert load(str(tmp_path / file), options=DataOptions(label=asked)).num_classes == 2
+
+
+def test_whole_numbers_as_objects_are_numbers() -> None:
+    x, y = np.zeros((120, 3), dtype=np.float32), np.arange(120) % 12
+    dataset = from_arrays(x, y.astype(object), x_test=x, y_test=y)
+    assert dataset.label_names == tuple(map(str, range(12)))

@@ -15,6 +15,7 @@ from small_sources import encoded
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.data import DataOptions, load
+from fedkeep.data.holdout import image_hashes
 from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.build import build_federation, build_simulation, load_data, split_server_data
@@ -141,4 +142,20 @@ def test_photos_are_resized_as_those_of_the_run(tmp_path: Path) -> None:
     settings = [f"data.name={tmp_path}/run", f"public.name={tmp_path}/pub", "data.size=[4, 4]"]
     recipe = load_recipe("demo", methods=["feddf"], settings=settings)
     dataset = load_data(recipe.data, options=recipe.data_options)
-    assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (16, 1, 4, 4)
+    assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (20, 1, 4, 4)
+
+
+def test_what_is_evaluated_is_not_public() -> None:
+    settings = ["data.name=digits", "data.validation=0.2", "public.name=digits"]
+    recipe = load_recipe("demo", settings=settings, methods=["fedmd"])
+    federation = build_federation(recipe, 0)
+    evaluated, public = (image_hashes(data["input"]) for data in (federation.dataset.test, federation.server_data))
+    assert len(evaluated) > 200
+    assert not torch.isin(evaluated, public).any()
+
+
+def test_a_public_set_of_ones_own_is_whole(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "B.npz", x=rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8), y=np.arange(50) % 2)
+    recipe = load_recipe("demo", settings=[f"public.name={tmp_path / 'B.npz'}"], methods=["fedmd"])
+    assert len(build_federation(recipe, 0).server_data["label"]) == 50

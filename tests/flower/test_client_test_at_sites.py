@@ -481,6 +481,20 @@ def test_a_spare_site_takes_the_place_of_one_that_does_not_fit(
     assert "began without" not in caplog.text
 
 
+def test_a_site_that_leaves_between_its_two_questions_stops_no_run(
+    recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Leaves(LocalTransport):
+        def send(self, node: int, kind: Any, envelope: Envelope, *more: Any) -> Any:
+            if kind == "introduce" and envelope.head["data"] is not None:
+                self.node_configs.pop(2, None)
+            return super().send(node, kind, envelope, *more)
+
+    given = at_sites(recipe, tmp_path / "run", "run.cohort_size=2", "run.min_clients=2", rounds=1, wait=1.0)
+    assert serve(Leaves(hospitals), given).trials[0].info["examples"] == {"a": 40, "b": 40}
+    assert "begins with 2 of 3 sites" in caplog.text
+
+
 def test_a_run_whose_sites_are_all_refused_does_not_wait(
     recipe: str, hospitals: dict[int, NodeConfig], tmp_path: Path
 ) -> None:

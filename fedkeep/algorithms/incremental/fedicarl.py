@@ -50,6 +50,11 @@ class FediCaRL(Algorithm[NoState, ExemplarState]):
         "FedLwF, which keeps none."
     )
 
+    @property
+    def reason_against_label_loss(self) -> str:
+        """GLFC's loss weighs examples itself."""
+        return "with loss=glfc its loss weighs examples itself" if self.loss == "glfc" else ""
+
     w_old: float = option(1.0, "weight of the distillation of old classes", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")

@@ -1,6 +1,6 @@
 """TARGET: the server inverts its old model into images, on which that model teaches the old classes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -61,6 +61,9 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
     student_batch_size: int = option(256, "images in each of these", low=2)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
+    def idle_part(self, num_classes: int, num_tasks: int) -> str:
+        return "with one task there are no old classes to distil" if num_tasks == 1 else ""
+
     def begin_task(self, server: Server[InversionServerState], clients: Cohort) -> None:
         state = server.state
         images = self.synthesize(server) if server.num_old_classes else {}
@@ -79,10 +82,11 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
 
     def synthesize(self, server: Server[InversionServerState]) -> Data:
         """Return images of all old classes, generated from the last model before its head is expanded."""
-        config = inversion_config(self)
-        inverter = LatentInverter(config, inversion_problem(server))
-        if self.compat == "repo":
-            return inverter.synthesize(RELEASED_BATCHES, num_discarded=0)
+        config, problem = inversion_config(self), inversion_problem(server)
+        if self.compat == "repo":  # whose warm-up does not end
+            config = replace(config, warmup=RELEASED_BATCHES)
+            return LatentInverter(config, problem).synthesize(RELEASED_BATCHES, num_discarded=0)
+        inverter = LatentInverter(config, problem)
         return inverter.synthesize(config.num_batches, num_discarded=self.warmup)
 
     @on_client

@@ -52,3 +52,8 @@ class FedNTDASD(ASD):
 
     def rule(self) -> WeightRule:
         return PerTeacher(torch.zeros(1), torch.tensor([self.w_full]))
+
+    def idle_part(self, num_classes: int, num_tasks: int) -> str:
+        return (
+            "with two classes there is one beside the label, so that nothing is distilled" if num_classes == 2 else ""
+        )

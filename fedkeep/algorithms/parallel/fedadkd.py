@@ -92,6 +92,12 @@ class FedADKD(Algorithm[LabelBalance]):
                 "FedADKD.iid_from says who gets w_target_iid, which is none. Set it, or leave iid_from out."
             )
 
+    def idle_part(self, num_classes: int, num_tasks: int) -> str:
+        largest = 1 - 1 / num_classes
+        if self.w_target_iid is not None and self.iid_from > largest:
+            return f"with {num_classes} classes no Gini impurity is above {largest:.3g}, so that iid_from finds nobody"
+        return "" if self.nckd_mask == "zero_logit" else super().idle_part(num_classes, num_tasks)
+
     def round(self, server: Server[LabelBalance], cohort: Cohort) -> None:
         """Weigh the clients by label balance (eqs. 6 and 7), let all train, and average their models."""
         gini = server.state.gini
