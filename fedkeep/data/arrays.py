@@ -186,7 +186,7 @@ def _to_column(values: Any, where: str, rows: int) -> list[Any]:
             raise DataError(f"{where} must be one integer or text for each example, not {odd}.{hint}")
         return list(map(int, found))
     check_filled(found, where.rpartition(", ")[2], where)
-    if all(isinstance(value, Integral) for value in found):  # of pandas, as objects
+    if all(isinstance(value, Integral) and not isinstance(value, bool) for value in found):  # of pandas, as objects
         return list(map(int, found))
     if len({isinstance(value, str) for value in found}) > 1:
         raise DataError(f"{where} has numbers and text, such as {found[0]!r}: give one kind.{hint}")

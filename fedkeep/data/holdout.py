@@ -72,6 +72,7 @@ def with_held_out(dataset: DataSet) -> DataSet:
     followed = (
         " ?Clients whose examples were all held out for the test: .*? they train nothing[.]",
         r" ?\d+ of \d+ held-out examples are exact copies .*? remove copies(, or name .*? data[.]group)?[.]",
+        " ?Nobody can learn .*?: the test split has .*? training none[.]",
         " ?No test example is of .*?: results say nothing about them[.]",
     )
     note = re.sub("|".join([said, *followed]), "", dataset.note)

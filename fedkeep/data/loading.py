@@ -26,7 +26,17 @@ from fedkeep.data.decode import decode
 from fedkeep.data.holdout import ALL_HELD_OUT, HELD_OUT, hold_out, hold_out_groups, note_on_copies, note_on_missing
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
 from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub
-from fedkeep.data.schema import CLIENT, GROUP, DataOptions, Normalisation, Schema, Splits, infer_schema, number_values
+from fedkeep.data.schema import (
+    CLIENT,
+    GROUP,
+    DataOptions,
+    Normalisation,
+    Schema,
+    Splits,
+    as_composed,
+    infer_schema,
+    number_values,
+)
 from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, DataNotFound, did_you_mean
 from fedkeep.options import as_table
@@ -322,8 +332,9 @@ def assemble_own(
     columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
+    present = own.splits["train"].features if "train" in own.splits else ()
+    options = as_composed(options, present or ())
     if columns:
-        present = own.splits["train"].features if "train" in own.splits else ()
         exclude = tuple(name for name in options.exclude if name in present)
         options = replace(options, columns=tuple(column.name for column in columns), exclude=exclude)
     own = split_by_column(own, options.split, where)

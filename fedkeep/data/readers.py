@@ -133,9 +133,7 @@ def parquet_table(path: Path) -> Any:
     """Return a Parquet file as a pyarrow table."""
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
     try:
-        table = parquet.ParquetFile(path).read()
-        names = [to_nfc(name) for name in table.column_names]
-        return table if names == table.column_names else table.rename_columns(names)
+        return parquet.ParquetFile(path).read()
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
         raise DataError(f"{path} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
 

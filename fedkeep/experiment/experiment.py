@@ -115,7 +115,9 @@ class Experiment:
         normalised = set()
         for model in {recipe.model, *own.values()}:
             network = build.check_network(model, federation, data_dir)
-            check_batch_size(network, recipe.training.batch_size)
+            for method in recipe.methods:
+                option = "training.batch_size" + f" of {method.label}" * ("batch_size" in method.training)
+                check_batch_size(network, recipe.training_of(method).batch_size, option)
             if has_batch_norm(network):
                 normalised.add(model)
             if recipe.pretraining.passes:

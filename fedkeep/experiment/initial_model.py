@@ -73,7 +73,7 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
         tensor, wanted = given[names[name]], initial[name]
         if tensor.shape != wanted.shape or tensor.is_floating_point() != wanted.is_floating_point():
             faults.append(f"{names[name]!r} is {_form(tensor)}, and the network's is {_form(wanted)}")
-        elif tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        elif tensor.is_floating_point() and not bool(tensor.to(wanted.dtype).isfinite().all()):
             faults.append(f"{names[name]!r} has numbers that are not finite")
     if faults:
         own = type(network.body if isinstance(network, SplitNetwork) else network).__name__
@@ -200,8 +200,8 @@ def initial_model(
         fitted, note = fit_weights(given, runner.train_network, own, source)
         exported = {} if class_of_folder(path) else _read_export(path, source)
         _check_features(exported, federation.dataset.features, source)
-        if not note and federation.num_tasks == exported.get("rows_per_class", 0) == 1:
-            fitted, note = _with_classes_of(exported, class_names(federation), fitted, own, source)
+        if not note and exported.get("rows_per_class"):
+            fitted, note = _with_classes_of(exported, class_names(federation)[:classes], fitted, own, source)
         made_by = " ".join(filter(None, (f"the weights of {shown}", note)))
         return InitialModel(fitted, made_by, _digest_of(given))
     passes, what = recipe.pretraining.passes, "images" if federation.dataset.has_images else "examples"
@@ -248,10 +248,11 @@ def _with_classes_of(
     known = list(map(str, told)) if isinstance(told, list) else list(names)
     unnamed = list(map(str, range(len(names))))  # as those of arrays are
     is_unnamed = unnamed in (known, list(names)) and set(known).isdisjoint(names)
-    if known == list(names) or is_unnamed:
+    one_row = exported.get("rows_per_class", 1) == 1
+    if one_row and (known == list(names) or is_unnamed):
         return weights, ""
     head = [name for name in (WEIGHT, BIAS) if name in weights]
-    if sorted(known) == sorted(names):
+    if one_row and sorted(known) == sorted(names):
         rows = [known.index(name) for name in names]
         return {**weights, **{name: weights[name][rows] for name in head}}, "with its classes in the data's order"
     log.warning("%s knows the classes %s, and the data have others: its classifier begins anew.", source, known[:10])

@@ -204,7 +204,11 @@ def _reading(path: str, config: Any) -> InputSpec:
     mean, std = (tuple(map(float, preprocessor[name])) for name in ("image_mean", "image_std"))
     if not isinstance(size, int) or size < 1 or len(mean) != len(std) or not mean:
         raise ValueError(f"its {READING} gives no size, mean and deviation of images.")
-    return InputSpec(size, mean, std)
+    if not preprocessor.get("do_normalize", True):
+        mean, std = (0.0,) * len(mean), (1.0,) * len(std)
+    factor = preprocessor.get("rescale_factor", 1 / 255) if preprocessor.get("do_rescale", True) else 1
+    largest = round(255 * float(factor), 9)  # pixels are from 0 to this, and here from 0 to 1
+    return InputSpec(size, tuple(number / largest for number in mean), tuple(number / largest for number in std))
 
 
 def _learned(config: Any) -> tuple[str, ...]:

@@ -42,8 +42,13 @@ def is_undecided(rows: Iterable[Row]) -> bool:
     metric = headline(trials_of(methods))[0]
     if not methods:
         return False
-    found = _from_the_best(methods, metric)[1]
-    return len(found) < len(methods) - 1 or any(not one.interval.separated for one in found)
+    best, found = _from_the_best(methods, metric)
+    without_seeds = (math.isnan(one.interval.mean) and not one.reason for one in _differences(best, methods, metric))
+    return any(without_seeds) or any(not one.interval.separated for one in found)
+
+
+def _differences(best: Row, rows: Sequence[Row], metric: Metric) -> list[Difference]:
+    return [difference(best, row, metric) for row in rows if row is not best]
 
 
 def _compares(row: Row) -> bool:
@@ -58,8 +63,7 @@ def _from_the_best(rows: Sequence[Row], metric: Metric) -> tuple[Row, list[Diffe
     ranked = sorted(rows, key=lambda row: -np.nan_to_num(metric.better * row.value(metric).mean, nan=-math.inf))
     compared = []
     for best in ranked:
-        found = [difference(best, row, metric) for row in rows if row is not best]
-        known = [one for one in found if not math.isnan(one.interval.mean)]
+        known = [one for one in _differences(best, rows, metric) if not math.isnan(one.interval.mean)]
         lost = any(one.interval.separated and metric.better * one.interval.mean < 0 for one in known)
         compared.append((not known, lost, best, sorted(known, key=lambda one: abs(one.interval.mean))))
     return min(compared, key=lambda each: each[:2])[2:]

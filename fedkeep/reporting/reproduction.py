@@ -367,21 +367,26 @@ class ColumnResult:
         full, rounds = self.paper.get("rounds"), self.run.settings.get("run", {}).get("rounds")
         command = ["fedkeep", "reproduce", recipe.parent.as_posix(), "--columns", self.name]
         command += ["--rounds", f"{rounds / full:g}"] if self.share else []
-        command += ["--seeds", ",".join(map(str, sorted({trial.seed for trial in trials})))]
         listed = self.run.settings.get("methods", [])
         grids = {method["label"]: method["grid_of"] for method in listed if method.get("grid_of")}
-        if any(word.partition("=")[0] == "--methods" for word in given):
-            labels = [grids.get(t.method, t.method).partition(", changed: ")[0] for t in trials]  # --set changes labels
-            command += ["--methods", ",".join(dict.fromkeys(labels))]
-        command += ["--grid"] * bool(grids)
+        seeds: dict[str, set[int]] = {}
+        for trial in trials:  # --set changes labels
+            seeds.setdefault(grids.get(trial.method, trial.method).partition(", changed: ")[0], set()).add(trial.seed)
+        played: dict[str, list[str]] = {}  # by seeds: a later command may have added methods, or seeds of some
+        for label, of_label in seeds.items():
+            played.setdefault(",".join(map(str, sorted(of_label))), []).append(label)
+        names = len(played) > 1 or any(word.partition("=")[0] == "--methods" for word in given)
+        which = [["--seeds", of, *(["--methods", ",".join(labels)] * names)] for of, labels in played.items()]
+        rest = ["--grid"] * bool(grids)
         for option in ("--use", "--set"):
             pairs = pairwise([part for word in given for part in re.split(f"^({option})=", word) if part])
-            command += [word for pair in pairs if pair[0] == option for word in pair]
-        command += ["--device", "cuda"] if str(info.get("device", "")).startswith("cuda") else []
+            rest += [word for pair in pairs if pair[0] == option for word in pair]
+        rest += ["--device", "cuda"] if str(info.get("device", "")).startswith("cuda") else []
         git = f" ({info['git']})" if info.get("git") else ""
         first = [f"FedKeep {info.get('fedkeep')}{git}"]  # early trials do not tell
         versions = sorted({version for trial in trials for version in trial.info.get("versions", first)})
-        return f"Run with `{shlex.join(command)}` by {'; '.join(versions)}."
+        commands = " and ".join(f"`{shlex.join([*command, *more, *rest])}`" for more in which)
+        return f"Run with {commands} by {'; '.join(versions)}."
 
     @property
     def has_tasks(self) -> bool:

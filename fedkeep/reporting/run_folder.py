@@ -479,15 +479,18 @@ def _records(run: Path) -> dict[str, bytes]:
 def _record(path: Path) -> bytes:
     """Return what the archive holds of a file.
 
-    A manifest lists what is in the archive only. Of the command's absolute paths only the last names stay, and of the
-    data's nothing: an archive is handed on, and where folders lie on somebody's machine is nobody else's business.
+    A manifest lists what is in the archive only. Of the absolute paths of the command and the recipe only the last
+    names stay: an archive is handed on, and where folders lie on somebody's machine is nobody else's business. What the
+    recipe says of its data is sealed, and stays.
     """
     if path.name == "run.json":
         info = read_json(path)
         command, where = info.get("command"), info.pop("data_path", None)
         short = [_without_folders(word) for word in command] if isinstance(command, list) else command
-        if where is not None or command != short:
-            info["command"] = short
+        recipe = str(info.get("recipe", ""))
+        named = "/".join(Path(recipe).parts[-2:]) if Path(recipe).is_absolute() else recipe
+        if where is not None or (command, recipe) != (short, named):
+            info |= {"command": short} | ({"recipe": named} if "recipe" in info else {})
             return digests.format_json(info, indent=2).encode()
     if path.name != MANIFEST:
         return path.read_bytes()

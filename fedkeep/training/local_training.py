@@ -206,8 +206,8 @@ class TrainJob:
 class SGDStepper:
     """Takes steps of SGD, or of the optimizer that the settings name.
 
-    The steps equal those of `torch.optim.SGD` bit for bit. Without the overhead of a general optimizer, a step of a
-    small network takes two thirds of the time.
+    The steps equal those of `torch.optim.SGD` bit for bit (with momentum, of the fused one). Without the overhead of a
+    general optimizer, a step of a small network takes two thirds of the time.
 
     ``weights``: The weights by name; only those that require a gradient are kept, and trained.
     ``forward``: Runs the network with these weights.

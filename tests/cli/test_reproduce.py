@@ -191,6 +191,17 @@ def test_the_command_under_a_table_repeats_it(table: str, tmp_path: Path, monkey
     assert (tmp_path / "two" / "toy-rounds-0.5" / "table.md").read_text() == written
 
 
+def test_seeds_that_a_later_call_added_to_some_methods_are_told(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--columns", "first", "--rounds", "0.5"]
+    for more in (["--seeds", "0"], ["--seeds", "1", "--methods", "fedseq"]):
+        monkeypatch.setattr(sys, "argv", ["fedkeep", "reproduce", table, *words, *more])
+        assert run(table, tmp_path, *words, *more) == 0
+    written = (tmp_path / "toy-rounds-0.5" / "table.md").read_text()
+    assert re.search(r"--seeds 0 --methods .*` and `fedkeep reproduce .* --seeds 0,1 --methods FedSeq` by", written)
+
+
 def test_a_method_of_a_file_joins_a_table_that_was_begun_without_it(
     table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -748,7 +748,17 @@ def test_a_column_is_found_however_its_name_is_composed(tmp_path: Path) -> None:
             assert load(str(tmp_path / file), options=DataOptions(label=asked)).num_classes == 2
 
 
+def test_a_declared_column_of_two_characters_keeps_its_names(tmp_path: Path) -> None:
+    name = "cafe\u0301"
+    columns = {"a": [row + 0.5 for row in range(40)], name: [row % 2 for row in range(40)]}
+    write(tmp_path / "t.parquet", columns, {name: ["healthy", "ill"]})
+    for options in (DataOptions(label=name), DataOptions(label="caf\u00e9"), DataOptions()):
+        assert load(str(tmp_path / "t.parquet"), options=options).label_names == ("healthy", "ill")
+
+
 def test_whole_numbers_as_objects_are_numbers() -> None:
     x, y = np.zeros((120, 3), dtype=np.float32), np.arange(120) % 12
+    named = np.array([True, False] * 60, dtype=object)
+    assert from_arrays(x, named, x_test=x, y_test=named).label_names == ("False", "True")
     dataset = from_arrays(x, y.astype(object), x_test=x, y_test=y)
     assert dataset.label_names == tuple(map(str, range(12)))

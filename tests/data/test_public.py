@@ -145,13 +145,29 @@ def test_photos_are_resized_as_those_of_the_run(tmp_path: Path) -> None:
     assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (20, 1, 4, 4)
 
 
-def test_what_is_evaluated_is_not_public() -> None:
-    settings = ["data.name=digits", "data.validation=0.2", "public.name=digits"]
-    recipe = load_recipe("demo", settings=settings, methods=["fedmd"])
-    federation = build_federation(recipe, 0)
-    evaluated, public = (image_hashes(data["input"]) for data in (federation.dataset.test, federation.server_data))
-    assert len(evaluated) > 200
-    assert not torch.isin(evaluated, public).any()
+@pytest.mark.parametrize(
+    ("data", "public", "more"),
+    [
+        ("digits", "digits", ["data.validation=0.2"]),
+        ("B.npz", "B.npz", []),
+        ("B.npz", "./B.npz", ["data.validation=0.2"]),
+        ("B.npz+C.npz", "B.npz", []),
+        ("B.npz", "B.npz+C.npz", ["data.validation=0.2"]),
+    ],
+)
+def test_what_is_evaluated_is_not_public(
+    data: str, public: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate("BC"):
+        images = np.random.default_rng(seed).integers(0, 256, (100, 1, 8, 8), dtype=np.uint8)
+        np.savez(f"{name}.npz", x=images, y=np.arange(100) % 2)
+    settings = [f"data.name={data}", f"public.name={public}", "partition.scheme=iid", "partition.num_clients=2", *more]
+    federation = build_federation(load_recipe("demo", settings=[*settings, "run.cohort_size=2"], methods=["fedmd"]), 0)
+    evaluated, shared = (image_hashes(one["input"]) for one in (federation.dataset.test, federation.server_data))
+    assert len(evaluated) >= 16
+    assert len(shared) >= 64
+    assert not torch.isin(evaluated, shared).any()
 
 
 def test_a_public_set_of_ones_own_is_whole(tmp_path: Path) -> None:

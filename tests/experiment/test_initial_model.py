@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -251,6 +252,33 @@ def test_an_exported_classifier_takes_the_order_of_the_datas_classes() -> None:
     fitted, note = _with_classes_of({"label_names": ["a", "b", "c"]}, ["c", "a", "b"], weights, weights, "it")
     assert fitted[WEIGHT].flatten().tolist() == fitted[BIAS].tolist() == [3.0, 1.0, 2.0]
     assert note == "with its classes in the data's order"
+
+
+def test_an_exported_classifier_takes_the_order_of_the_first_tasks_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(4, 6)) * 3
+
+    def data(labels: list[int], count: int) -> tuple[Any, Any, Any, Any]:
+        found = []
+        for _ in range(2):
+            y = rng.choice(labels, count)
+            found += [(centres[y] + rng.normal(size=(count, 6))).astype(np.float32), np.array([*"abcd"])[y]]
+        return found[0], found[1], found[2], found[3]
+
+    usual: dict[str, Any] = {"partition": fedkeep.IID(num_clients=4), "model": "mlp", "methods": ["fedavg"], "seeds": 1}
+    usual |= {"cohort_size": 2, "training": fedkeep.SGD(lr=0.1)}
+    fedkeep.run(data=data([0, 1], 200), out=tmp_path / "own", rounds=3, **usual)
+    exported = fedkeep.export_model(tmp_path / "own", tmp_path / "exported", onnx=False)
+
+    def initial(order: str) -> tuple[str, float]:
+        settings = ["tasks.num_tasks=2", f"tasks.class_order={order}"]
+        out = tmp_path / order
+        run = fedkeep.run(data=data([0, 1, 2, 3], 400), weights=exported, out=out, rounds=1, settings=settings, **usual)
+        told = run.trials[0].info["initial_model"]
+        return told["made_by"], sum(told["correct"]) / sum(run.trials[0].test_total[:2])
+
+    assert initial("[1,0,2,3]")[0] == "the weights of exported with its classes in the data's order"
+    assert initial("[2,3,0,1]")[0] == "the weights of exported with a new classifier"
 
 
 @pytest.mark.parametrize(

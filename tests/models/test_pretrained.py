@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_extractor
@@ -47,6 +48,24 @@ def test_features_are_what_the_whole_network_classifies_by(tmp_path: Path, kind:
         torch.testing.assert_close(classifier(network.features(x)), expected)
         assert torch.equal(network(x), network.classifier(network.features(x)))
         assert torch.equal(network(network.features(x)), network(x)), "features are taken for images"
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, lambda x: (x / 255 - small_extractor.MEAN) / small_extractor.STD),
+        ({"do_normalize": False}, lambda x: x / 255),
+        ({"rescale_factor": 1 / 127.5}, lambda x: (x / 127.5 - small_extractor.MEAN) / small_extractor.STD),
+        ({"do_rescale": False}, lambda x: (x - small_extractor.MEAN) / small_extractor.STD),
+    ],
+)
+def test_pixels_are_read_as_the_checkpoint_says(told: dict[str, Any], expected: Any, tmp_path: Path) -> None:
+    folder = Path(small_extractor.save(tmp_path))
+    file = folder / READING
+    file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    load_extractor.cache_clear()
+    x = torch.randint(0, 256, (2, 1, small_extractor.SIDE, small_extractor.SIDE), dtype=torch.uint8)
+    torch.testing.assert_close(load_extractor(str(folder)).reading(x), expected(x.float()))
 
 
 def test_the_classifier_is_the_whole_model(folder: str) -> None:

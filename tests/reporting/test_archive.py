@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from synthetic_run import RECIPE, read_run, write_demo, write_json, write_run, write_trial
 
+from fedkeep._utils.digests import read_json
 from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.reporting import run_folder
@@ -33,6 +34,10 @@ def test_an_archive_reads_as_its_folder(tmp_path: Path) -> None:
     folder = write_demo(tmp_path / "demo", rounds=6)
     packed = write_archive({"": folder}, tmp_path / "kept" / "demo.zip")
     one, other = read_run(folder), read_run(packed)
+    info = read_json(folder / "run.json")
+    write_json(folder / "run.json", info | {"recipe": "/home/me/tables/mine/a.toml"})
+    elsewhere = read_run(write_archive({"": folder}, tmp_path / "kept" / "named.zip")).info["recipe"]
+    assert elsewhere == "mine/a.toml"
     assert one.info["command"][0] == "/home/me/.venv/bin/fedkeep"
     assert other.info == one.info | {"command": ["fedkeep", *one.info["command"][1:]]}, "no path of somebody's machine"
     assert (other.recipe, other.labels) == (one.recipe, one.labels)

@@ -14,7 +14,7 @@ from synthetic_run import RECIPE, read_run, write_run, write_trial
 from fedkeep.reporting.findings import findings, is_undecided
 from fedkeep.reporting.html import render
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import summary
+from fedkeep.reporting.summary import differences, summary
 from fedkeep.reporting.table import print_table
 
 
@@ -104,6 +104,14 @@ def test_the_best_method_loses_to_none_on_the_seeds_of_both(tmp_path: Path) -> N
         "Accuracy, round 1: A (72.5 %) is 2.0 points above B (80.5 %; 95 % interval 2.0 to 2.0 on the seeds of both), "
         "further above C (70.5 %)."
     )
+
+
+def test_seeds_do_not_decide_what_cannot_be_compared(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", A=[160, 162], B=[140, 142])
+    other = [replace(t, info=t.info | {"dependencies": {"data set": t.label}}) for t in run.trials]
+    rows = summary(replace(run, trials=tuple(other)))
+    assert differences(rows, "A")[0].reason
+    assert not is_undecided(rows)
 
 
 def test_a_method_of_other_seeds_hides_no_comparison(tmp_path: Path) -> None:

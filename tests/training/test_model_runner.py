@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Training
 from fedkeep.losses import CrossEntropy, LinearTerm
 from fedkeep.models import Network, Shape, Weights
@@ -146,6 +148,9 @@ def test_batches_of_one_are_refused_before_batch_norm_meets_them() -> None:
     ones = replace(tiny.TRAINING, batch_size=1, lr=0.01)
     with pytest.raises(ConfigError, match=r"batch norm needs at least two .*training\.batch_size is 1\. Set it to 2"):
         tiny.simulation(FedAvg(), factory=lambda: Normed(nn.BatchNorm1d(8)), training=ones)
+    settings = ["model.name=mean-cnn", "fedseq.training.batch_size=1"]
+    with pytest.raises(ConfigError, match=r"and training\.batch_size of FedSeq is 1"):
+        Experiment(load_recipe("demo", settings=settings)).check()
     simulation = tiny.simulation(FedAvg(), factory=lambda: Normed(nn.GroupNorm(4, 8)), training=ones)
     assert not any(record["lost"] for record in tiny.run_rounds(simulation))
 
