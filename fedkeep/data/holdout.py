@@ -89,6 +89,22 @@ def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False)
     return replace(dataset, train=_without(dataset.train, hashes), test=test)
 
 
+def without_examples(dataset: DataSet, inputs: Tensor) -> DataSet:
+    """Return a data set without the training examples that have one of these inputs.
+
+    Numbers that two ways of scaling round apart are one: a grid of thousandths is laid twice, so that none lies on two
+    of its lines.
+    """
+    kept = torch.ones(len(dataset.train["label"]), dtype=torch.bool)
+    for shift in (0.0, 0.0005) if inputs.is_floating_point() else (0,):
+        ours, theirs = (
+            image_hashes((one + shift).round(decimals=3) + 0.0 if inputs.is_floating_point() else one)
+            for one in (dataset.train["input"], inputs)
+        )
+        kept &= ~torch.isin(ours, theirs)
+    return replace(dataset, train=select_rows(dataset.train, kept))
+
+
 def _without(split: Data, hashes: Tensor) -> Data:
     kept = ~torch.isin(image_hashes(split["input"]), hashes)
     return select_rows(split, kept)

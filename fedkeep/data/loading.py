@@ -25,7 +25,7 @@ from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import ALL_HELD_OUT, HELD_OUT, hold_out, hold_out_groups, note_on_copies, note_on_missing
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
-from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub
+from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub, to_nfc
 from fedkeep.data.schema import (
     CLIENT,
     GROUP,
@@ -33,7 +33,6 @@ from fedkeep.data.schema import (
     Normalisation,
     Schema,
     Splits,
-    as_composed,
     infer_schema,
     number_values,
 )
@@ -315,7 +314,7 @@ def _load_path(path: Path, name: str, options: DataOptions, columns: Sequence[Ta
     def build() -> DataSet:
         return assemble_own(name, found.read(), str(path), options, found.note, columns)
 
-    how = ["folder 6", as_table(options), found.note, columns_to_json(columns or ()), *["site"] * (columns is not None)]
+    how = ["folder 7", as_table(options), found.note, columns_to_json(columns or ()), *["site"] * (columns is not None)]
     dataset = cache.load_or_build(cache.entry_path(name, how, cache.file_digests(path, found.files)), build)
     if found.note and parent_process() is None:  # workers read the same; what cannot be read is tried more than once
         such_as = f" Such as: {found.examples}." if found.examples else ""
@@ -332,9 +331,8 @@ def assemble_own(
     columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
-    present = own.splits["train"].features if "train" in own.splits else ()
-    options = as_composed(options, present or ())
     if columns:
+        present = own.splits["train"].features if "train" in own.splits else ()
         exclude = tuple(name for name in options.exclude if name in present)
         options = replace(options, columns=tuple(column.name for column in columns), exclude=exclude)
     own = split_by_column(own, options.split, where)
@@ -344,7 +342,11 @@ def assemble_own(
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:
     def build(commit: str | None) -> DataSet:
-        splits: Splits = read_hub(hub_id, commit)
+        found = read_hub(hub_id, commit)
+        splits: Splits = {
+            split: table.rename_columns({name: to_nfc(name) for name in table.column_names if name != to_nfc(name)})
+            for split, table in found.items()
+        }
         if entry is None:
             return assemble_own(name, OwnSplits(splits), hub_id, options or DataOptions())
         splits = splits if entry.prepare is None else entry.prepare(splits)

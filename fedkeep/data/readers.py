@@ -3,6 +3,7 @@
 Problems of a data set are collected, so that one error tells all of them, with the lines of the file.
 """
 
+import json
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -133,9 +134,21 @@ def parquet_table(path: Path) -> Any:
     """Return a Parquet file as a pyarrow table."""
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
     try:
-        return parquet.ParquetFile(path).read()
+        table = parquet.ParquetFile(path).read()
+        composed = [to_nfc(name) for name in table.column_names]
+        return table if composed == table.column_names else _renamed(table, composed)
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
         raise DataError(f"{path} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
+
+
+def _renamed(table: Any, names: Sequence[str]) -> Any:
+    """Return a pyarrow table with other names of columns, in what Hugging Face declares of them too."""
+    metadata = dict(table.schema.metadata or {})
+    if declared := json.loads(metadata.get(b"huggingface", b"{}")):
+        features = declared.get("info", {}).get("features") or {}
+        declared.get("info", {})["features"] = {to_nfc(name): feature for name, feature in features.items()}
+        metadata[b"huggingface"] = json.dumps(declared).encode()
+    return table.rename_columns(names).replace_schema_metadata(metadata)
 
 
 def images_by_path(path: Path) -> list[Path]:

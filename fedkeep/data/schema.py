@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
@@ -59,7 +59,11 @@ class DataOptions(Options):
     vocabulary: int = option(10_000, "number of token ids into which words are hashed", low=2, high=2**31 - 1)
 
     def check(self) -> None:
-        """Raise `ConfigError` if options contradict each other."""
+        """Raise `ConfigError` if options contradict each other; tables have composed names of columns."""
+        for name in ("label", "client", "group", "split", "text"):
+            object.__setattr__(self, name, to_nfc(getattr(self, name)))
+        for name in ("columns", "exclude"):
+            object.__setattr__(self, name, tuple(map(to_nfc, getattr(self, name))))
         if self.size and len(self.size) != 2:
             raise ConfigError(f"data.size is a height and a width, such as [64, 64], not {list(self.size)}.")
         if self.text and self.columns:
@@ -69,20 +73,6 @@ class DataOptions(Options):
         twice = next((name for name in named if named.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"[data] names the column {twice!r} for two purposes. Name it once.")
-
-
-def as_composed(options: DataOptions, present: Iterable[str]) -> DataOptions:
-    """Return options that name columns as a table writes them: accented letters as one character, or as two."""
-    written = {to_nfc(name): name for name in present} | {name: name for name in present}
-
-    def of_table(name: str) -> str:
-        return written.get(name, written.get(to_nfc(name), name))
-
-    found: dict[str, Any] = {
-        name: of_table(getattr(options, name)) for name in ("label", "client", "group", "split", "text")
-    }
-    found |= {name: tuple(map(of_table, getattr(options, name))) for name in ("columns", "exclude")}
-    return replace(options, **found)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedkeep.data.catalog import data_folder
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.federation import with_client_test
-from fedkeep.data.holdout import image_hashes, validated, with_held_out, without_images
+from fedkeep.data.holdout import validated, with_held_out, without_examples, without_images
 from fedkeep.data.loading import local_path, local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.plugins import find_loss
@@ -176,24 +176,14 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
     path = local_path(recipe.public.name, data_dir)
     is_own = path is not None and path.suffix.lower() != ".npz"
     options = replace(recipe.data_options, client="", group="", split="") if is_own else None
-    ours, public = (_sources(name, data_dir) for name in (recipe.data, recipe.public.name))
-    validation = recipe.validation if ours == public else 0.0  # what is evaluated is no public example
     try:
-        found = load_data(recipe.public.name, data_dir, validation, options, dataset.columns or None)
-        if not ours & public:
-            return with_held_out(found)
-        return found if ours == public else without_images(found, image_hashes(dataset.test["input"]))
+        found = load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns or None)
+        # What is evaluated is no public example, by whatever name the two are called.
+        return without_examples(with_held_out(found), dataset.test["input"])
     except DataError as error:
         if not (is_own and dataset.columns):
             raise
         raise DataError(f"[public] needs the columns of {dataset.name}, and is read with them. {error}") from error
-
-
-def _sources(name: str, data_dir: str | Path | None) -> set[str]:
-    """Return where the parts of a data set lie, or what they are known as."""
-    whole = local_path(name, data_dir)
-    parts = [name] if whole is not None else [part.strip() for part in name.split("+")]
-    return {str(local_path(part, data_dir) or part) for part in parts}
 
 
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:

@@ -201,7 +201,8 @@ def initial_model(
         exported = {} if class_of_folder(path) else _read_export(path, source)
         _check_features(exported, federation.dataset.features, source)
         if not note and exported.get("rows_per_class"):
-            fitted, note = _with_classes_of(exported, class_names(federation)[:classes], fitted, own, source)
+            names = class_names(federation)
+            fitted, note = _with_classes_of(exported, names[:classes], fitted, own, source, names)
         made_by = " ".join(filter(None, (f"the weights of {shown}", note)))
         return InitialModel(fitted, made_by, _digest_of(given))
     passes, what = recipe.pretraining.passes, "images" if federation.dataset.has_images else "examples"
@@ -241,13 +242,22 @@ def _check_features(exported: Mapping[str, Any], features: Sequence[str], source
 
 
 def _with_classes_of(
-    exported: Mapping[str, Any], names: Sequence[str], weights: Weights, initial: Weights, source: str
+    exported: Mapping[str, Any],
+    names: Sequence[str],
+    weights: Weights,
+    initial: Weights,
+    source: str,
+    every: Sequence[str] = (),
 ) -> tuple[Weights, str]:
-    """Return an exported model with its classifier in the order of the data's classes; with a new one for others."""
+    """Return an exported model with its classifier in the order of the data's classes; with a new one for others.
+
+    ``every``: The classes of all tasks, if there are several.
+    """
     told = exported.get("label_names")
     known = list(map(str, told)) if isinstance(told, list) else list(names)
-    unnamed = list(map(str, range(len(names))))  # as those of arrays are
-    is_unnamed = unnamed in (known, list(names)) and set(known).isdisjoint(names)
+    # Classes of arrays have numbers, which say nothing beside names.
+    numbered = [sorted(of) == sorted(map(str, range(len(of)))) for of in (known, every or names)]
+    is_unnamed = any(numbered) and not all(numbered) and set(known).isdisjoint(every or names)
     one_row = exported.get("rows_per_class", 1) == 1
     if one_row and (known == list(names) or is_unnamed):
         return weights, ""

@@ -201,13 +201,14 @@ def _reading(path: str, config: Any) -> InputSpec:
     size = preprocessor.get("size", getattr(config, "image_size", None))
     if isinstance(size, Mapping):
         size = size.get("height", size.get("shortest_edge"))
-    mean, std = (tuple(map(float, preprocessor[name])) for name in ("image_mean", "image_std"))
+    normalises = preprocessor.get("do_normalize", True)
+    channels = len(preprocessor.get("image_mean", ())) or getattr(config, "num_channels", 3)
+    told = preprocessor if normalises else {"image_mean": [0.0] * channels, "image_std": [1.0] * channels}
+    mean, std = (tuple(map(float, told[name])) for name in ("image_mean", "image_std"))
     if not isinstance(size, int) or size < 1 or len(mean) != len(std) or not mean:
         raise ValueError(f"its {READING} gives no size, mean and deviation of images.")
-    if not preprocessor.get("do_normalize", True):
-        mean, std = (0.0,) * len(mean), (1.0,) * len(std)
-    factor = preprocessor.get("rescale_factor", 1 / 255) if preprocessor.get("do_rescale", True) else 1
-    largest = round(255 * float(factor), 9)  # pixels are from 0 to this, and here from 0 to 1
+    factor = (preprocessor.get("rescale_factor") or 1 / 255) if preprocessor.get("do_rescale", True) else 1
+    largest = round(255 * float(factor), 9) or 1.0  # pixels are from 0 to this, and here from 0 to 1
     return InputSpec(size, tuple(number / largest for number in mean), tuple(number / largest for number in std))
 
 

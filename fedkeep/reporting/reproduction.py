@@ -22,7 +22,7 @@ from fedkeep.reporting.metric import METRICS, Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, open_run, read_run, runs_in
 from fedkeep.reporting.summary import Difference, Row, Spread, difference_or_reason, show_difference, summary
 from fedkeep.reporting.table import EXPLANATION, NOTHING, TextTable, frozen, show
-from fedkeep.reporting.trial import without_average
+from fedkeep.reporting.trial import TrialResult, without_average
 
 NOTES = "notes.md"
 """The file beside reproductions in which a person says something about them, under their names."""
@@ -369,24 +369,32 @@ class ColumnResult:
         command += ["--rounds", f"{rounds / full:g}"] if self.share else []
         listed = self.run.settings.get("methods", [])
         grids = {method["label"]: method["grid_of"] for method in listed if method.get("grid_of")}
-        seeds: dict[str, set[int]] = {}
+        by_label: dict[str, list[TrialResult]] = {}
         for trial in trials:  # --set changes labels
-            seeds.setdefault(grids.get(trial.method, trial.method).partition(", changed: ")[0], set()).add(trial.seed)
+            by_label.setdefault(grids.get(trial.method, trial.method).partition(", changed: ")[0], []).append(trial)
         played: dict[str, list[str]] = {}  # by seeds: a later command may have added methods, or seeds of some
-        for label, of_label in seeds.items():
-            played.setdefault(",".join(map(str, sorted(of_label))), []).append(label)
+        for label, of_label in by_label.items():
+            played.setdefault(",".join(map(str, sorted({trial.seed for trial in of_label}))), []).append(label)
         names = len(played) > 1 or any(word.partition("=")[0] == "--methods" for word in given)
-        which = [["--seeds", of, *(["--methods", ",".join(labels)] * names)] for of, labels in played.items()]
-        rest = ["--grid"] * bool(grids)
-        for option in ("--use", "--set"):
-            pairs = pairwise([part for word in given for part in re.split(f"^({option})=", word) if part])
-            rest += [word for pair in pairs if pair[0] == option for word in pair]
-        rest += ["--device", "cuda"] if str(info.get("device", "")).startswith("cuda") else []
+        options = [
+            pair
+            for option in ("--use", "--set")
+            for pair in pairwise([part for word in given for part in re.split(f"^({option})=", word) if part])
+            if pair[0] == option
+        ]
+        sections = {label: {label.lower(), of_label[0].algorithm} for label, of_label in by_label.items()}
+        device = ["--device", "cuda"] if str(info.get("device", "")).startswith("cuda") else []
+        commands = []
+        for of, labels in played.items():
+            # What is set of methods that this command does not run would be refused.
+            others = set().union(*sections.values()) - set().union(*(sections[label] for label in labels))
+            words = [*command, "--seeds", of, *(["--methods", ",".join(labels)] * names), *["--grid"] * bool(grids)]
+            words += [word for pair in options if pair[1].partition(".")[0].lower() not in others for word in pair]
+            commands.append(f"`{shlex.join([*words, *device])}`")
         git = f" ({info['git']})" if info.get("git") else ""
         first = [f"FedKeep {info.get('fedkeep')}{git}"]  # early trials do not tell
         versions = sorted({version for trial in trials for version in trial.info.get("versions", first)})
-        commands = " and ".join(f"`{shlex.join([*command, *more, *rest])}`" for more in which)
-        return f"Run with {commands} by {'; '.join(versions)}."
+        return f"Run with {' and '.join(commands)} by {'; '.join(versions)}."
 
     @property
     def has_tasks(self) -> bool:

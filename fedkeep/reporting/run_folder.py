@@ -488,9 +488,9 @@ def _record(path: Path) -> bytes:
         command, where = info.get("command"), info.pop("data_path", None)
         short = [_without_folders(word) for word in command] if isinstance(command, list) else command
         recipe = str(info.get("recipe", ""))
-        named = "/".join(Path(recipe).parts[-2:]) if Path(recipe).is_absolute() else recipe
-        if where is not None or (command, recipe) != (short, named):
-            info |= {"command": short} | ({"recipe": named} if "recipe" in info else {})
+        is_path = Path(recipe).is_absolute()
+        if where is not None or command != short or is_path:
+            info |= {"command": short} | ({"recipe": "/".join(Path(recipe).parts[1:][-2:])} if is_path else {})
             return digests.format_json(info, indent=2).encode()
     if path.name != MANIFEST:
         return path.read_bytes()

@@ -202,6 +202,18 @@ def test_seeds_that_a_later_call_added_to_some_methods_are_told(
     assert re.search(r"--seeds 0 --methods .*` and `fedkeep reproduce .* --seeds 0,1 --methods FedSeq` by", written)
 
 
+def test_what_is_set_of_one_method_is_told_with_it_alone(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--columns", "first", "--rounds", "0.5", "--set", "fedprox.mu=0.7"]
+    for more in (["--seeds", "0"], ["--seeds", "1", "--methods", "prox"]):
+        monkeypatch.setattr(sys, "argv", ["fedkeep", "reproduce", table, *words, *more])
+        assert run(table, tmp_path, *words, *more) == 0
+    written = (tmp_path / "toy-rounds-0.5" / "table.md").read_text()
+    (told,) = re.findall(r"Run with (.*) by FedKeep", written)
+    assert ["fedprox.mu" in command for command in told.split(" and ")] == [False, True]
+
+
 def test_a_method_of_a_file_joins_a_table_that_was_begun_without_it(
     table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -762,3 +762,25 @@ def test_whole_numbers_as_objects_are_numbers() -> None:
     assert from_arrays(x, named, x_test=x, y_test=named).label_names == ("False", "True")
     dataset = from_arrays(x, y.astype(object), x_test=x, y_test=y)
     assert dataset.label_names == tuple(map(str, range(12)))
+
+
+def test_columns_of_two_compositions_meet(tmp_path: Path) -> None:
+    two, one = "cafe\u0301", "caf\u00e9"
+    numbers, labels = [row + 0.5 for row in range(40)], [row % 2 for row in range(40)]
+
+    def table(name: str, *path: str) -> Path:
+        file = tmp_path.joinpath(*path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.table({name: numbers, "label": labels}), file)
+        return file
+
+    table(one, "splits", "train.parquet")
+    table(two, "splits", "test.parquet")
+    table(one, "own", "clients", "x", "train.parquet")
+    table(two, "own", "clients", "y", "train.parquet")
+    for folder in ("splits", "own"):
+        assert load(str(tmp_path / folder)).features == (one,)
+    written = pyarrow.table({one: numbers, "label": labels})
+    pyarrow.csv.write_csv(written, tmp_path / "run.csv")
+    columns = load(str(tmp_path / "run.csv")).columns
+    assert load(str(table(two, "site.parquet")), columns=columns).columns == columns

@@ -142,7 +142,7 @@ def test_photos_are_resized_as_those_of_the_run(tmp_path: Path) -> None:
     settings = [f"data.name={tmp_path}/run", f"public.name={tmp_path}/pub", "data.size=[4, 4]"]
     recipe = load_recipe("demo", methods=["feddf"], settings=settings)
     dataset = load_data(recipe.data, options=recipe.data_options)
-    assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (20, 1, 4, 4)
+    assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (16, 1, 4, 4), "four are test images"
 
 
 @pytest.mark.parametrize(
@@ -175,3 +175,29 @@ def test_a_public_set_of_ones_own_is_whole(tmp_path: Path) -> None:
     np.savez(tmp_path / "B.npz", x=rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8), y=np.arange(50) % 2)
     recipe = load_recipe("demo", settings=[f"public.name={tmp_path / 'B.npz'}"], methods=["fedmd"])
     assert len(build_federation(recipe, 0).server_data["label"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("public", "more"),
+    [
+        ("d/train.csv", ["data.group=patient", "data.exclude=['part']"]),
+        ("d/train.csv", ["data.split=part", "data.exclude=['patient']"]),
+        ("d/train.csv", ["data.group=patient", "data.exclude=['part']", "data.validation=0.2"]),
+        ("d", ["data.exclude=['patient','part']"]),
+        ("d", ["data.exclude=['patient','part']", "data.validation=0.2"]),
+    ],
+)
+def test_rows_of_a_table_that_are_evaluated_are_not_public(
+    public: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d").mkdir()
+    numbers = np.random.default_rng(0).normal(size=(200, 2))
+    rows = [f"{a},{b},{n % 2},p{n // 4},{'train' if n % 5 else 'test'}" for n, (a, b) in enumerate(numbers.tolist())]
+    Path("d/train.csv").write_text("\n".join(["a,b,label,patient,part", *rows]))
+    settings = ["data.name=d/train.csv", f"public.name={public}", "partition.scheme=iid", "partition.num_clients=2"]
+    settings += ["run.cohort_size=2", "model.name=mlp", *more]
+    federation = build_federation(load_recipe("demo", settings=settings, methods=["fedmd"]), 0)
+    distances = torch.cdist(federation.dataset.test["input"], federation.server_data["input"])
+    assert len(federation.server_data["label"]) + len(federation.dataset.test["label"]) == 200
+    assert float(distances.min()) > 1e-4

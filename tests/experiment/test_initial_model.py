@@ -290,6 +290,20 @@ def test_numbers_are_names_of_classes_unless_the_others_are_none(known: str, nam
     assert _with_classes_of({"label_names": list(known)}, list(names), weights, weights, "it")[1] == note
 
 
+@pytest.mark.parametrize(
+    ("known", "first", "every", "note"),
+    [
+        ("01", "23", "0123", "with a new classifier"),
+        ("01", "10", "0123", "with its classes in the data's order"),
+        ("ab", "23", "0123", ""),
+        ("01", "cd", "abcd", ""),
+    ],
+)
+def test_numbers_name_classes_in_tasks_too(known: str, first: str, every: str, note: str) -> None:
+    weights = {WEIGHT: torch.ones(2, 1), BIAS: torch.ones(2)}
+    assert _with_classes_of({"label_names": [*known]}, [*first], weights, weights, "it", [*every])[1] == note
+
+
 def test_a_resumed_run_finds_its_weights_from_elsewhere_and_notices_others(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def test_an_export_does_not_depend_on_the_programs_precision(run: Path, exported
 
 @pytest.mark.slow
 def test_it_predicts_in_onnx_and_where_there_is_no_fedkeep(run: Path, tmp_path: Path) -> None:
-    folder = fedkeep.export_model(run, tmp_path, method="fedseq", seed=4, onnx=True)
+    folder = fedkeep.export_model(run, tmp_path, method="fedseq", seed=4, evaluation_model="last", onnx=True)
     save_file({"images": evaluated_on(run)[0].contiguous()}, folder / "images.safetensors")
     plain, onnx = blocks(folder / "README.md")
     code = "import sys\nsys.modules['fedkeep'] = None\nfrom safetensors.torch import load_file\n"

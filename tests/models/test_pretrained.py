@@ -56,6 +56,7 @@ def test_features_are_what_the_whole_network_classifies_by(tmp_path: Path, kind:
         ({}, lambda x: (x / 255 - small_extractor.MEAN) / small_extractor.STD),
         ({"do_normalize": False}, lambda x: x / 255),
         ({"rescale_factor": 1 / 127.5}, lambda x: (x / 127.5 - small_extractor.MEAN) / small_extractor.STD),
+        ({"rescale_factor": None}, lambda x: (x / 255 - small_extractor.MEAN) / small_extractor.STD),
         ({"do_rescale": False}, lambda x: (x - small_extractor.MEAN) / small_extractor.STD),
     ],
 )
