@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -89,19 +90,23 @@ def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False)
     return replace(dataset, train=_without(dataset.train, hashes), test=test)
 
 
-def without_examples(dataset: DataSet, inputs: Tensor) -> DataSet:
-    """Return a data set without the training examples that have one of these inputs.
+def without_examples(dataset: DataSet, inputs: Tensor, scaled: bool) -> DataSet:
+    """Return a data set without as many training examples of each of these inputs as there are.
 
-    Numbers that two ways of scaling round apart are one: a grid of thousandths is laid twice, so that none lies on two
-    of its lines.
+    ``scaled``: Whether the inputs were scaled, so that numbers may be rounded apart: a fine grid is then laid twice,
+        and no number lies on lines of both.
     """
     kept = torch.ones(len(dataset.train["label"]), dtype=torch.bool)
-    for shift in (0.0, 0.0005) if inputs.is_floating_point() else (0,):
+    for shift in (0.0, 5e-6) if scaled else (None,):
         ours, theirs = (
-            image_hashes((one + shift).round(decimals=3) + 0.0 if inputs.is_floating_point() else one)
+            image_hashes(one if shift is None else (one + shift).round(decimals=5) + 0.0).numpy()
             for one in (dataset.train["input"], inputs)
         )
-        kept &= ~torch.isin(ours, theirs)
+        counts = Counter(theirs.tolist())
+        for row, found in enumerate(ours.tolist()):
+            if counts[found]:
+                counts[found] -= 1
+                kept[row] = False
     return replace(dataset, train=select_rows(dataset.train, kept))
 
 

@@ -331,6 +331,7 @@ def assemble_own(
     columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
+    own = replace(own, splits={split: _composed(table) for split, table in own.splits.items()})
     if columns:
         present = own.splits["train"].features if "train" in own.splits else ()
         exclude = tuple(name for name in options.exclude if name in present)
@@ -340,13 +341,15 @@ def assemble_own(
     return assemble(name, own.splits, schema, where, note=note, options=options, own=own, columns=columns)
 
 
+def _composed(table: Any) -> Any:
+    """Return a table whose columns have composed names, as options have them."""
+    renamed = {name: to_nfc(name) for name in table.column_names or () if name != to_nfc(name)}
+    return table.rename_columns(renamed) if renamed else table
+
+
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:
     def build(commit: str | None) -> DataSet:
-        found = read_hub(hub_id, commit)
-        splits: Splits = {
-            split: table.rename_columns({name: to_nfc(name) for name in table.column_names if name != to_nfc(name)})
-            for split, table in found.items()
-        }
+        splits: Splits = read_hub(hub_id, commit)
         if entry is None:
             return assemble_own(name, OwnSplits(splits), hub_id, options or DataOptions())
         splits = splits if entry.prepare is None else entry.prepare(splits)

@@ -145,8 +145,9 @@ def _renamed(table: Any, names: Sequence[str]) -> Any:
     """Return a pyarrow table with other names of columns, in what Hugging Face declares of them too."""
     metadata = dict(table.schema.metadata or {})
     if declared := json.loads(metadata.get(b"huggingface", b"{}")):
-        features = declared.get("info", {}).get("features") or {}
-        declared.get("info", {})["features"] = {to_nfc(name): feature for name, feature in features.items()}
+        info = declared.get("info") or {}
+        features = info.get("features") or {}
+        info["features"] = {to_nfc(name): feature for name, feature in features.items()}
         metadata[b"huggingface"] = json.dumps(declared).encode()
     return table.rename_columns(names).replace_schema_metadata(metadata)
 

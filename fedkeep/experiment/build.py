@@ -14,7 +14,7 @@ from fedkeep._utils import seeds
 from fedkeep._utils.torch_state import plain_torch
 from fedkeep.data import Data, DataOptions, DataSet, Federation, array_store, load
 from fedkeep.data.cache import digest
-from fedkeep.data.catalog import data_folder
+from fedkeep.data.catalog import CATALOG, data_folder
 from fedkeep.data.columns import TableColumn
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.federation import with_client_test
@@ -178,12 +178,29 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
     options = replace(recipe.data_options, client="", group="", split="") if is_own else None
     try:
         found = load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns or None)
-        # What is evaluated is no public example, by whatever name the two are called.
-        return without_examples(with_held_out(found), dataset.test["input"])
+        # What is evaluated is no public example.
+        is_held_out = recipe.validation or dataset.test_held_out or recipe.data_options.split
+        shared = is_held_out and _share_files(recipe.data, recipe.public.name, data_dir)
+        whole, scaled = with_held_out(found), bool(dataset.columns) and recipe.data_options.scaling != "none"
+        return without_examples(whole, dataset.test["input"], scaled) if shared else whole
     except DataError as error:
         if not (is_own and dataset.columns):
             raise
         raise DataError(f"[public] needs the columns of {dataset.name}, and is read with them. {error}") from error
+
+
+def _share_files(one: str, other: str, data_dir: str | Path | None) -> bool:
+    """Tell whether two data sets have a file in common, by whatever names they are called."""
+    ours, theirs = ([_source(part.strip(), data_dir) for part in name.split("+")] for name in (one, other))
+    return any(a.is_relative_to(b) or b.is_relative_to(a) for a in ours for b in theirs)
+
+
+def _source(name: str, data_dir: str | Path | None) -> Path:
+    """Return where the files of a data set lie, or what it is on the Hub."""
+    entry = CATALOG.get("femnist" if name.startswith("femnist") else name)
+    if entry is not None or any(known.hub == name for known in CATALOG.values()):
+        return Path(entry.hub or entry.name if entry is not None else name)
+    return local_path(name, data_dir) or Path(name)
 
 
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:

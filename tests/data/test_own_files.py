@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -21,6 +22,7 @@ from fedkeep.data import DataOptions, DataSet, from_arrays, load
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import hold_out, validated, with_held_out
 from fedkeep.data.partition import ByColumn
+from fedkeep.data.python_data import dataset_of
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import load_data
 from fedkeep.flower.views import describe_dataset, match_dataset
@@ -780,6 +782,8 @@ def test_columns_of_two_compositions_meet(tmp_path: Path) -> None:
     table(two, "own", "clients", "y", "train.parquet")
     for folder in ("splits", "own"):
         assert load(str(tmp_path / folder)).features == (one,)
+    frame = pandas.DataFrame({two: numbers, "label": labels})
+    assert dataset_of(frame, DataOptions(columns=(two,))).features == (one,)
     written = pyarrow.table({one: numbers, "label": labels})
     pyarrow.csv.write_csv(written, tmp_path / "run.csv")
     columns = load(str(tmp_path / "run.csv")).columns

@@ -18,7 +18,7 @@ from fedkeep.data import DataOptions, load
 from fedkeep.data.holdout import image_hashes
 from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.build import build_federation, build_simulation, load_data, split_server_data
+from fedkeep.experiment.build import _share_files, build_federation, build_simulation, load_data, split_server_data
 from fedkeep.experiment.recipe_loader import load_recipe
 
 
@@ -142,7 +142,7 @@ def test_photos_are_resized_as_those_of_the_run(tmp_path: Path) -> None:
     settings = [f"data.name={tmp_path}/run", f"public.name={tmp_path}/pub", "data.size=[4, 4]"]
     recipe = load_recipe("demo", methods=["feddf"], settings=settings)
     dataset = load_data(recipe.data, options=recipe.data_options)
-    assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (16, 1, 4, 4), "four are test images"
+    assert split_server_data(recipe, 0, dataset)[1]["input"].shape == (20, 1, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -201,3 +201,31 @@ def test_rows_of_a_table_that_are_evaluated_are_not_public(
     distances = torch.cdist(federation.dataset.test["input"], federation.server_data["input"])
     assert len(federation.server_data["label"]) + len(federation.dataset.test["label"]) == 200
     assert float(distances.min()) > 1e-4
+
+
+@pytest.mark.parametrize("public", ["cat.csv", "other.csv"])
+def test_equal_rows_of_other_people_stay_public(public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name in ("cat.csv", "other.csv"):
+        rows = [f"{'ab'[a]},{'xyz'[b]},{n % 2}" for n, (a, b) in enumerate(rng.integers(0, (2, 3), (300, 2)).tolist())]
+        Path(name).write_text("\n".join(["u,v,label", *rows]))
+    settings = ["data.name=cat.csv", f"public.name={public}", "partition.scheme=iid", "partition.num_clients=2"]
+    settings += ["run.cohort_size=2", "model.name=mlp"]
+    federation = build_federation(load_recipe("demo", settings=settings, methods=["fedmd"]), 0)
+    held_out = len(federation.dataset.test["label"]) if public == "cat.csv" else 0
+    assert len(federation.server_data["label"]) == 300 - held_out
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("mnist", "ylecun/mnist", True),
+        ("femnist-digits", "femnist", True),
+        ("cifar100", "cifar10", False),
+        ("A+B", "B+C", True),
+        ("A", "B", False),
+    ],
+)
+def test_data_sets_that_share_files_are_known(one: str, other: str, shared: bool) -> None:
+    assert _share_files(one, other, None) is shared
