@@ -154,23 +154,26 @@ def _renamed(table: Any, names: Sequence[str]) -> Any:
 
 def images_by_path(path: Path) -> list[Path]:
     """Return the files of images that a Parquet file names instead of holding them; empty if it cannot be read."""
+    parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
     try:
-        file = require_optional("pyarrow.parquet", "Reading Parquet files", "data").ParquetFile(path)
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        places = range(file.metadata.num_columns)
-        without = {
-            group.column(at).path_in_schema.removesuffix(".bytes")
-            for group in groups
-            for at in places
-            if group.column(at).path_in_schema.endswith(".bytes")
-            if (told := group.column(at).statistics) is None or told.null_count
-        }
-        columns = [f"{name}.path" for name in without]
-        cells = [cell for column in file.read(columns=columns) for cell in column.to_pylist()] if columns else []
-        named = [cell["path"] for cell in cells if isinstance(cell, dict) and cell.get("path")]
-        return [found for name in dict.fromkeys(named) if (found := Path(name)).is_file()]
-    except Exception:  # whatever is wrong with the file is told where it is read
+        with parquet.ParquetFile(path) as file:
+            columns = _without_bytes(file.metadata)
+            cells = [cell for column in file.read(columns=columns) for cell in column.to_pylist()] if columns else []
+    except Exception:  # pyarrow raises errors of many kinds for damaged files, which are told where they are read
         return []
+    named = dict.fromkeys(cell["path"] for cell in cells if isinstance(cell, dict) and cell.get("path"))
+    return [Path(name) for name in named if os.path.isfile(name)]
+
+
+def _without_bytes(metadata: Any) -> list[str]:
+    """Return the columns of paths beside columns of bytes that are empty in some row, as far as is known."""
+    found = set()
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(metadata.num_columns)):
+            name, told = column.path_in_schema, column.statistics
+            if name.endswith(".bytes") and (told is None or told.null_count):
+                found.add(f"{name.removesuffix('.bytes')}.path")
+    return sorted(found)
 
 
 def is_offline() -> bool:
