@@ -37,6 +37,7 @@ def option(
     at: str | None = None,
     kind: tuple[str, Callable[[str], type[Any]]] | None = None,
     brief: bool = False,
+    only: tuple[str, *tuple[Any, ...]] | None = None,
 ) -> Any:
     """Declare an option of a dataclass that derives from `Options`.
 
@@ -56,6 +57,8 @@ def option(
         Of options of several classes: under which name a table says the class, and what finds the class.
     brief : bool
         At its default it is left out of tables.
+    only : tuple, optional
+        Another option's name and its values with which this one counts; with others it does nothing.
 
     Returns
     -------
@@ -65,7 +68,7 @@ def option(
     if isinstance(default, list | dict | set):
         right = f"tuple, {tuple(default)!r}" if isinstance(default, list) else f"class, {type(default).__name__}"
         raise ConfigError(f"an option's default cannot be {default!r}, which would be one for all. Give a {right}.")
-    metadata = {"doc": doc, "low": low, "high": high, "at": at, "kind": kind, "brief": brief}
+    metadata = {"doc": doc, "low": low, "high": high, "at": at, "kind": kind, "brief": brief, "only": only}
     how: dict[str, Any] = {"metadata": metadata} | ({"kw_only": True} if kw_only else {})
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, hash=default is not dict, **how)
@@ -84,6 +87,15 @@ class Options:
 
     def check(self) -> None:
         """Check combinations of options; override it where options can contradict each other."""
+
+    def idle_options(self) -> list[str]:
+        """Return which options were set and do nothing, because of another option."""
+        return [
+            f"{name} counts only with {other} = {' or '.join(map(str, values))}"
+            for name, field in options_of(type(self)).items()
+            for other, *values in [field.metadata["only"]] * bool(field.metadata["only"])
+            if getattr(self, name) != default_of(field) and getattr(self, other) not in values
+        ]
 
 
 TOML_TYPES = (bool, int, float, str, list, dict, datetime.datetime, datetime.date, datetime.time)

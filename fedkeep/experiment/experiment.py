@@ -29,6 +29,7 @@ from fedkeep.experiment.recipe import (
     pretrained_models,
 )
 from fedkeep.experiment.runtime import Machine
+from fedkeep.interface import Algorithm
 from fedkeep.models.custom import describe_network
 from fedkeep.models.weights import hash_weights, tensor_hash
 from fedkeep.options import as_table
@@ -101,7 +102,7 @@ class Experiment:
         names = build.class_names(federation)
         for method in recipe.methods:
             method.algorithm.check_classes(names)
-            if idle := method.algorithm.idle_part(len(names), federation.num_tasks):
+            if idle := _idle_parts(method.algorithm, len(names), federation.num_tasks):
                 log.warning("A part of %s does nothing here: %s.", method.label, idle)
         tasks = federation.stream.tasks[1:] if federation.stream else ()
         if single := [task.number for task in tasks if task.num_classes - task.num_old_classes == 1]:
@@ -231,6 +232,11 @@ class Trial:
 # Descriptions, which JSON can represent
 
 
+def _idle_parts(algorithm: Algorithm, num_classes: int, num_tasks: int) -> str:
+    """Return which options and parts of a method do nothing here; empty if all act."""
+    return "; ".join(filter(None, [*algorithm.idle_options(), algorithm.idle_part(num_classes, num_tasks)]))
+
+
 def describe_trial(
     recipe: Recipe,
     method: Method,
@@ -276,7 +282,7 @@ def describe_trial(
         "dependencies": dependencies,
         **describe_data(federation),
     }
-    found = {"idle_part": method.algorithm.idle_part(classes, federation.num_tasks), "metric": recipe.run.metric}
+    found = {"idle_part": _idle_parts(method.algorithm, classes, federation.num_tasks), "metric": recipe.run.metric}
     description |= {name: value for name, value in found.items() if value}
     if recipe.has_tasks:
         tasks = final.stream.tasks if final.stream else ()

@@ -105,6 +105,9 @@ def run(out: Path, classes: int, **changes: Any) -> Any:
         (fedkeep.FedADKD(w_target_iid=1.0), 3, "no Gini impurity is above 0.667"),
         (fedkeep.FedADKD(nckd_mask="zero_logit"), 2, ""),
         (fedkeep.FedNTDASD(), 2, "nothing is distilled"),
+        (fedkeep.FedADKD(phi="off", delta=2.0), 3, "delta counts only with phi = on"),
+        (fedkeep.FedADKD(phi="off"), 3, ""),
+        (fedkeep.FedSKF(pit="off", pit_turn="random"), 3, "pit_turn counts only with pit = fused or aligned; with one"),
     ],
 )
 def test_a_part_that_does_nothing_is_told(

@@ -56,7 +56,7 @@ class FediCaRL(Algorithm[NoState, ExemplarState]):
         return "with loss=glfc its loss weighs examples itself" if self.loss == "glfc" else ""
 
     w_old: float = option(1.0, "weight of the distillation of old classes", low=0.0)
-    tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
+    tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3, only=("loss", "icarl"))
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
     exemplars_per_class: int = option(20, "examples of each class that are kept", low=1)
     loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")

@@ -98,16 +98,22 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     has_rotating_role = True
 
     level: Literal["lwf", "pass", "icarl"] = option("lwf", "what clients keep of tasks: models, prototypes, exemplars")
-    w_pull: float = option(2.0, "pull of a client's classifier to the global one (alpha in the paper)", low=0.0)
+    w_pull: float = option(
+        2.0, "pull of a client's classifier to the global one (alpha in the paper)", low=0.0, only=("sync", True)
+    )
     w_local: float = option(3.0, "weight of the client's own old model (beta in the paper)", low=0.0)
     w_global: float = option(1.0, "weight of the old global model (gamma in the paper)", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
     tsd: TSDReading | Literal["off"] = option("glfc", "reading of TSD")
     sync: bool = option(True, "clients keep a classifier of their own; otherwise they take the global one every round")
     pit: Literal["fused", "aligned", "off"] = option("aligned", "result of the projection; off: the plain mean")
-    pit_turn: Literal["cyclic", "random"] = option("cyclic", "whose neurons are the base: in order, or at random")
-    exemplars_per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
-    scale: float | None = option(None, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
+    pit_turn: Literal["cyclic", "random"] = option(
+        "cyclic", "whose neurons are the base: in order, or at random", only=("pit", "fused", "aligned")
+    )
+    exemplars_per_class: int = option(
+        20, "of icarl: exemplars of each class that a client keeps", low=1, only=("level", "icarl")
+    )
+    scale: float | None = option(None, "of pass: factor on PASS's loss (see FedPASS)", low=0.0, only=("level", "pass"))
     aggregation: Aggregation = option("uniform", "whether clients count by their examples in the mean, or all alike")
 
     @property

@@ -55,10 +55,12 @@ class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
     num_images: int = option(8000, "generated images", low=2)
     synthesis_batch_size: int = option(256, "images that are generated at a time", low=2)
     generator_steps: int = option(10, "steps of the generator for each batch of images", low=1)
-    warmup: int = option(20, "batches that are discarded, before a student is trained and challenged", low=0)
+    warmup: int = option(
+        20, "batches that are discarded, before a student is trained and challenged", low=0, only=("compat", "paper")
+    )
     generator_channels: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
-    student_steps: int = option(400, "steps of the student after each batch of images", low=0)
-    student_batch_size: int = option(256, "images in each of these", low=2)
+    student_steps: int = option(400, "steps of the student after each batch of images", low=0, only=("compat", "paper"))
+    student_batch_size: int = option(256, "images in each of these", low=2, only=("compat", "paper"))
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def idle_part(self, num_classes: int, num_tasks: int) -> str:

@@ -72,6 +72,7 @@ class FedADKD(Algorithm[LabelBalance]):
         1.0,
         "delta in ln(1 + delta G): the larger, the less label balance G matters; 0: weight in proportion to G",
         low=0.0,
+        only=("phi", "on"),
     )
     phi: Literal["on", "off"] = option("on", "whether the target part is weighted by balance (off: ablation)")
     tckd: TargetReading = option(
