@@ -16,7 +16,7 @@ from fedkeep.display import Display
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import keep_weights
-from fedkeep.experiment.plugins import import_user_code, keep_loss
+from fedkeep.experiment.plugins import import_user_code, keep_loss, why_not_importable
 from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
@@ -24,6 +24,7 @@ from fedkeep.experiment.run import open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress, check_run_arguments
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
+from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import Architecture
 from fedkeep.models.custom import Custom, Factory
 from fedkeep.reporting.html import write_all
@@ -178,11 +179,11 @@ def run(
     made = make_recipe(**{name: value for name, value in given.items() if name not in OF_RUNNING})
     check_main(made.run.metric)
     experiment = Experiment(made, for_workers(made, machine))
-    folder = prepare_run(experiment, out, ["fedkeep.run", made.name]).absolute()  # the program may go to another folder
+    folder = prepare_run(
+        experiment, out, ["fedkeep.run", made.name], steps
+    ).absolute()  # the program may go to another folder
     trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
-    with _shown(trials, on_progress) as report:
-        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
-    return _result_of(folder, experiment.recipe)
+    return _played(trials, folder, experiment.recipe, retry, on_progress, callbacks, steps)
 
 
 @one_thread_at_a_time()
@@ -244,7 +245,7 @@ def resume(
     check_run_arguments(machine, on_progress)
     folder, machine = Path(folder).absolute(), machine or Machine()
     import_user_code(machine.use)
-    experiment = open_run(folder, machine, None if model is None else architecture_of(model))
+    experiment = open_run(folder, machine, None if model is None else architecture_of(model), steps)
     if weights is not None and keep_weights(weights) != experiment.recipe.weights:
         raise RunError(f"{folder} was begun with other weights than these. Give the former.")
     if data is not None:
@@ -261,19 +262,42 @@ def resume(
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
     trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
-    with _shown(trials, on_progress) as report:
-        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
-    return _result_of(folder, experiment.recipe)
+    return _played(trials, folder, experiment.recipe, retry, on_progress, callbacks, steps)
 
 
 def _retry_command(
     recipe: Recipe, folder: Path, machine: Machine, callbacks: Sequence[Callback], steps: Sequence[ReplyStep]
 ) -> str:
     """Return what continues a run, as a command or as Python."""
-    objects = {"callbacks": callbacks, "steps": steps}  # which no folder holds
+    loss = OWN_LOSSES.get(recipe.training.loss)
+    objects = {  # which no folder holds
+        "model": isinstance(recipe.model, Custom) and not machine.allow_code,
+        "loss": loss is not None and why_not_importable(loss),
+        "callbacks": callbacks,
+        "steps": steps,
+    }
     arguments = "".join(f", {name}=..." for name, given in objects.items() if given)
     in_python = f"fedkeep.resume({str(folder)!r}{arguments}) in Python"
     return in_python if arguments or own_classes(recipe) else resume_command(folder, machine)
+
+
+def _played(
+    trials: Sequence[Trial],
+    folder: Path,
+    recipe: Recipe,
+    retry: str,
+    on_progress: OnProgress | None,
+    callbacks: Sequence[Callback],
+    steps: Sequence[ReplyStep],
+) -> RunResult:
+    """Carry out trials, and return the run; an interrupt says how to go on."""
+    try:
+        with _shown(trials, on_progress) as report:
+            run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    except KeyboardInterrupt as error:
+        error.add_note(f"Finished rounds are saved. Continue with: {retry}")
+        raise
+    return _result_of(folder, recipe)
 
 
 def _result_of(folder: Path, recipe: Recipe) -> RunResult:

@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
+from operator import attrgetter
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -147,7 +148,7 @@ def _as_written(annotation: Any) -> str:
 def named_subclasses(base: type[T], name_of: Callable[[type[T]], str | None], advice: str) -> dict[str, type[T]]:
     """Return by name all classes derived from a base that have one; raise `ConfigError` with advice if two share it.
 
-    A class that is defined again, as in a notebook's cell, replaces itself.
+    A class that is defined again, as in a notebook's cell, replaces itself; one that is gone gives its name away.
     """
     found: dict[str, type[T]] = {}
     pending = list(base.__subclasses__())
@@ -155,10 +156,22 @@ def named_subclasses(base: type[T], name_of: Callable[[type[T]], str | None], ad
         pending.extend(cls.__subclasses__())
         if (name := name_of(cls)) is None:
             continue
-        if (other := found.get(name)) is not None and full_name(other) != full_name(cls):
+        other = found.get(name, cls)
+        if full_name(other) != full_name(cls) and _is_there(other) and _is_there(cls):
             raise ConfigError(f"{full_name(other)} and {full_name(cls)} are both named {name!r}. {advice}")
-        found[name] = cls
+        if _is_there(cls) or not _is_there(other):
+            found[name] = cls
     return found
+
+
+def _is_there(cls: type) -> bool:
+    """Tell whether a class's name still stands for it, as far as it can be looked up."""
+    if "<" in cls.__qualname__ or cls.__module__ not in sys.modules:
+        return True
+    try:
+        return attrgetter(cls.__qualname__)(sys.modules[cls.__module__]) is cls
+    except AttributeError:
+        return False
 
 
 def full_name(cls: type) -> str:

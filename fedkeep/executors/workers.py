@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -171,6 +172,23 @@ class Worker:
         return WorkerDied(f"a worker process died with code {code}{why.get(code, '')}.")
 
 
+@contextmanager
+def _paths_for_workers() -> Iterator[None]:
+    """Show multiprocessing where imports look now, not where Python began, and no main program without a file."""
+    main, path = sys.modules["__main__"], sys.path[:]
+    file = getattr(main, "__file__", None)
+    is_hidden = file is not None and not os.path.isfile(file)  # of a program that came by a pipe: <stdin>
+    try:
+        sys.path[:] = [entry or os.getcwd() for entry in path]
+        if is_hidden:
+            del main.__file__
+        yield
+    finally:
+        sys.path[:] = path
+        if is_hidden:
+            main.__file__ = file
+
+
 def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
     """Start worker processes.
 
@@ -185,7 +203,7 @@ def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
         for _ in range(count):
             parent_end, worker_end = context.Pipe()
             process = context.Process(target=main, args=(worker_end, *args))
-            with worker_end, _ignoring_interrupts(), signals_blocked_in_children():
+            with worker_end, _ignoring_interrupts(), signals_blocked_in_children(), _paths_for_workers():
                 process.start()
                 workers.append(Worker(parent_end, process))  # before a signal that has come meanwhile
             # Its end is closed here, so that the worker's death closes the connection.

@@ -22,7 +22,7 @@ from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.method_checks import check_method
 from fedkeep.losses.classification import OWN_LOSSES
-from fedkeep.models.own_code import describe
+from fedkeep.models.own_code import describe, functions_of
 
 T = TypeVar("T")
 _PREFIX = "fedkeep_used_"
@@ -101,9 +101,14 @@ def describe_loss(name: str) -> str:
     return _DIGESTS.get(name, "") if name in OWN_LOSSES else ""
 
 
-def _digest(loss: Any) -> str:
+def describe_step(step: Any) -> str:
+    """Return the digest of a reply step that was given in Python, as it is before the first round."""
+    return f"{type(step).__qualname__} {_digest(step)}"
+
+
+def _digest(value: Any) -> str:
     with suppress(Exception):  # such as a compiled module, or a function whose variables are not set yet
-        return _short(repr(describe(loss)).encode())
+        return _short(repr(describe(value)).encode())
     return ""
 
 
@@ -201,11 +206,19 @@ def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:
         return "a lambda has no name"
     if "<" in name:
         return f"{name.rpartition('.')[2]} is defined inside a function"
-    if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+    if module == "__main__" and not _is_of_main_file(value):
         return f"{name} is defined in a notebook or an interactive session"
     if module == "__main__" and elsewhere:
         return f"{name} is defined in the script that was started, and nodes of a Ray cluster import only modules"
     return None
+
+
+def _is_of_main_file(value: Any) -> bool:
+    """Tell whether the code of a class or function of the main program is in its file, as far as its functions tell."""
+    file = getattr(sys.modules["__main__"], "__file__", "")
+    found = {os.path.abspath(function.__code__.co_filename) for function in functions_of(value)}
+    own = {path for path in found if os.path.basename(path) != "<string>"}  # those that dataclasses make
+    return os.path.isfile(file) and (os.path.abspath(file) in own or not own)
 
 
 def modules_of(values: Iterable[Any]) -> list[str]:

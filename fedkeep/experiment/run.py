@@ -24,13 +24,14 @@ from fedkeep.data.loading import local_path
 from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
-from fedkeep.experiment.plugins import describe_loss, describe_method
+from fedkeep.experiment.plugins import describe_loss, describe_method, describe_step
 from fedkeep.experiment.provenance import CODE, code_digests, keep_code, run_identity, settings_of, used
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine, revision, versions
 from fedkeep.models import Architecture
 from fedkeep.models.custom import describe_network
+from fedkeep.rounds.reply_step import ReplyStep
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
@@ -39,13 +40,17 @@ JOIN_SECONDS = 60.0
 """Seconds for which a process waits while another creates the run folder."""
 
 
-def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
+def prepare_run(
+    experiment: Experiment, out: str | Path | None, command: Sequence[str] = (), steps: Sequence[ReplyStep] = ()
+) -> Path:
     """Check an experiment and create its run folder. Nothing is trained yet.
 
     ``out``: The folder; default: a new one under ``runs/``.
+    ``steps``: Reply steps that were given in Python.
     """
     experiment.check()
-    return create_run_folder(experiment.recipe, out, experiment.machine, command, **_inputs_of(experiment))
+    inputs = _inputs_of(experiment) | ({"own_steps": [describe_step(step) for step in steps]} if steps else {})
+    return create_run_folder(experiment.recipe, out, experiment.machine, command, **inputs)
 
 
 def _inputs_of(experiment: Experiment) -> dict[str, Any]:
@@ -78,12 +83,15 @@ def create_run_folder(
 ) -> Path:
     """Create a run folder for a recipe that was checked before; ``inputs`` are entries of run.json."""
     folder = _as_argument(Path(out)) if out is not None else _new_folder(recipe.name)
+    argument, again = "--out", shlex.join(["fedkeep", "resume", str(folder)])
+    if list(command[:1]) == ["fedkeep.run"]:
+        model = ", model=..." * bool(inputs.get("network"))
+        argument, again = "out", f"fedkeep.resume({str(folder)!r}{model})"
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file. Choose another --out.")
+        raise RunError(f"{folder} is a file. Choose another {argument}.")
     if folder.exists() and any(_content(folder)):
-        again = shlex.join(["fedkeep", "resume", str(folder)])
         hint = f", or continue it with: {again}" if (folder / "run.json").exists() else ""
-        raise RunError(f"{folder} exists and is not empty. Choose another --out{hint}.")
+        raise RunError(f"{folder} exists and is not empty. Choose another {argument}{hint}.")
     kept = keep_code(folder, machine.use)
     info = {
         "fedkeep": version("fedkeep"),
@@ -149,12 +157,15 @@ def _content(folder: Path) -> list[Path]:
     return [p for p in content if begun or (p.name not in ("recipe.toml", LOCK, CODE) and p.suffix != ".tmp")]
 
 
-def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:
+def open_run(
+    folder: Path, machine: Machine, model: Architecture | None = None, steps: Sequence[ReplyStep] | None = None
+) -> Experiment:
     """Return the experiment of a run folder, to continue it.
 
     ``machine``: The machine. Its device, threads and stack are replaced by those with which the run began,
         since results depend on them.
     ``model``: The user's network, if it was given in Python and cannot be imported.
+    ``steps``: Reply steps that are given in Python; None if they cannot be, as on the command line.
     """
     check_run_folder(folder)
     if read_json(folder / "run.json").get("command", [])[:2] == ["flwr", "run"]:
@@ -175,6 +186,13 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
             "belong together. Restore the former network, or begin a new run."
         )
     _check_own_code(folder, recipe)
+    begun_steps: list[str] | None = read_json(folder / "run.json").get("own_steps")
+    if steps is not None and begun_steps is not None and begun_steps != [describe_step(step) for step in steps]:
+        named = ", ".join(step.partition(" ")[0] for step in begun_steps)
+        raise RunError(
+            f"{folder} was begun with other reply steps ({named}), or with other code or numbers of theirs. Give the "
+            "former, or begin a new run."
+        )
     return Experiment(recipe, recorded_machine(folder, machine))
 
 

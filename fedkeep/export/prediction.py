@@ -28,6 +28,7 @@ from fedkeep.experiment.python_recipe import architecture_of
 from fedkeep.experiment.recipe import read_model
 from fedkeep.export.trained_model import Predictor, Resizing, build_predictor
 from fedkeep.models import Architecture
+from fedkeep.models.custom import warn_of_other_network
 from fedkeep.options import build
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,7 @@ def load_model(
             raise RunError(_unreadable(folder, "model.safetensors is not the one that config.json was written for"))
         named = config["network"], folder / "config.json", allow_code
         model = _architecture(*named) if network is None else architecture_of(network)
+        warn_of_other_network(model, config.get("trained"), str(folder))
         classes, rows = config["first_classes"], config["rows_per_class"]
         predictor = build_predictor(model, load(weights), config["input"], classes, rows)
     except FedKeepError:

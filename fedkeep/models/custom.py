@@ -4,6 +4,7 @@ import copy
 import hashlib
 import importlib
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from fedkeep.models.own_code import ADDRESS, describe, is_option, own_attributes
 from fedkeep.models.trial_step import check_parts, constants_of, evaluated, give_logits, keep_constants, run_blank
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import NO_OPTION
+
+log = logging.getLogger(__name__)
 
 Factory: TypeAlias = Callable[[Shape, int], nn.Module]
 FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -179,6 +182,23 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     return {"shape": list(shape), "classes": classes, "digest": hashed.hexdigest()[:16]}
 
 
+def warn_of_other_network(model: Architecture, trained: Any, of: str) -> None:
+    """Say that a network with trained weights is another one than was trained, as far as its code tells.
+
+    ``trained``: What `describe_network` said of it; None if that is not known.
+    ``of``: Whose weights these are.
+    """
+    if not trained or not isinstance(model, Custom):
+        return
+    if describe_network(model, tuple(trained["shape"]), trained["classes"]) != trained:
+        log.warning(
+            "%s has other code or numbers than the network that was trained, whose weights %s has. If it computes "
+            "something else, its predictions are wrong.",
+            model.name,
+            of,
+        )
+
+
 def from_path(path: str, allow_code: bool) -> Architecture:
     """Import a function that a recipe names, and return an architecture that builds its network with it.
 
@@ -197,7 +217,7 @@ def from_path(path: str, allow_code: bool) -> Architecture:
         raise ConfigError(
             f"this recipe wants to import and run code of its own, {path!r}, for its model. If you trust it, allow it: "
             "--allow-code on the command line, machine=Machine(allow_code=True) in Python. Or give the model itself in "
-            "Python: model=..."
+            "Python: model=... to run or resume, network=... where a model is loaded, exported or predicts."
         )
     value: Any = _imported(match["module"], path)
     for part in match["attribute"].split("."):

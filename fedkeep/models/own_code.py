@@ -39,9 +39,13 @@ _WRAPPING = (staticmethod, classmethod, property, functools.cached_property, fun
 """What holds a function in a class."""
 
 
-@functools.lru_cache(maxsize=1000)
 def source_text(value: type | FunctionType) -> str:
     """Return the code of a class or function without comments, docstrings and layout; empty if Python lacks it."""
+    return _source_text(value, _codes_of(value))
+
+
+@functools.lru_cache(maxsize=1000)
+def _source_text(value: type | FunctionType, codes: tuple[CodeType, ...]) -> str:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
     except (OSError, TypeError, SyntaxError):
@@ -186,7 +190,7 @@ class _Description:
         """Describe the code of the user's function or class, and the values that it reads and never changes."""
         looked = _look_into(value)
         closed, globals_read = dict[str, Any](), dict[str, Any]()
-        for function in _functions(value):
+        for function in functions_of(value):
             cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             for name in sorted(cells.keys() - {"__class__"}):
                 with suppress(ValueError):  # the variable is not set yet
@@ -198,7 +202,7 @@ class _Description:
             if _counts(found) and (isinstance(found, type | FunctionType) or not is_changed):
                 globals_read[name] = found
         source = source_text(value) if "<lambda>" not in value.__qualname__ else ""
-        code = source or [_compiled(function.__code__) for function in _functions(value)]
+        code = source or [_compiled(function.__code__) for function in functions_of(value)]
         if isinstance(value, FunctionType):
             return [self.of(part) for part in (code, closed, value.__defaults__, value.__kwdefaults__, globals_read)]
         attributes = {
@@ -207,7 +211,7 @@ class _Description:
             if not re.fullmatch("__.*__", name) and name not in looked.attributes
             if _counts(one) and not isinstance(one, FunctionType)
         }
-        defaults = [(one.__defaults__, one.__kwdefaults__) for one in _functions(value)]
+        defaults = [(one.__defaults__, one.__kwdefaults__) for one in functions_of(value)]
         return [self.of(part) for part in (code, closed, defaults, attributes, globals_read, *value.__bases__)]
 
     def _note_changes(self, value: type | FunctionType) -> None:
@@ -272,7 +276,7 @@ def _counts(value: Any) -> bool:
     return isinstance(value, kinds) or dataclasses.is_dataclass(value) or hasattr(value, "__wrapped__")
 
 
-def _functions(value: type | FunctionType) -> list[FunctionType]:
+def functions_of(value: type | FunctionType) -> list[FunctionType]:
     """Return a function, or those that a class defines."""
     if isinstance(value, FunctionType):
         return [value]
@@ -286,16 +290,25 @@ def _functions(value: type | FunctionType) -> list[FunctionType]:
 
 def _globals(value: type | FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function or class reads, by name, in the order of their names."""
-    space = {name: one for function in _functions(value) for name, one in function.__globals__.items()}
+    space = {name: one for function in functions_of(value) for name, one in function.__globals__.items()}
     for name in sorted(_look_into(value).reads & space.keys()):
         if not name.startswith("__"):
             yield name, space[name]
 
 
-@functools.lru_cache(maxsize=1000)
+def _codes_of(value: type | FunctionType) -> tuple[CodeType, ...]:
+    """Return the code of a function, or a class, which notebooks edit in place (autoreload)."""
+    return tuple(function.__code__ for function in functions_of(value))
+
+
 def _look_into(value: type | FunctionType) -> _Look:
+    return _looked_into(value, _codes_of(value))
+
+
+@functools.lru_cache(maxsize=1000)
+def _looked_into(value: type | FunctionType, codes: tuple[CodeType, ...]) -> _Look:
     reads, sets, fills, attributes = set[str](), set[str](), set[str](), set[str]()
-    for function in _functions(value):
+    for function in functions_of(value):
         for code in _codes(function.__code__):
             reads |= {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     source = source_text(value) if "<lambda>" not in value.__qualname__ else ""
@@ -303,7 +316,7 @@ def _look_into(value: type | FunctionType) -> _Look:
     for decorated in ast.walk(tree):
         for decorator in getattr(decorated, "decorator_list", ()):
             reads |= {node.id for node in ast.walk(decorator) if isinstance(node, ast.Name)}
-    compiled = (change for function in _functions(value) for change in _changes_in_code(function))
+    compiled = (change for function in functions_of(value) for change in _changes_in_code(function))
     for root, attribute, how, beginning in _changes_in_source(tree) if source else compiled:
         if root == _SELF and attribute:
             attributes |= set() if beginning else {attribute}
@@ -365,7 +378,8 @@ def _changes_in_code(function: FunctionType) -> Iterator[_Change]:
             elif step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
                 yield name, "", "set", beginning
             elif step.opname in ("STORE_ATTR", "STORE_SUBSCR"):
-                yield root, attribute or name, "set", beginning
+                if not isinstance(function.__globals__.get(root, []), _PLAIN):  # what is stored, not what has the part
+                    yield root, attribute or name, "set", beginning
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 if how := _how(name):
                     yield root, attribute, how, beginning
