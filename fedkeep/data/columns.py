@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.data.readers import to_nfc
 from fedkeep.errors import DataError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -165,6 +166,10 @@ def columns_from_json(about: Mapping[str, Any]) -> tuple[TableColumn, ...]:
     """
     try:
         tables = about.get("columns", ())
-        return tuple(TableColumn(**{**table, "values": tuple(table.get("values", ()))}) for table in tables)
+        names = (to_nfc(table["name"]) for table in tables)  # earlier versions kept names as they came
+        return tuple(
+            TableColumn(**{**table, "name": name, "values": tuple(table.get("values", ()))})
+            for name, table in zip(names, tables, strict=True)
+        )
     except (TypeError, KeyError, AttributeError) as error:
         raise DataError(f"this is no description of columns ({error}).") from None

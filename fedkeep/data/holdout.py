@@ -90,24 +90,16 @@ def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False)
     return replace(dataset, train=_without(dataset.train, hashes), test=test)
 
 
-def without_examples(dataset: DataSet, inputs: Tensor, scaled: bool) -> DataSet:
+def without_examples(dataset: DataSet, read: Tensor, inputs: Tensor) -> DataSet:
     """Return a data set without as many training examples of each of these inputs as there are.
 
-    ``scaled``: Whether the inputs were scaled, so that numbers may be rounded apart: a fine grid is then laid twice,
-        and no number lies on lines of both.
+    ``read``: Its training inputs, scaled as those that are taken out: other numbers are other inputs.
     """
-    kept = torch.ones(len(dataset.train["label"]), dtype=torch.bool)
-    for shift in (0.0, 5e-6) if scaled else (None,):
-        ours, theirs = (
-            image_hashes(one if shift is None else (one + shift).round(decimals=5) + 0.0).numpy()
-            for one in (dataset.train["input"], inputs)
-        )
-        counts = Counter(theirs.tolist())
-        for row, found in enumerate(ours.tolist()):
-            if counts[found]:
-                counts[found] -= 1
-                kept[row] = False
-    return replace(dataset, train=select_rows(dataset.train, kept))
+    left, kept = Counter(image_hashes(inputs).tolist()), []
+    for found in image_hashes(read).tolist():
+        kept.append(not left[found])
+        left[found] -= bool(left[found])
+    return replace(dataset, train=select_rows(dataset.train, torch.tensor(kept)))
 
 
 def _without(split: Data, hashes: Tensor) -> Data:

@@ -25,7 +25,7 @@ from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import ALL_HELD_OUT, HELD_OUT, hold_out, hold_out_groups, note_on_copies, note_on_missing
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
-from fedkeep.data.readers import Problems, Where, hub_commit, is_offline, parquet_table, read_batches, read_hub, to_nfc
+from fedkeep.data.readers import Problems, Where, hub_commit, in_nfc, is_offline, parquet_table, read_batches, read_hub
 from fedkeep.data.schema import (
     CLIENT,
     GROUP,
@@ -269,7 +269,7 @@ def _check_classes(entry: CatalogEntry, dataset: DataSet) -> DataSet:
     return dataset
 
 
-def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
+def local_version(name: str, data_dir: str | Path | None) -> tuple[tuple[str, str], ...]:
     """Return what changes when the files of a data set of one's own do, or other files have its name now.
 
     ``name``: The data set's name; of one that is known or on the Hub nothing is told.
@@ -331,7 +331,7 @@ def assemble_own(
     columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
-    own = replace(own, splits={split: _composed(table) for split, table in own.splits.items()})
+    own = replace(own, splits={split: in_nfc(table, where) for split, table in own.splits.items()})
     if columns:
         present = own.splits["train"].features if "train" in own.splits else ()
         exclude = tuple(name for name in options.exclude if name in present)
@@ -339,12 +339,6 @@ def assemble_own(
     own = split_by_column(own, options.split, where)
     schema = infer_schema(own.splits, where, options)
     return assemble(name, own.splits, schema, where, note=note, options=options, own=own, columns=columns)
-
-
-def _composed(table: Any) -> Any:
-    """Return a table whose columns have composed names, as options have them."""
-    renamed = {name: to_nfc(name) for name in table.column_names or () if name != to_nfc(name)}
-    return table.rename_columns(renamed) if renamed else table
 
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:

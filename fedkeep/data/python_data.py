@@ -16,7 +16,7 @@ from fedkeep.data.dataset import DataSet
 from fedkeep.data.decode import picture
 from fedkeep.data.loading import assemble_own
 from fedkeep.data.own_files import OwnSplits
-from fedkeep.data.readers import datasets_library
+from fedkeep.data.readers import datasets_library, to_nfc
 from fedkeep.data.schema import CLIENT, LABEL_NAMES, DataOptions
 from fedkeep.errors import DataError, in_one_line, require_optional
 
@@ -79,7 +79,7 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
     notes: dict[str, None] = {}
     for split, table in splits.items():
         index = getattr(getattr(table, "index", None), "names", ())  # of a data frame of pandas
-        if left_out := [name for name in index if name is not None and name not in wanted]:
+        if left_out := [name for name in index if name is not None and not {name, to_nfc(str(name))} & wanted]:
             table = table.reset_index(level=left_out, drop=True)
             notes[f"Left out: the index {', '.join(map(repr, left_out))}; reset_index() makes it a column."] = None
         if not isinstance(table, library.Dataset):
@@ -118,7 +118,7 @@ def _without_categories(table: Any, arrow: Any, plain: Set[str]) -> Any:
         if arrow.types.is_dictionary(field.type):
             values = table.column(place).cast(field.type.value_type)
             is_number = arrow.types.is_integer(values.type) or arrow.types.is_floating(values.type)
-            texts = is_number and field.name not in plain
+            texts = is_number and to_nfc(field.name) not in plain
             table = table.set_column(place, field.name, values.cast("string") if texts else values)
     return table
 

@@ -3,9 +3,9 @@
 Problems of a data set are collected, so that one error tells all of them, with the lines of the file.
 """
 
-import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -135,21 +135,20 @@ def parquet_table(path: Path) -> Any:
     parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
     try:
         table = parquet.ParquetFile(path).read()
-        composed = [to_nfc(name) for name in table.column_names]
-        return table if composed == table.column_names else _renamed(table, composed)
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
         raise DataError(f"{path} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
+    if all(name == to_nfc(name) for name in table.column_names):
+        return table
+    return in_nfc(datasets_library("Reading Parquet files").Dataset(table), path).data.table
 
 
-def _renamed(table: Any, names: Sequence[str]) -> Any:
-    """Return a pyarrow table with other names of columns, in what Hugging Face declares of them too."""
-    metadata = dict(table.schema.metadata or {})
-    if declared := json.loads(metadata.get(b"huggingface", b"{}")):
-        info = declared.get("info") or {}
-        features = info.get("features") or {}
-        info["features"] = {to_nfc(name): feature for name, feature in features.items()}
-        metadata[b"huggingface"] = json.dumps(declared).encode()
-    return table.rename_columns(names).replace_schema_metadata(metadata)
+def in_nfc(table: Any, where: object) -> Any:
+    """Return a table of `datasets` whose columns have composed names, as options have them."""
+    composed = [to_nfc(name) for name in table.column_names]
+    if twice := [name for name, count in Counter(composed).items() if count > 1]:
+        raise DataError(f"{where} has two columns that are called {twice[0]}. Rename one.")
+    renamed = {old: new for old, new in zip(table.column_names, composed, strict=True) if old != new}
+    return table.rename_columns(renamed) if renamed else table
 
 
 def images_by_path(path: Path) -> list[Path]:
@@ -161,7 +160,7 @@ def images_by_path(path: Path) -> list[Path]:
             cells = [cell for column in file.read(columns=columns) for cell in column.to_pylist()] if columns else []
     except Exception:  # pyarrow raises errors of many kinds for damaged files, which are told where they are read
         return []
-    named = dict.fromkeys(cell["path"] for cell in cells if isinstance(cell, dict) and cell.get("path"))
+    named = dict.fromkeys(cell["path"] for cell in cells if isinstance(cell, dict) and isinstance(cell["path"], str))
     return [Path(name) for name in named if os.path.isfile(name)]
 
 

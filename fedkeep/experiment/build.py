@@ -176,13 +176,24 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
     path = local_path(recipe.public.name, data_dir)
     is_own = path is not None and path.suffix.lower() != ".npz"
     options = replace(recipe.data_options, client="", group="", split="") if is_own else None
+
+    def read(columns: Sequence[TableColumn]) -> DataSet:
+        return with_held_out(load_data(recipe.public.name, data_dir, options=options, columns=columns or None))
+
     try:
-        found = load_data(recipe.public.name, data_dir, options=options, columns=dataset.columns or None)
-        # What is evaluated is no public example.
-        is_held_out = recipe.validation or dataset.test_held_out or recipe.data_options.split
-        shared = is_held_out and _share_files(recipe.data, recipe.public.name, data_dir)
-        whole, scaled = with_held_out(found), bool(dataset.columns) and recipe.data_options.scaling != "none"
-        return without_examples(whole, dataset.test["input"], scaled) if shared else whole
+        found = read(dataset.columns)
+        if not _share_files(recipe.data, recipe.public.name, data_dir):
+            return found
+        # What is evaluated, or held out, is no public example. Rows are known by their numbers before a validation
+        # scales them.
+        whole = load_data(recipe.data, data_dir, options=recipe.data_options)
+        held_out = [whole.test] if whole.test_held_out or recipe.data_options.split else []
+        held_out += [validated(whole, recipe.validation, rescale=False).test] if recipe.validation else []
+        if not held_out:
+            return found
+        return without_examples(
+            found, read(whole.columns).train["input"], torch.cat([one["input"] for one in held_out])
+        )
     except DataError as error:
         if not (is_own and dataset.columns):
             raise
@@ -191,16 +202,17 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
 
 def _share_files(one: str, other: str, data_dir: str | Path | None) -> bool:
     """Tell whether two data sets have a file in common, by whatever names they are called."""
-    ours, theirs = ([_source(part.strip(), data_dir) for part in name.split("+")] for name in (one, other))
-    return any(a.is_relative_to(b) or b.is_relative_to(a) for a in ours for b in theirs)
+    return not _sources(one, data_dir).isdisjoint(_sources(other, data_dir))
 
 
-def _source(name: str, data_dir: str | Path | None) -> Path:
-    """Return where the files of a data set lie, or what it is on the Hub."""
-    entry = CATALOG.get("femnist" if name.startswith("femnist") else name)
-    if entry is not None or any(known.hub == name for known in CATALOG.values()):
-        return Path(entry.hub or entry.name if entry is not None else name)
-    return local_path(name, data_dir) or Path(name)
+def _sources(name: str, data_dir: str | Path | None) -> set[str]:
+    """Return the hashes of a data set's files, or what it is in the catalogue or on the Hub."""
+    if "+" in name and local_path(name, data_dir) is None:
+        return {source for part in name.split("+") for source in _sources(part.strip(), data_dir)}
+    if (entry := CATALOG.get(name)) is not None:
+        return {CATALOG[entry.made_from or name].hub or name}
+    known = any(entry.hub == name for entry in CATALOG.values())
+    return {name} if known else {sha for _, sha in local_version(name, data_dir)} or {name}
 
 
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:

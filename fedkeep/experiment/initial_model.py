@@ -20,6 +20,7 @@ from fedkeep._utils.files import atomic_write, make_folder
 from fedkeep.data import Augmentation, Federation
 from fedkeep.data.cache import cache_folder
 from fedkeep.data.catalog import local_paths
+from fedkeep.data.readers import to_nfc
 from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.experiment.build import class_names
 from fedkeep.experiment.recipe import Recipe, model_to_table, resolve_pretrained
@@ -232,6 +233,7 @@ def _read_export(path: Path, source: str) -> Mapping[str, Any]:
 def _check_features(exported: Mapping[str, Any], features: Sequence[str], source: str) -> None:
     """Refuse a table whose features are others, or in another order, than those from which a model has learned."""
     known = exported["input"].get("features") if isinstance(exported.get("input"), Mapping) else None
+    known = known and [to_nfc(str(name)) for name in known]  # earlier versions kept names as they came
     if known and features and list(features) != known:  # arrays have no names of features, as they have none of classes
         order = "in this order" if sorted(known) == sorted(features) else "no others"
         raise ConfigError(
@@ -255,8 +257,8 @@ def _with_classes_of(
     """
     told = exported.get("label_names")
     known = list(map(str, told)) if isinstance(told, list) else list(names)
-    # Classes of arrays have numbers, which say nothing beside names.
-    numbered = [sorted(of) == sorted(map(str, range(len(of)))) for of in (known, every or names)]
+    # Classes of arrays have numbers, which say nothing beside names; those of tasks may be in another order.
+    numbered = [list(of) == list(map(str, range(len(of)))) for of in (known, every or names)]
     is_unnamed = any(numbered) and not all(numbered) and set(known).isdisjoint(every or names)
     one_row = exported.get("rows_per_class", 1) == 1
     if one_row and (known == list(names) or is_unnamed):

@@ -16,7 +16,7 @@ from typing import Any
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.templates import template
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.experiment.recipe import PAPER_METRICS
+from fedkeep.experiment.recipe import PAPER_METRICS, SECTIONS
 from fedkeep.experiment.reproduce import NOTE, place_in, table_of
 from fedkeep.reporting.metric import METRICS, Metric, headline, metric_of
 from fedkeep.reporting.run_folder import Run, open_run, read_run, runs_in
@@ -389,7 +389,13 @@ class ColumnResult:
             # What is set of methods that this command does not run would be refused.
             others = set().union(*sections.values()) - set().union(*(sections[label] for label in labels))
             words = [*command, "--seeds", of, *(["--methods", ",".join(labels)] * names), *["--grid"] * bool(grids)]
-            words += [word for pair in options if pair[1].partition(".")[0].lower() not in others for word in pair]
+            others -= set(SECTIONS)
+            words += [
+                word
+                for pair in options
+                if pair[0] == "--use" or pair[1].partition(".")[0].lower() not in others
+                for word in pair
+            ]
             commands.append(f"`{shlex.join([*words, *device])}`")
         git = f" ({info['git']})" if info.get("git") else ""
         first = [f"FedKeep {info.get('fedkeep')}{git}"]  # early trials do not tell

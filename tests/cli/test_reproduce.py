@@ -23,6 +23,8 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting.reproduction import ColumnResult, MethodResult, column_table, read_reproduction
+from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.trial import TrialResult
 
 
 def further_heads(column: ColumnResult) -> list[str]:
@@ -552,3 +554,18 @@ def test_a_list_of_nothing_is_refused(table: str, tmp_path: Path) -> None:
     for words in (["--methods", ","], ["--columns", " , "]):
         with pytest.raises(SystemExit):
             run(table, tmp_path, *words)
+
+
+def test_what_is_used_or_set_of_a_section_stands_in_every_command() -> None:
+    def command(given: str, *labels: str) -> str:
+        trials = tuple(
+            TrialResult(label, [], [], {}, {"algorithm": label.lower(), "seed": seed}, True)
+            for number, label in enumerate(labels)
+            for seed in range(number + 1)
+        )
+        info = {"command": ["fedkeep", "reproduce", "toy", given], "recipe": "toy/first.toml", "fedkeep": "1"}
+        return ColumnResult("first", Run(Path("x"), info, "", trials)).provenance
+
+    assert command("--use=mine.py", "Mine", "Other").count("--use mine.py") == 2
+    assert command("--set=training.lr=0.1", "Training", "Other").count("--set training.lr=0.1") == 2
+    assert command("--set=mine.tau=2", "Mine", "Other").count("--set mine.tau=2") == 1

@@ -19,12 +19,15 @@ import torch
 from small_sources import encoded, own_folders, pillow, write
 
 from fedkeep.data import DataOptions, DataSet, from_arrays, load
+from fedkeep.data.columns import columns_from_json
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import hold_out, validated, with_held_out
 from fedkeep.data.partition import ByColumn
 from fedkeep.data.python_data import dataset_of
+from fedkeep.data.readers import images_by_path
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import load_data
+from fedkeep.experiment.initial_model import _check_features
 from fedkeep.flower.views import describe_dataset, match_dataset
 
 HEADER = "age,sex,stage,label,site\n"
@@ -788,3 +791,28 @@ def test_columns_of_two_compositions_meet(tmp_path: Path) -> None:
     pyarrow.csv.write_csv(written, tmp_path / "run.csv")
     columns = load(str(tmp_path / "run.csv")).columns
     assert load(str(table(two, "site.parquet")), columns=columns).columns == columns
+
+
+def test_what_earlier_versions_wrote_of_two_compositions_is_read(tmp_path: Path) -> None:
+    two, one = "cafe\u0301", "caf\u00e9"
+    (column,) = columns_from_json({"columns": [{"name": two, "mean": 1.0, "scale": 2.0}]})
+    assert column.name == one
+    _check_features({"input": {"features": [two]}}, [one], "the weights")
+    frame = pandas.DataFrame({"x": [row + 0.5 for row in range(40)], two: pandas.Categorical([*range(10)] * 4)})
+    assert dataset_of(frame, DataOptions(label=one)).label_names == tuple(map(str, range(10)))
+    indexed = frame[["x"]].set_index(pandas.Index([row % 2 for row in range(40)], name=two))
+    assert dataset_of(indexed, DataOptions(label=one)).num_classes == 2
+
+
+def test_two_columns_of_one_name_are_refused_however_it_is_composed(tmp_path: Path) -> None:
+    table = pyarrow.table({"caf\u00e9": [1.5] * 40, "cafe\u0301": [2.5] * 40, "label": [0, 1] * 20})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    for given in (lambda: load(str(tmp_path / "t.parquet")), lambda: dataset_of(table.to_pandas(), DataOptions())):
+        with pytest.raises(DataError, match="has two columns that are called caf\u00e9"):
+            given()
+
+
+def test_a_path_that_is_no_text_names_no_file(tmp_path: Path) -> None:
+    cells = pyarrow.array([{"bytes": None, "path": 1}], pyarrow.struct([("bytes", "binary"), ("path", "int64")]))
+    pyarrow.parquet.write_table(pyarrow.table({"image": cells}), tmp_path / "x.parquet")
+    assert images_by_path(tmp_path / "x.parquet") == []

@@ -14,7 +14,7 @@ from small_sources import encoded
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
-from fedkeep.data import DataOptions, load
+from fedkeep.data import DataOptions, Federation, load
 from fedkeep.data.holdout import image_hashes
 from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
@@ -178,17 +178,18 @@ def test_a_public_set_of_ones_own_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("public", "more"),
+    ("public", "more", "left"),
     [
-        ("d/train.csv", ["data.group=patient", "data.exclude=['part']"]),
-        ("d/train.csv", ["data.split=part", "data.exclude=['patient']"]),
-        ("d/train.csv", ["data.group=patient", "data.exclude=['part']", "data.validation=0.2"]),
-        ("d", ["data.exclude=['patient','part']"]),
-        ("d", ["data.exclude=['patient','part']", "data.validation=0.2"]),
+        ("d/train.csv", ["data.group=patient", "data.exclude=['part']"], 200),
+        ("d/train.csv", ["data.split=part", "data.exclude=['patient']"], 200),
+        # With a validation nothing is evaluated on the test rows, and they are not public either.
+        ("d/train.csv", ["data.group=patient", "data.exclude=['part']", "data.validation=0.2"], 160),
+        ("d", ["data.exclude=['patient','part']"], 200),
+        ("d", ["data.exclude=['patient','part']", "data.validation=0.2"], 160),
     ],
 )
 def test_rows_of_a_table_that_are_evaluated_are_not_public(
-    public: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    public: str, more: list[str], left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("d").mkdir()
@@ -199,8 +200,53 @@ def test_rows_of_a_table_that_are_evaluated_are_not_public(
     settings += ["run.cohort_size=2", "model.name=mlp", *more]
     federation = build_federation(load_recipe("demo", settings=settings, methods=["fedmd"]), 0)
     distances = torch.cdist(federation.dataset.test["input"], federation.server_data["input"])
-    assert len(federation.server_data["label"]) + len(federation.dataset.test["label"]) == 200
+    assert len(federation.server_data["label"]) + len(federation.dataset.test["label"]) == left
     assert float(distances.min()) > 1e-4
+
+
+def public_run(data: str, public: str) -> Federation:
+    settings = [f"data.name={data}", f"public.name={public}", "partition.scheme=iid", "partition.num_clients=2"]
+    settings += ["run.cohort_size=2", "model.name=mlp"]
+    return build_federation(load_recipe("demo", settings=settings, methods=["fedmd"]), 0)
+
+
+def test_numbers_that_are_close_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    skewed = np.unique(np.exp(3 * np.random.default_rng(0).normal(size=2000)))
+    rows = [f"{x},{n % 2}" for n, x in enumerate(np.random.default_rng(1).permutation(skewed))]
+    Path("t.csv").write_text("\n".join(["a,label", *rows]))
+    federation = public_run("t.csv", "t.csv")
+    splits = federation.dataset.test, federation.dataset.train, federation.server_data
+    evaluated, trained, shared = (set(one["input"][:, 0].tolist()) for one in splits)
+    assert not evaluated & shared - trained
+    assert trained <= shared
+
+
+@pytest.mark.parametrize(
+    ("data", "public", "is_shared"),
+    [
+        ("femnist_mine.csv", "./femnist_mine.csv", True),  # as a known data set begins
+        ("c++/data.csv", "./c++/data.csv", True),
+        ("c++/data.csv", "d++/data.csv", False),
+        ("femnist_mine.csv", "femnist_other.csv", False),
+        ("hospitals", "hospitals/public", False),  # a folder in a folder, of which the run reads nothing
+    ],
+)
+def test_files_are_known_by_what_is_in_them(
+    data: str, public: str, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = (
+        "femnist_mine.csv femnist_other.csv c++/data.csv d++/data.csv hospitals/train.csv hospitals/public/train.csv"
+    )
+    for seed, name in enumerate(names.split()):
+        drawn = np.random.default_rng(seed).integers(0, (2, 3), (100, 2)).tolist()
+        rows = [f"{'ab'[a]},{'xyz'[b]},{n % 2}" for n, (a, b) in enumerate(drawn)]
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("\n".join(["u,v,label", *rows]))
+    federation = public_run(data, public)
+    held_out = len(federation.dataset.test["label"]) if is_shared else 0
+    assert len(federation.server_data["label"]) == 100 - held_out
 
 
 @pytest.mark.parametrize("public", ["cat.csv", "other.csv"])
@@ -210,9 +256,7 @@ def test_equal_rows_of_other_people_stay_public(public: str, tmp_path: Path, mon
     for name in ("cat.csv", "other.csv"):
         rows = [f"{'ab'[a]},{'xyz'[b]},{n % 2}" for n, (a, b) in enumerate(rng.integers(0, (2, 3), (300, 2)).tolist())]
         Path(name).write_text("\n".join(["u,v,label", *rows]))
-    settings = ["data.name=cat.csv", f"public.name={public}", "partition.scheme=iid", "partition.num_clients=2"]
-    settings += ["run.cohort_size=2", "model.name=mlp"]
-    federation = build_federation(load_recipe("demo", settings=settings, methods=["fedmd"]), 0)
+    federation = public_run("cat.csv", public)
     held_out = len(federation.dataset.test["label"]) if public == "cat.csv" else 0
     assert len(federation.server_data["label"]) == 300 - held_out
 

@@ -283,7 +283,12 @@ def test_an_exported_classifier_takes_the_order_of_the_first_tasks_classes(tmp_p
 
 @pytest.mark.parametrize(
     ("known", "names", "note"),
-    [("012", "123", "with a new classifier"), ("123", "012", "with a new classifier"), ("012", "abc", "")],
+    [
+        ("012", "123", "with a new classifier"),
+        ("123", "012", "with a new classifier"),
+        ("012", "abc", ""),
+        ("210", "abc", "with a new classifier"),
+    ],
 )
 def test_numbers_are_names_of_classes_unless_the_others_are_none(known: str, names: str, note: str) -> None:
     weights = {WEIGHT: torch.ones(3, 1), BIAS: torch.ones(3)}
