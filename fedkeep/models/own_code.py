@@ -29,6 +29,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device, range)
 _HOLDING = (tuple, list, set, frozenset, Mapping)
 _NAMESPACES = (SimpleNamespace, Namespace)
+_CALLED = (BuiltinFunctionType, functools.partial)
 _FILLING = {"append", "extend", "insert", "update", "setdefault", "add", "pop", "clear", "remove", "discard"}
 _FILLED = (list, dict, set)
 _LIBRARIES = ({"torch", "fedkeep"} | sys.stdlib_module_names) - {"__main__"}
@@ -82,7 +83,7 @@ def is_option(value: Any) -> bool:
         return all(map(is_option, value.values()))
     if isinstance(value, _HOLDING):
         return all(map(is_option, value))
-    kinds = *_PLAIN, *_NAMESPACES, FunctionType, BuiltinFunctionType, functools.partial
+    kinds = *_PLAIN, *_NAMESPACES, *_CALLED, FunctionType
     return isinstance(value, kinds) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
@@ -262,17 +263,7 @@ def _counts(value: Any) -> bool:
     """Tell whether a global counts; a module, or an object of a library, says too little of itself, or too much."""
     if isinstance(value, type | FunctionType):
         return _is_own(value) or hasattr(value, "__wrapped__")
-    kinds = (
-        *_PLAIN,
-        *_HOLDING,
-        *_NAMESPACES,
-        Tensor,
-        np.ndarray,
-        nn.Module,
-        BuiltinFunctionType,
-        functools.partial,
-        Enum,
-    )
+    kinds = *_PLAIN, *_HOLDING, *_NAMESPACES, *_CALLED, Tensor, np.ndarray, nn.Module, Enum
     return isinstance(value, kinds) or dataclasses.is_dataclass(value) or hasattr(value, "__wrapped__")
 
 
