@@ -91,10 +91,14 @@ def without_images(dataset: DataSet, hashes: Tensor, *, from_test: bool = False)
 
 
 def without_examples(dataset: DataSet, read: Tensor, inputs: Tensor) -> DataSet:
-    """Return a data set without as many training examples of each of these inputs as there are.
+    """Return a data set without as many training examples of each of these inputs as there are; of images without all.
+
+    Equal images are copies of one, equal rows may be those of two people.
 
     ``read``: Its training inputs, scaled as those that are taken out: other numbers are other inputs.
     """
+    if read.dtype == torch.uint8:
+        return replace(dataset, train=_without(dataset.train, image_hashes(inputs)))
     left, kept = Counter(image_hashes(inputs).tolist()), []
     for found in image_hashes(read).tolist():
         kept.append(not left[found])

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -174,12 +174,14 @@ class Worker:
 
 @contextmanager
 def _paths_for_workers() -> Iterator[None]:
-    """Show multiprocessing where imports look now, not where Python began, and no main program without a file."""
+    """Show multiprocessing where imports look now, too, not only where Python began, and no main without a file."""
     main, path = sys.modules["__main__"], sys.path[:]
     file = getattr(main, "__file__", None)
     is_hidden = file is not None and not os.path.isfile(file)  # of a program that came by a pipe: <stdin>
     try:
         sys.path[:] = [entry or os.getcwd() for entry in path]
+        if "" in path and (began := process.ORIGINAL_DIR):  # type: ignore[attr-defined]
+            sys.path.append(began)
         if is_hidden:
             del main.__file__
         yield

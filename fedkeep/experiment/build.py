@@ -186,14 +186,14 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
             return found
         # What is evaluated, or held out, is no public example. Rows are known by their numbers before a validation
         # scales them.
-        whole = load_data(recipe.data, data_dir, options=recipe.data_options)
+        whole = load_data(recipe.data, data_dir, options=recipe.data_options) if recipe.validation else dataset
         held_out = [whole.test] if whole.test_held_out or recipe.data_options.split else []
-        held_out += [validated(whole, recipe.validation, rescale=False).test] if recipe.validation else []
+        if recipe.validation:
+            held_out.append(validated(whole, recipe.validation, rescale=False).test if whole.columns else dataset.test)
         if not held_out:
             return found
-        return without_examples(
-            found, read(whole.columns).train["input"], torch.cat([one["input"] for one in held_out])
-        )
+        ours = found if whole.columns == dataset.columns else read(whole.columns)
+        return without_examples(found, ours.train["input"], torch.cat([one["input"] for one in held_out]))
     except DataError as error:
         if not (is_own and dataset.columns):
             raise

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
@@ -214,11 +215,13 @@ def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:
 
 
 def _is_of_main_file(value: Any) -> bool:
-    """Tell whether the code of a class or function of the main program is in its file, as far as its functions tell."""
-    file = getattr(sys.modules["__main__"], "__file__", "")
-    found = {os.path.abspath(function.__code__.co_filename) for function in functions_of(value)}
-    own = {path for path in found if os.path.basename(path) != "<string>"}  # those that dataclasses make
-    return os.path.isfile(file) and (os.path.abspath(file) in own or not own)
+    """Tell whether a class or function of the main program is from a file that workers import, and not from a cell."""
+    main = sys.modules["__main__"]
+    file, name = getattr(main, "__file__", None) or "", getattr(getattr(main, "__spec__", None), "name", "")
+    if not os.path.isfile(file) or f".{name}".endswith(".__main__"):
+        return False
+    files = {inspect.unwrap(function).__code__.co_filename for function in functions_of(value)}
+    return all(os.path.isfile(one) or one.startswith(("<string>", "<attrs ")) for one in files)  # made by decorators
 
 
 def modules_of(values: Iterable[Any]) -> list[str]:

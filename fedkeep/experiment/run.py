@@ -186,13 +186,9 @@ def open_run(
             "belong together. Restore the former network, or begin a new run."
         )
     _check_own_code(folder, recipe)
-    begun_steps: list[str] | None = read_json(folder / "run.json").get("own_steps")
-    if steps is not None and begun_steps is not None and begun_steps != [describe_step(step) for step in steps]:
-        named = ", ".join(step.partition(" ")[0] for step in begun_steps)
-        raise RunError(
-            f"{folder} was begun with other reply steps ({named}), or with other code or numbers of theirs. Give the "
-            "former, or begin a new run."
-        )
+    begun_steps = read_json(folder / "run.json").get("own_steps")
+    if steps and begun_steps and begun_steps != [describe_step(step) for step in steps]:
+        log.warning("%s was begun with other code or numbers of its reply steps than these.", folder)
     return Experiment(recipe, recorded_machine(folder, machine))
 
 

@@ -38,7 +38,7 @@ from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.interface import Algorithm, get_algorithm
 from fedkeep.interface.algorithm import describe_replies, describe_reply, send_label_counts
 from fedkeep.models.base import Architecture
-from fedkeep.models.custom import Custom, SplitNetwork, describe_network, warn_of_other_network
+from fedkeep.models.custom import Custom, SplitNetwork, describe_code, warn_of_other_network
 from fedkeep.models.heads import resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.trial_step import constants_of
@@ -233,7 +233,8 @@ def trained_model(
             "Run the recipe again."
         )
     rows = recipe.method(trial.method).algorithm.rows_per_class
-    warn_of_other_network(recipe.model, run.info.get("network"), str(trial.path))
+    if not run.settings.get("model", {}).get("name", "").endswith("()"):  # an object, whose weights were described too
+        warn_of_other_network(recipe.model, run.info.get("network"), str(trial.path))
     predictor = build_predictor(recipe.model, weights, trial.info["input"], _first_classes(trial), rows)
     scores = {name: other.last for name, other in of_model.items()}
     return TrainedModel(recipe, trial, weights, predictor, which, scores)
@@ -467,7 +468,7 @@ def onnx_available() -> bool:
 
 
 def _config(model: TrainedModel) -> dict[str, Any]:
-    own = describe_network(model.recipe.model, tuple(model.input["shape"]), _first_classes(model.trial))
+    own = describe_code(model.recipe.model, tuple(model.input["shape"]), _first_classes(model.trial))
     return ({"trained": own} if own else {}) | {
         "method": model.trial.label,
         "algorithm": model.trial.algorithm,

@@ -220,7 +220,8 @@ def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: T
     told = _told_before(folder)
     loaded, first = _load_form(transport, config, recipe, trial, head, told)
     allowed = build.without_generator_images(recipe, loaded, data_dir)
-    dataset, server_data = build.split_server_data(recipe, seed, allowed, data_dir)
+    tested = replace(recipe, data=config.data) if config.data else recipe  # where its own test examples are from
+    dataset, server_data = build.split_server_data(tested, seed, allowed, data_dir)
     data = describe_dataset(dataset, allowed is not loaded, build.generator_hash(trial_recipe, data_dir))
     introduction = Envelope({**head, "data": data})
     sites, saved = _gather(transport, config, recipe, trial, introduction, told, first)

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -182,15 +182,20 @@ def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[st
     return {"shape": list(shape), "classes": classes, "digest": hashed.hexdigest()[:16]}
 
 
+def describe_code(model: Architecture, shape: Shape, classes: int) -> dict[str, Any]:
+    """Return `describe_network` without the weights of a network that was given as an object."""
+    return describe_network(replace(model, origin=None) if isinstance(model, Custom) else model, shape, classes)
+
+
 def warn_of_other_network(model: Architecture, trained: Any, of: str) -> None:
     """Say that a network with trained weights is another one than was trained, as far as its code tells.
 
-    ``trained``: What `describe_network` said of it; None if that is not known.
+    ``trained``: What `describe_code` said of it; None if that is not known.
     ``of``: Whose weights these are.
     """
     if not trained or not isinstance(model, Custom):
         return
-    if describe_network(model, tuple(trained["shape"]), trained["classes"]) != trained:
+    if describe_code(model, tuple(trained["shape"]), trained["classes"]) != trained:
         log.warning(
             "%s has other code or numbers than the network that was trained, whose weights %s has. If it computes "
             "something else, its predictions are wrong.",

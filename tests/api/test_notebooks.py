@@ -116,8 +116,9 @@ def test_weights_of_another_network_are_told(tmp_path: Path, caplog: pytest.LogC
     folder = fedkeep.export_model(done, network=net, out=tmp_path / "exported", onnx=False)
     again = fedkeep.read_run(done.path)
     with caplog.at_level(logging.WARNING):
-        again["fedavg"].model(net)
-        fedkeep.load_model(folder, network=net)
+        for same in (net, net(), lambda: net()):
+            again["fedavg"].model(same)
+            fedkeep.load_model(folder, network=same)
         assert "other code" not in caplog.text
         again["fedavg"].model(other)
         fedkeep.load_model(folder, network=other)
@@ -135,12 +136,13 @@ def test_what_stops_says_how_it_goes_on_in_python(tmp_path: Path) -> None:
     assert len(fedkeep.resume(tmp_path / "run", model=net, on_progress=lambda progress: None)["fedavg"].rounds) == 3
 
 
-def test_a_run_goes_on_with_its_reply_steps_only(tmp_path: Path) -> None:
+def test_other_reply_steps_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(steps=[Limit(10.0)], callbacks=[Interrupted()], out=tmp_path / "run")
-    with pytest.raises(RunError, match=r"other reply steps \(Limit\), or with other code or numbers"):
-        fedkeep.resume(tmp_path / "run", steps=[Limit(1e-4)])
-    assert fedkeep.resume(tmp_path / "run", steps=[Limit(10.0)], on_progress=lambda progress: None).trials
+    for limit, told in ((10.0, False), (5.0, True)):
+        caplog.clear()
+        fedkeep.resume(tmp_path / "run", steps=[Limit(limit)], on_progress=lambda progress: None)
+        assert ("other code or numbers of its reply steps" in caplog.text) == told
 
 
 def test_classes_of_cells_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +155,15 @@ def test_classes_of_cells_are_in_no_file(tmp_path: Path, monkeypatch: pytest.Mon
         if given:
             main.__file__ = given
         assert "notebook" in str(why_not_importable(net))
-    exec(compile(NET, str(file), "exec"), space := {"nn": nn, "torch": torch, "__name__": "__main__"})  # noqa: S102
-    assert why_not_importable(space["Net"]) is None
+    code = NET + "@torch.no_grad()\ndef net(shape, classes):\n    return Net()\n"  # whose wrapper is PyTorch's
+    exec(compile(code, str(file), "exec"), space := {"nn": nn, "torch": torch, "__name__": "__main__"})  # noqa: S102
+    assert why_not_importable(space["Net"]) is why_not_importable(space["net"]) is None
+    main.__spec__ = types.SimpleNamespace(name="package.__main__")  # which workers do not import
+    assert "notebook" in str(why_not_importable(space["Net"]))
 
 
 PIPED = """
-import os, fedkeep, torch
+import os, fedkeep, torch, beside
 os.chdir("project")
 from mynet import net  # which only lies here
 if __name__ == "__main__":
@@ -172,7 +177,10 @@ if __name__ == "__main__":
 
 def test_a_piped_program_in_another_folder_has_workers(tmp_path: Path) -> None:
     (project := tmp_path / "project").mkdir()
-    (project / "mynet.py").write_text("from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(6, 2))\n")
+    (tmp_path / "beside.py").write_text("")
+    (project / "mynet.py").write_text(
+        "import beside\nfrom torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(6, 2))\n"
+    )
     environment = os.environ | {"FEDKEEP_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-"]
     done = subprocess.run(

@@ -210,6 +210,17 @@ def public_run(data: str, public: str) -> Federation:
     return build_federation(load_recipe("demo", settings=settings, methods=["fedmd"]), 0)
 
 
+def test_all_copies_of_a_tested_image_are_no_public_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = np.random.default_rng(0).integers(0, 256, (100, 1, 8, 8), dtype=np.uint8)
+    for name, write in (("A", np.savez), ("B", np.savez_compressed)):  # other files, the same images
+        write(f"{name}.npz", x=images, y=np.arange(100) % 2)
+    federation = public_run("A.npz", "A.npz+B.npz")
+    tested, shared = (image_hashes(one["input"]) for one in (federation.dataset.test, federation.server_data))
+    assert len(tested) > 0
+    assert not torch.isin(tested, shared).any()
+
+
 def test_numbers_that_are_close_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     skewed = np.unique(np.exp(3 * np.random.default_rng(0).normal(size=2000)))
