@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedkeep import metrics
-from fedkeep.errors import ConfigError, MissingExtra, did_you_mean, require_optional
+from fedkeep._utils.digests import read_json
+from fedkeep.errors import ConfigError, MissingExtra, did_you_mean, in_one_line, require_optional
 from fedkeep.metrics import Floats
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback
@@ -48,8 +49,10 @@ class LoggedTrial:
 
     @property
     def digest(self) -> str:
-        """What tells the trial's folder from all others: a resumed trial continues its run."""
-        return hashlib.blake2b(str(self.folder.resolve()).encode(), digest_size=8).hexdigest()
+        """What tells the trial from all others, wherever its folder is: a resumed trial continues its run."""
+        begun = read_json(self.run / "run.json")
+        told = [begun.get(name) for name in ("started", "machine", "command", "identity")]
+        return hashlib.blake2b(repr((told, self.name)).encode(), digest_size=8).hexdigest()
 
 
 class MetricWriter(Protocol):
@@ -71,7 +74,7 @@ class TensorBoardWriter:
     def __init__(self, trial: LoggedTrial, finished: int) -> None:
         module = require_optional("torch.utils.tensorboard", "log = 'tensorboard'", "tracking")
         folder = trial.run / FOLDER / "tensorboard" / trial.name
-        self.writer = module.SummaryWriter(str(folder), purge_step=finished + 1 if finished else None)
+        self.writer = module.SummaryWriter(str(folder), purge_step=finished + 1 if folder.exists() else None)
         if not finished:
             self.writer.add_text("settings", "\n".join(f"- {key}: {value}" for key, value in trial.options.items()))
 
@@ -98,21 +101,23 @@ class WandbWriter:
         wandb = require_optional("wandb", "log = 'wandb'", "tracking")
         folder = trial.run / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "fedkeep"),
-            name=trial.name,
-            group=trial.title,
-            # A resumed trial continues its run.
-            id=trial.digest,
-            resume="allow",
-            dir=str(folder),
-            config={**trial.options, "method": trial.label, "seed": trial.seed},
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            reinit="create_new",
-            settings=wandb.Settings(
-                console="off", save_code=False, disable_git=True, silent=True, x_disable_stats=True, x_disable_meta=True
-            ),
-        )
+        quiet = {"silent": True, "disable_git": True, "x_disable_stats": True, "x_disable_meta": True}
+        try:
+            self.run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "fedkeep"),
+                name=trial.name,
+                group=trial.title,
+                # A resumed trial continues its run.
+                id=trial.digest,
+                resume="allow",
+                dir=str(folder),
+                config={**trial.options, "method": trial.label, "seed": trial.seed},
+                mode=os.environ.get("WANDB_MODE", "offline"),
+                reinit="create_new",
+                settings=wandb.Settings(console="off", save_code=False, **quiet),
+            )
+        except Exception as error:  # such as for a WANDB_MODE or a WANDB_PROJECT that cannot be
+            raise ConfigError(f"log = 'wandb' cannot begin: {in_one_line(error, 300)}") from error
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
         """Log metrics."""

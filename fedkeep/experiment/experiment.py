@@ -18,6 +18,7 @@ from fedkeep.data import Federation
 from fedkeep.data.columns import columns_to_json
 from fedkeep.data.partition import ByColumn
 from fedkeep.data.schema import CLIENT
+from fedkeep.errors import collect, refuse
 from fedkeep.experiment import build, provenance
 from fedkeep.experiment.initial_model import InitialModel, initial_model
 from fedkeep.experiment.recipe import (
@@ -30,10 +31,11 @@ from fedkeep.experiment.recipe import (
 )
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Algorithm
+from fedkeep.interface.privacy import Privacy
 from fedkeep.models.custom import describe_network
 from fedkeep.models.weights import hash_weights, tensor_hash
 from fedkeep.options import as_table
-from fedkeep.rounds.run_settings import distinct_models
+from fedkeep.rounds.run_settings import Defense, distinct_models
 from fedkeep.rounds.state import SimulationState
 from fedkeep.tracking import check_packages
 from fedkeep.training.model_runner import check_batch_size, has_batch_norm
@@ -123,6 +125,12 @@ class Experiment:
                 normalised.add(model)
             if recipe.pretraining.passes:
                 check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
+        problems: list[str] = []
+        is_plain = not recipe.run.client_test and (recipe.privacy, recipe.defense) == (Privacy(), Defense())
+        for method in () if is_plain else recipe.methods:  # not every method can be carried out with them
+            with collect(problems):
+                build.build_simulation(recipe, method, seed, federation, self.machine.device, data_dir)
+        refuse(problems)
         lone = [federation.clients[one] for one in (federation.partition.sizes == 1).nonzero().flatten().tolist()]
         if alone := sum(own.get(client, recipe.model) in normalised for client in lone):
             log.warning(

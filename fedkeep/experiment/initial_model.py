@@ -157,7 +157,8 @@ def keep_weights(value: object) -> str:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in check_state_dict(value).items()}
     name = KEPT + _digest_of(weights)
     # Tensors may share memory, which safetensors refuses: each gets its own.
-    _write(_kept_file(name), {key: tensor.clone() for key, tensor in weights.items()})
+    if _read(_kept_file(name)) is None:
+        _write(_kept_file(name), {key: tensor.clone() for key, tensor in weights.items()})
     return name
 
 
@@ -288,6 +289,8 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
         "device": runner.device.type,
     }
     file = cache_folder() / f"initial-model-{_digest([json.dumps(identity, sort_keys=True)])}.safetensors"
+    if (found := _read(file)) is not None:  # also from the folder of somebody else
+        return found
     try:
         make_folder(file.parent)
         with FileLock(file.with_suffix(".lock")):  # other processes wait for the one that trains

@@ -266,7 +266,8 @@ class ConfusionMatrix(Callback):
     def on_trial_end(self, state: SimulationState) -> None:
         classes = state.context.num_classes
         ended = self.ended or state.finished == state.rounds
-        if not ended or classes < len(state.context.label_names) or classes > self.MAX_CLASSES:
+        all_classes = state.federation.for_task(state.federation.num_tasks).cumulative_classes[-1]
+        if not ended or not all_classes == classes <= self.MAX_CLASSES:
             return  # where the file is there already, it may be damaged: it is written again, with the same content
         model = state.evaluation_model(state.evaluation_models[0])
         predict = partial(class_scores, state, model)

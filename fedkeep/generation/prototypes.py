@@ -317,4 +317,5 @@ def _evict(folder: Path, max_bytes: float) -> None:
     for path, status in sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True):
         max_bytes -= status.st_size
         if max_bytes < 0:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # another user's, in a folder of all
+                path.unlink(missing_ok=True)

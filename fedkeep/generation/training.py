@@ -204,13 +204,17 @@ def train_generator(
     ``on_step``: Called after every step with its number and loss.
     """
     make_folder(folder)  # before the training: it may have a name that cannot be used
-    if (folder / pixel.CARD).is_file():
+    path = folder / pixel.CHECKPOINT
+    if (folder / pixel.CARD).is_file() and not path.is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
     if card.regime == "same_classes":
         card = replace(card, seen=pixel.write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
-    run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / pixel.CHECKPOINT
+    run = _TrainingRun(card, data, settings, seed, torch.device(device))
     if path.is_file():
         run.restore(path)
+    if (folder / pixel.CARD).is_file():  # it was stopped between its last two steps on the disk
+        path.unlink()
+        return pixel.load_generator(folder, device)
     saved = time.monotonic()
     try:
         while len(run.losses) < settings.steps:

@@ -1,5 +1,6 @@
 """One trial: a method with a seed, recorded in its own folder, that can be killed and resumed at any time."""
 
+import errno
 import hashlib
 import json
 import math
@@ -40,11 +41,21 @@ class TrialBusy(RunError):
 def lock_trial(folder: Path, name: str = ".lock", by: str = "process") -> Iterator[None]:
     """Keep others from running the same trial; raise `TrialBusy` if one does."""
     make_folder(folder)
+    lock = FileLock(folder / name, timeout=0)
     try:
-        with FileLock(folder / name, timeout=0):
-            yield
+        lock.acquire()
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another {by}. Wait for it, or end it, then resume.") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        raise RunError(
+            f"{folder} is on a file system without locks ({error.strerror}). Choose a folder elsewhere (--out)."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 MayRepeat: TypeAlias = Callable[[SimulationState, RoundResult], bool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
 import fedkeep
@@ -20,7 +22,8 @@ from fedkeep.algorithms.incremental.fedpass import FedPASS, loss_scale
 from fedkeep.data.partition import DirichletPerClient
 from fedkeep.data.partition.base import Assignment, Scheme, random_stream, to_offsets
 from fedkeep.data.partition.dirichlet import _client_of_step, draw_clients
-from fedkeep.errors import ConfigError, PartitionError
+from fedkeep.errors import ConfigError, PartitionError, RunError
+from fedkeep.experiment import initial_model
 from fedkeep.experiment.recipe_loader import read_grid
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, Training, on_client
 from fedkeep.interface.privacy import Privacy
@@ -282,3 +285,41 @@ def test_a_method_whose_loss_weighs_examples_refuses_class_weights() -> None:
     fedkeep.load_recipe("demo", settings=settings, methods=["fedicarl"])
     with pytest.raises(ConfigError, match=r"FediCaRL takes no training.loss or training.class_weights: with loss=glfc"):
         fedkeep.load_recipe("demo", settings=[*settings, "fedicarl.loss=glfc"], methods=["fedicarl"])
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        (fedkeep.SCAFFOLD(), "privacy.secure_aggregation=true"),
+        (fedkeep.FediCaRL(), "privacy.noise_multiplier=1.0"),
+        (fedkeep.FedWeIT(), "run.client_test=0.3"),
+    ],
+)
+def test_what_a_method_cannot_do_is_told_before_another_trains(method: Algorithm, setting: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=setting.partition("=")[0]):
+        run(tmp_path, 3, methods=[fedkeep.FedAvg(), method], settings=[setting])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_part_of_the_classes_in_tasks_has_a_confusion_matrix(tmp_path: Path) -> None:
+    path = Path(run(tmp_path, 5, methods="fedavg", settings=["tasks.num_tasks=2", "tasks.num_classes=4"]).path)
+    counts = json.loads((path / "trials" / "fedavg-seed0" / "confusion.json").read_text())["counts"]
+    assert len(counts) == 4
+
+
+def test_a_folder_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(lock: FileLock, *args: Any, **given: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(RunError, match=r"is on a file system without locks \(No locks available\)"):
+        run(tmp_path, 3, methods="fedavg")
+
+
+def test_a_pooled_model_of_somebody_else_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    first = run(tmp_path / "one", 3, methods="fedavg", pretraining={"passes": 1})
+    monkeypatch.setattr(initial_model, "FileLock", None)  # whose folder cannot be written to
+    monkeypatch.setattr(initial_model, "_write", None)
+    second = run(tmp_path / "two", 3, methods="fedavg", pretraining={"passes": 1})
+    assert second.trials[0].rounds == first.trials[0].rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import pytest
 import tiny
 
 import fedkeep
+from fedkeep._utils.digests import write_json
 from fedkeep.cli import main
 from fedkeep.errors import ConfigError, MissingExtra
 from fedkeep.experiment.recipe import Recipe
@@ -102,6 +104,29 @@ def test_tensorboard_reads_it(recipe: Recipe, tmp_path: Path) -> None:
     found = {name: [event.value for event in events.Scalars(name)] for name in ("accuracy", "forgetting")}
     check(found, run, 1e-6)
     assert [event.step for event in events.Scalars("accuracy")] == [1, 2, 3]
+    shutil.rmtree(tmp_path / "run" / "trials" / "fedavg-seed0")  # as a damaged one is to be, and then it is run again
+    fedkeep.resume(tmp_path / "run")
+    assert [event.step for event in events.Reload().Scalars("accuracy")] == [1, 2, 3]
+
+
+def test_a_trial_keeps_its_name_at_weights_and_biases_and_another_run_has_another(tmp_path: Path) -> None:
+    def digest(folder: Path) -> str:
+        return LoggedTrial(folder, folder / "trials" / "a", "", "", 0, {}, ()).digest
+
+    (tmp_path / "run").mkdir()
+    write_json(tmp_path / "run" / "run.json", {"started": "2026-11-29T10:00:00"})
+    first = digest(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert digest(tmp_path / "moved") == first
+    write_json(tmp_path / "moved" / "run.json", {"started": "2026-11-29T11:00:00"})
+    assert digest(tmp_path / "moved") != first
+
+
+def test_a_mode_that_cannot_be_is_told(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the extra tracking is not installed")
+    monkeypatch.setenv("WANDB_MODE", "foo")
+    with pytest.raises(ConfigError, match="log = 'wandb' cannot begin: "):
+        fedkeep.run(recipe, out=tmp_path / "run", log="wandb")
 
 
 def leveldb_records(log: bytes) -> Iterator[bytes]:

@@ -81,3 +81,9 @@ def test_old_entries_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for seed in range(4):
         look(tmp_path, seed=seed)
     assert len(list((tmp_path / "prototypes").iterdir())) <= 1
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # somebody else's entry in a folder of all
+    image_cache._evict(tmp_path / "prototypes", 0)

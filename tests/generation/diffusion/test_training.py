@@ -122,6 +122,9 @@ def test_another_training_is_not_continued(tmp_path: Path) -> None:
         train(tmp_path)
     checkpoint.write_bytes(content)
     train(tmp_path)
+    checkpoint.write_bytes(content)  # as if it had been stopped before this was removed
+    train(tmp_path)
+    assert not checkpoint.exists()
     with pytest.raises(RunError, match="holds a generator already"):
         train(tmp_path)
     (tmp_path / "broken").mkdir()
