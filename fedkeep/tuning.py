@@ -198,7 +198,10 @@ def tune(
     if chosen.name in OF_CLIENTS and not recipe.run.client_test:
         raise ConfigError(f"{chosen.name} is of clients' own tests, and they test nothing. Set run.client_test=own.")
     if not grid:
-        raise ConfigError("there is nothing to tune. Name values to try, such as --grid sfedkd.tau=1,2,4.")
+        raise ConfigError(
+            "there is nothing to tune. Name values to try, such as --grid sfedkd.tau=1,2,4; the recipe's own grids are "
+            "not tuned."
+        )
     share = validation if validation is not None else recipe.validation or 0.1
     if share == 0:
         raise ConfigError("tuning needs held-out training examples. Give a share above 0, such as --validation 0.1.")

@@ -339,6 +339,12 @@ def _apply(table: dict[str, Any], setting: str) -> None:
         return
     of_training = section.endswith(".training")
     for entry in _entries_with(table, section, name, "--set"):
+        varied = str(entry.get("label", "")).removeprefix(str(entry.get("grid_of", "")))
+        if entry.get("grid_of") and re.search(rf"[(,] ?{re.escape(name)} ", varied):
+            raise ConfigError(
+                f"--set {section}.{name}: {entry['label']} is a point of a grid over {name}. Set it in the recipe that "
+                "has the grid, or choose other methods with --methods."
+            )
         _drop(entry, "grid", f"{TRAINING}{name}" if of_training else name)
         if of_training:
             entry["training"] = {**entry.get("training", {}), name: value}
@@ -445,7 +451,11 @@ def read_grid(grid: Mapping[str, Any] | Iterable[str], labels: Sequence[str] = (
 def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) -> bool:
     """Add grids (see `read_grid`) to the methods of a recipe's table; return whether there was one."""
     found = read_grid(grid, [str(entry.get("label", "")) for entry in table.get("methods", [])])
-    for path, values in found.items():
+    given: dict[tuple[int, str], str] = {}
+    # What is of one method comes last, and takes the place of what is of all.
+    for path, values in sorted(
+        found.items(), key=lambda item: item[0].partition(".")[0] not in ("training", "algorithm")
+    ):
         section, _, name = path.rpartition(".")
         of_training = section == "training" or section.endswith(".training")
         if not of_training and section.removesuffix(".pretraining") in SECTIONS:
@@ -456,8 +466,15 @@ def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) ->
         entries = (
             table.get("methods", []) if section == "training" else _entries_with(table, section, name, "the grid of")
         )
-        for entry in entries:
-            entry["grid"] = {**entry.get("grid", {}), f"{TRAINING * of_training}{name}": values}
+        for number, entry in enumerate(table.get("methods", [])):
+            if not any(entry is one for one in entries):
+                continue
+            key = f"{TRAINING * of_training}{name}"
+            if section not in ("training", "algorithm") and given.setdefault((number, key), path) != path:
+                raise ConfigError(
+                    f"the grids of {given[number, key]} and {path} are one. Put their values into one list."
+                )
+            entry["grid"] = {**entry.get("grid", {}), key: values}
     return bool(found)
 
 

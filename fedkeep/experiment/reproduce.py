@@ -22,8 +22,8 @@ from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_co
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_files import paper_tables
 from fedkeep.experiment.recipe_loader import load_recipe, read_paper_section
-from fedkeep.experiment.run import add_code, prepare_run, recorded_recipe
-from fedkeep.experiment.runtime import Machine, recorded_machine
+from fedkeep.experiment.run import add_code, kept_machine, prepare_run, recorded_recipe
+from fedkeep.experiment.runtime import Machine
 from fedkeep.options import as_table, options_of
 
 NOTE = "reproduction.json"
@@ -88,7 +88,8 @@ def select_columns(
         if not columns or column in columns:
             recipe = load_recipe(name, **changes)
             if changes.get("settings"):
-                recipe = _label_changes(recipe, load_recipe(name, **{**changes, "settings": ()}))
+                plain = [load_recipe(name, **{**changes, "settings": (), **of}) for of in ({"grid": False}, {})]
+                recipe = _label_changes(recipe, plain)
             rounds = max(1, round(fraction * recipe.run.rounds))
             if rounds != recipe.run.rounds:
                 paper = {**recipe.paper, "rounds": recipe.run.rounds}
@@ -97,9 +98,12 @@ def select_columns(
     return selected
 
 
-def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
-    """Return a recipe in which the labels of methods name the options that differ from the table's."""
-    options = {method.label: as_table(method.algorithm) for method in plain.methods}
+def _label_changes(recipe: Recipe, plain: Sequence[Recipe]) -> Recipe:
+    """Return a recipe in which the labels of methods name the options that differ from the table's.
+
+    ``plain``: The table's recipe, without grids and with them.
+    """
+    options = {method.label: as_table(method.algorithm) for table in plain for method in table.methods}
     methods = []
     for method in recipe.methods:
         before, now = options.get(method.label, {}), as_table(method.algorithm)
@@ -123,7 +127,7 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> li
             recipe = _extend(folder, recorded_recipe(folder, allow_code=machine.allow_code), recipe)
             add_code(folder, recipe, machine.use)
     wanted = [(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds]
-    return Experiment(recipe, recorded_machine(folder, machine)).trials(folder, wanted, f"{column.name} ")
+    return Experiment(recipe, kept_machine(folder, machine)).trials(folder, wanted, f"{column.name} ")
 
 
 def _extend(folder: Path, old: Recipe, new: Recipe) -> Recipe:

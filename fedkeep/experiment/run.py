@@ -142,12 +142,18 @@ def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = (
     begun, given = (tomllib.loads(text) for text in (read_toml(folder / "recipe.toml"), recipe.to_toml()))
     if {**begun, "title": ""} != {**given, "title": ""}:
         raise RunError(f"{folder} was begun with another recipe. Choose another --out, or give the recipe as it was.")
-    kept = recorded_machine(folder, experiment.machine)
+    kept_machine(folder, experiment.machine)
+    return folder
+
+
+def kept_machine(folder: Path, machine: Machine) -> Machine:
+    """Return `recorded_machine`, and warn where other values were asked for."""
+    kept = recorded_machine(folder, machine)
     fixed = {name: getattr(kept, name) for name in ("device", "threads", "stack")}
-    if any(getattr(experiment.machine, name) != value for name, value in fixed.items()):
+    if any(getattr(machine, name) not in (value, getattr(Machine(), name)) for name, value in fixed.items()):
         told = " ".join(f"--{name} {value}" for name, value in fixed.items())
         log.warning("%s was begun with %s, which this trial keeps.", folder, told)
-    return folder
+    return kept
 
 
 def _content(folder: Path) -> list[Path]:

@@ -42,10 +42,12 @@ def cells(column: ColumnResult) -> list[tuple[str, Cell]]:
         return lambda line: NOTHING if line.row is None else show(line.row.value(metric), unit)
 
     def printed(name: str) -> Cell:
-        return lambda line: _paper(spread_of(paper[name], line.label))
+        return lambda line: _paper(spread_of(paper[name], line.label) if line.is_printed else None)
 
     def printed_rounds(name: str) -> Cell:
-        return lambda line: NOTHING if line.label not in paper[name] else f"{paper[name][line.label][0]:g}"
+        return lambda line: (
+            f"{paper[name][line.label][0]:g}" if line.is_printed and line.label in paper[name] else NOTHING
+        )
 
     def gain(line: MethodResult) -> str:
         found = column.gain(line)
@@ -194,12 +196,14 @@ class MethodResult:
     ``paper``: The accuracy that the paper printed, in percent.
     ``row``: What we have of it.
     ``metric``: The metric by which ours is compared.
+    ``is_printed``: Whether the line is one of the paper's; False for rows of ours beside them, also of the same label.
     """
 
     label: str
     paper: Spread | None
     row: Row | None
     metric: str = MEASURED[0]
+    is_printed: bool = True
 
     @property
     def method(self) -> str:
@@ -261,7 +265,8 @@ class ColumnResult:
         printed = [label for name in PAPER_METRICS for label in self.paper.get(name, {})]
         lines = [self.line(label) for label in dict.fromkeys(printed)]
         used = [line.row for line in lines]
-        return lines + [MethodResult(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
+        ours = [row for row in self.rows if row not in used]
+        return lines + [MethodResult(row.label, None, row, self.measured[0], is_printed=False) for row in ours]
 
     @property
     def heading(self) -> str:
@@ -281,7 +286,7 @@ class ColumnResult:
             return named[0] if named else None
         name, sign = ("accuracy", 1) if self.paper.get("accuracy") else ("forgetting", -1)
         numbers = self.paper.get(name, {})
-        printed = [line for line in done if line.label in numbers]
+        printed = [line for line in done if line.is_printed and line.label in numbers]
         return max(printed, key=lambda line: sign * float(numbers[line.label][0]), default=done[0])
 
     @property
@@ -307,7 +312,9 @@ class ColumnResult:
         name = "accuracy" if "accuracy" in self.paper else "forgetting"
         metric = self.measured[name == "forgetting"]
         done = [
-            (line.label, line.row) for line in self.lines if line.row and line.row.finished and not line.row.trouble
+            (line.label, line.row)
+            for line in self.lines
+            if line.is_printed and line.row and line.row.finished and not line.row.trouble
         ]
         papers = [(spread_of(self.paper.get(name, {}), label), row) for label, row in done]
         known = [(paper, row) for paper, row in papers if paper is not None]
@@ -330,7 +337,8 @@ class ColumnResult:
             return "No accuracy or forgetting is printed for it."
         same, pairs, clear_same, clear = self.agreement
         printed = self.paper.get("accuracy") or self.paper.get("forgetting", {})
-        done = [line for line in self.lines if line.label in printed and line.row and line.row.finished]
+        lines = [line for line in self.lines if line.is_printed and line.label in printed]
+        done = [line for line in lines if line.row and line.row.finished]
         left_out = [f"{line.label} ({line.row.trouble})" for line in done if line.row and line.row.trouble]
         without = f", without {' and '.join(left_out)}" if left_out else ""
         if not pairs:

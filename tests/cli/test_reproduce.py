@@ -156,6 +156,37 @@ def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path
     best = max(points, key=lambda name: points[name])
     assert [name for name in points if found[name].paper] == [best]
     assert "best of its grid on the test set" in (tmp_path / "toy" / "table.md").read_text()
+    # What was run without the grid before is no second line of the paper's.
+    (column,) = read_reproduction(tmp_path / "toy").columns
+    pairs = column.agreement[1]
+    assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "prox") == 0
+    (column,) = read_reproduction(tmp_path / "toy").columns
+    assert (column.agreement[1], pairs) == (3, 3)
+    assert [line.label for line in column.lines if line.is_printed] == ["FedAvg", "FedSeq", "Prox"]
+
+
+def test_options_that_were_not_changed_are_in_no_label(table: str, tmp_path: Path) -> None:
+    for grid in (False, True):
+        (column,) = reproduce.select_columns(
+            *reproduce.find_table(table),
+            tmp_path,
+            ["first"],
+            1.0,
+            methods=["prox"],
+            settings=["fedprox.mu=5"],
+            grid=grid,
+        )
+        assert [method.label for method in column.recipe.methods] == ["Prox, changed: mu=5.0"]
+
+
+def test_a_machine_that_later_calls_ask_for_is_told(
+    table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["--columns", "first", "--methods", "fedavg", "--rounds", "0.5"]
+    assert run(table, tmp_path, *words, "--seeds", "0") == 0
+    assert "keeps" not in caplog.text
+    assert run(table, tmp_path, *words, "--seeds", "1", "--threads", "2") == 0
+    assert "was begun with --device cpu --threads 1 --stack 0, which this trial keeps" in caplog.text
 
 
 def test_a_label_with_a_comma_can_be_named(table: str, tmp_path: Path) -> None:

@@ -681,3 +681,22 @@ def test_another_generator_or_public_set_keeps_how_it_is_used() -> None:
     assert load_recipe("fedkeep/feddcl-grey/paper", settings=["public.name=mnist"]).public.num_images == 2000
     none = load_recipe("fedkeep/feddcl-grey/paper", methods=["feddcl"], settings=["public.name="])
     assert none.public.num_images == 0
+
+
+def test_a_grid_of_one_method_comes_before_that_of_all() -> None:
+    own, every = "fedseq.training.lr=0.5,1", "training.lr=0.01,0.1"
+    labels = [
+        [m.label for m in load_recipe("demo", grid=g, methods=["fedseq"]).methods] for g in ([own, every], [every, own])
+    ]
+    assert labels == [["FedSeq (lr 0.5)", "FedSeq (lr 1)"]] * 2
+    with pytest.raises(ConfigError, match=r"the grids of sfedkd.tau and SFedKD.tau are one"):
+        load_recipe("demo", grid=["sfedkd.tau=1,2", "SFedKD.tau=3,4"], methods=["sfedkd"])
+
+
+def test_a_point_of_a_grid_keeps_what_its_label_says(tmp_path: Path) -> None:
+    points = load_recipe("demo", grid=["sfedkd.tau=1,4"], methods=["sfedkd"])
+    (tmp_path / "recipe.toml").write_text(points.to_toml())
+    with pytest.raises(ConfigError, match=r"SFedKD \(tau 1\) is a point of a grid over tau"):
+        load_recipe(str(tmp_path / "recipe.toml"), settings=["sfedkd.tau=3"])
+    changed = load_recipe(str(tmp_path / "recipe.toml"), settings=["sfedkd.teachers=3"])
+    assert [method.algorithm.teachers for method in changed.methods] == [3, 3]  # type: ignore[attr-defined]
