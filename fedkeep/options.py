@@ -157,7 +157,7 @@ def named_subclasses(base: type[T], name_of: Callable[[type[T]], str | None], ad
         if (name := name_of(cls)) is None:
             continue
         other = found.get(name, cls)
-        alike = _is_there(other) == _is_there(cls) and (_is_there(cls) or cls.__module__ != "__main__")
+        alike = _is_there(other) == _is_there(cls) and (_is_there(cls) or cls.__module__ != other.__module__)
         if full_name(other) != full_name(cls) and alike:
             raise ConfigError(f"{full_name(other)} and {full_name(cls)} are both named {name!r}. {advice}")
         if _is_there(cls) or not _is_there(other):

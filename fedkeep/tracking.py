@@ -50,9 +50,9 @@ class LoggedTrial:
     @property
     def digest(self) -> str:
         """What tells the trial from all others, wherever its folder is: a resumed trial continues its run."""
-        begun = read_json(self.run / "run.json")
-        told = [begun.get(name) for name in ("started", "machine", "command", "identity")]
-        return hashlib.blake2b(repr((told, self.name)).encode(), digest_size=8).hexdigest()
+        run = read_json(self.run / "run.json").get("id")
+        told = f"{run} {self.name}" if run else str(self.folder.resolve())  # older runs have none
+        return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 class MetricWriter(Protocol):

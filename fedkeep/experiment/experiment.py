@@ -127,9 +127,14 @@ class Experiment:
                 check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
         problems: list[str] = []
         is_plain = not recipe.run.client_test and (recipe.privacy, recipe.defense) == (Privacy(), Defense())
-        for method in () if is_plain else recipe.methods:  # not every method can be carried out with them
-            with collect(problems):
-                build.build_simulation(recipe, method, seed, federation, self.machine.device, data_dir)
+        if not is_plain:  # not every method can be carried out with them
+            simulation = build.build_simulation(
+                recipe, recipe.methods[0], seed, federation, self.machine.device, data_dir
+            )
+            for method in recipe.methods:
+                simulation.algorithm = method.algorithm
+                with collect(problems):
+                    simulation.take_steps(())
         refuse(problems)
         lone = [federation.clients[one] for one in (federation.partition.sizes == 1).nonzero().flatten().tolist()]
         if alone := sum(own.get(client, recipe.model) in normalised for client in lone):

@@ -289,8 +289,6 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
         "device": runner.device.type,
     }
     file = cache_folder() / f"initial-model-{_digest([json.dumps(identity, sort_keys=True)])}.safetensors"
-    if (found := _read(file)) is not None:  # also from the folder of somebody else
-        return found
     try:
         make_folder(file.parent)
         with FileLock(file.with_suffix(".lock")):  # other processes wait for the one that trains
@@ -307,6 +305,8 @@ def _trained_on_pool(recipe: Recipe, seed: int, federation: Federation, runner: 
             _write(file, trained)
             return trained
     except OSError as error:
+        if (found := _read(file)) is not None:  # in the folder of somebody else, where nothing can be locked
+            return found
         raise _unwritable(file, error) from error
 
 

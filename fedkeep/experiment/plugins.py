@@ -220,8 +220,9 @@ def _is_of_main_file(value: Any) -> bool:
     file, name = getattr(main, "__file__", None) or "", getattr(getattr(main, "__spec__", None), "name", "")
     if not os.path.isfile(file) or f".{name}".endswith(".__main__"):
         return False
-    files = {inspect.unwrap(function).__code__.co_filename for function in functions_of(value)}
-    return all(os.path.isfile(one) or one.startswith(("<string>", "<attrs ")) for one in files)  # made by decorators
+    codes = (getattr(inspect.unwrap(function), "__code__", None) for function in functions_of(value))
+    files = {code.co_filename for code in codes if code is not None}
+    return all(os.path.isfile(one) or one.startswith(("<string>", "<attrs ", "<frozen ")) for one in files)
 
 
 def modules_of(values: Iterable[Any]) -> list[str]:

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import secrets
 import shlex
 import time
 import tomllib
@@ -30,7 +31,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine, revision, versions
 from fedkeep.models import Architecture
-from fedkeep.models.custom import describe_network
+from fedkeep.models.custom import describe_code, describe_network
 from fedkeep.rounds.reply_step import ReplyStep
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ def _inputs_of(experiment: Experiment) -> dict[str, Any]:
     """Return what a run folder records of a user's own network, methods, losses and files."""
     recipe, data_dir = experiment.recipe, experiment.machine.data_dir
     found: dict[str, Any] = {"network": experiment.describe_network(), "data_path": local_path(recipe.data, data_dir)}
+    if begun := found["network"]:
+        found["trained"] = describe_code(recipe.model, tuple(begun["shape"]), begun["classes"])
     if recipe.weights and not recipe.weights.startswith(KEPT):
         found["weights_path"] = locate_weights(recipe.weights, data_dir)  # for another working directory
     found |= _own_code(recipe)
@@ -99,6 +102,7 @@ def create_run_folder(
         # The instructions decide the last bits of a sum, and rounds of training make points of them.
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {get_cpu_capability()}",
         "command": list(command),
+        "id": secrets.token_hex(8),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": machine.device,
         "threads": machine.threads,
@@ -193,6 +197,9 @@ def open_run(
         )
     _check_own_code(folder, recipe)
     begun_steps = read_json(folder / "run.json").get("own_steps")
+    if begun_steps and steps is not None and not steps:
+        named = ", ".join(step.partition(" ")[0] for step in begun_steps)
+        raise RunError(f"{folder} was begun with reply steps of your own ({named}). Give them: steps=[...].")
     if steps and begun_steps and begun_steps != [describe_step(step) for step in steps]:
         log.warning("%s was begun with other code or numbers of its reply steps than these.", folder)
     return Experiment(recipe, recorded_machine(folder, machine))

@@ -233,8 +233,7 @@ def trained_model(
             "Run the recipe again."
         )
     rows = recipe.method(trial.method).algorithm.rows_per_class
-    if not run.settings.get("model", {}).get("name", "").endswith("()"):  # an object, whose weights were described too
-        warn_of_other_network(recipe.model, run.info.get("network"), str(trial.path))
+    warn_of_other_network(recipe.model, run.info.get("trained"), str(trial.path))  # older runs do not tell
     predictor = build_predictor(recipe.model, weights, trial.info["input"], _first_classes(trial), rows)
     scores = {name: other.last for name, other in of_model.items()}
     return TrainedModel(recipe, trial, weights, predictor, which, scores)

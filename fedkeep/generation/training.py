@@ -207,14 +207,15 @@ def train_generator(
     path = folder / pixel.CHECKPOINT
     if (folder / pixel.CARD).is_file() and not path.is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
-    if card.regime == "same_classes":
-        card = replace(card, seen=pixel.write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
     run = _TrainingRun(card, data, settings, seed, torch.device(device))
     if path.is_file():
         run.restore(path)
     if (folder / pixel.CARD).is_file():  # it was stopped between its last two steps on the disk
+        finished = pixel.load_generator(folder, device)
         path.unlink()
-        return pixel.load_generator(folder, device)
+        return finished
+    if card.regime == "same_classes":
+        run.card = replace(card, seen=pixel.write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
     saved = time.monotonic()
     try:
         while len(run.losses) < settings.steps:

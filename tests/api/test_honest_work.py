@@ -319,7 +319,11 @@ def test_a_folder_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_pooled_model_of_somebody_else_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     first = run(tmp_path / "one", 3, methods="fedavg", pretraining={"passes": 1})
-    monkeypatch.setattr(initial_model, "FileLock", None)  # whose folder cannot be written to
+
+    def refuse(path: Path) -> None:  # since the folder is not one's own
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(initial_model, "FileLock", refuse)
     monkeypatch.setattr(initial_model, "_write", None)
     second = run(tmp_path / "two", 3, methods="fedavg", pretraining={"passes": 1})
     assert second.trials[0].rounds == first.trials[0].rounds

@@ -95,6 +95,9 @@ def test_a_name_stands_for_the_class_of_the_last_cell(monkeypatch: pytest.Monkey
         found()
     del notebook.Mine
     assert found()["mine"] is renamed
+    notebook.Third = third = type("Third", (Named,), {**of_cells, "title": "mine"})
+    del notebook.Renamed
+    assert found()["mine"] is third
 
 
 def test_a_class_that_is_edited_in_place_is_another() -> None:
@@ -110,9 +113,10 @@ def test_a_number_that_is_stored_into_a_part_is_read_not_changed() -> None:
     assert described[0] == described[1] != described[2]
 
 
-def test_weights_of_another_network_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("make", [lambda net: net, lambda net: net()], ids=["class", "object"])
+def test_weights_of_another_network_are_told(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     net, other = cell(NET), cell(NET.replace("torch.relu(", "-torch.sigmoid("))
-    done = run(model=net, rounds=1, out=tmp_path / "run")
+    done = run(model=make(net), rounds=1, out=tmp_path / "run")
     folder = fedkeep.export_model(done, network=net, out=tmp_path / "exported", onnx=False)
     again = fedkeep.read_run(done.path)
     with caplog.at_level(logging.WARNING):
@@ -139,6 +143,8 @@ def test_what_stops_says_how_it_goes_on_in_python(tmp_path: Path) -> None:
 def test_other_reply_steps_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(steps=[Limit(10.0)], callbacks=[Interrupted()], out=tmp_path / "run")
+    with pytest.raises(RunError, match=r"begun with reply steps of your own \(Limit\)"):
+        fedkeep.resume(tmp_path / "run")
     for limit, told in ((10.0, False), (5.0, True)):
         caplog.clear()
         fedkeep.resume(tmp_path / "run", steps=[Limit(limit)], on_progress=lambda progress: None)

@@ -114,11 +114,11 @@ def test_a_trial_keeps_its_name_at_weights_and_biases_and_another_run_has_anothe
         return LoggedTrial(folder, folder / "trials" / "a", "", "", 0, {}, ()).digest
 
     (tmp_path / "run").mkdir()
-    write_json(tmp_path / "run" / "run.json", {"started": "2026-11-29T10:00:00"})
+    write_json(tmp_path / "run" / "run.json", {"id": "1"})
     first = digest(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
     assert digest(tmp_path / "moved") == first
-    write_json(tmp_path / "moved" / "run.json", {"started": "2026-11-29T11:00:00"})
+    write_json(tmp_path / "moved" / "run.json", {"id": "2"})
     assert digest(tmp_path / "moved") != first
 
 

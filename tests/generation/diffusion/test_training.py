@@ -11,6 +11,7 @@ import torch
 import toy
 
 from fedkeep.errors import DataError, RunError
+from fedkeep.generation.pixel import read_fingerprints
 from fedkeep.generation.training import GeneratorTraining, _Batches, train_generator
 
 
@@ -131,6 +132,23 @@ def test_another_training_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "broken" / "checkpoint.safetensors").write_bytes(b"half")
     with pytest.raises(RunError, match="cannot read the checkpoint"):
         train(tmp_path / "broken")
+
+
+def test_a_finished_generator_keeps_its_fingerprints_beside_another_training(tmp_path: Path) -> None:
+    card, data = replace(toy.card(), regime="same_classes"), toy.data()
+
+    def keep(done: int, loss: float) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_generator(card, data, toy.TRAINING, tmp_path, on_step=keep)
+    content = (tmp_path / "checkpoint.safetensors").read_bytes()
+    train_generator(card, data, toy.TRAINING, tmp_path)
+    (tmp_path / "checkpoint.safetensors").write_bytes(content)
+    with pytest.raises(RunError, match="belongs to another training"):
+        train_generator(card, {**data, "input": 255 - data["input"]}, toy.TRAINING, tmp_path)
+    assert len(read_fingerprints(tmp_path)) == len(data["label"])
 
 
 def test_data_that_do_not_fit(tmp_path: Path) -> None:
