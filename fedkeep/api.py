@@ -183,7 +183,9 @@ def run(
         experiment, out, ["fedkeep.run", made.name], steps
     ).absolute()  # the program may go to another folder
     trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
-    return _played(trials, folder, experiment.recipe, retry, on_progress, callbacks, steps)
+    with _shown(trials, on_progress, retry) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    return _result_of(folder, experiment.recipe)
 
 
 @one_thread_at_a_time()
@@ -262,7 +264,9 @@ def resume(
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
     trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
-    return _played(trials, folder, experiment.recipe, retry, on_progress, callbacks, steps)
+    with _shown(trials, on_progress, retry) as report:
+        run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
+    return _result_of(folder, experiment.recipe)
 
 
 def _retry_command(
@@ -281,25 +285,6 @@ def _retry_command(
     return in_python if arguments or own_classes(recipe) else resume_command(folder, machine)
 
 
-def _played(
-    trials: Sequence[Trial],
-    folder: Path,
-    recipe: Recipe,
-    retry: str,
-    on_progress: OnProgress | None,
-    callbacks: Sequence[Callback],
-    steps: Sequence[ReplyStep],
-) -> RunResult:
-    """Carry out trials, and return the run; an interrupt says how to go on."""
-    try:
-        with _shown(trials, on_progress) as report:
-            run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
-    except KeyboardInterrupt as error:
-        error.add_note(f"Finished rounds are saved. Continue with: {retry}")
-        raise
-    return _result_of(folder, recipe)
-
-
 def _result_of(folder: Path, recipe: Recipe) -> RunResult:
     """Write the report of a run, and return the run."""
     return result_of(write_all(folder), recipe.model if isinstance(recipe.model, Custom) else None)
@@ -315,18 +300,25 @@ def _refuse_workers(name: str) -> None:
 
 
 @contextmanager
-def _shown(trials: Sequence[Trial], on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Give what takes reports: a display, or the user's function, which is called once for each round."""
-    if on_progress is None:
-        with Display(Console(stderr=True), {trial.name: trial.rounds for trial in trials}) as display:
-            yield display
-        return
+def _shown(trials: Sequence[Trial], on_progress: OnProgress | None, retry: str) -> Iterator[OnProgress]:
+    """Give what takes reports: a display, or the user's function, which is called once for each round.
+
+    An interrupt says how to go on.
+    """
 
     def report(progress: Progress) -> None:
-        if not progress.activity:
+        if on_progress is not None and not progress.activity:
             on_progress(progress)
 
-    yield report
+    try:
+        if on_progress is None:
+            with Display(Console(stderr=True), {trial.name: trial.rounds for trial in trials}) as display:
+                yield display
+        else:
+            yield report
+    except KeyboardInterrupt as error:
+        error.add_note(f"Finished rounds are saved. Continue with: {retry}")
+        raise
 
 
 def _check_objects(callbacks: object, steps: object) -> None:
