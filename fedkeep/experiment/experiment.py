@@ -127,14 +127,13 @@ class Experiment:
                 check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
         problems: list[str] = []
         is_plain = not recipe.run.client_test and (recipe.privacy, recipe.defense) == (Privacy(), Defense())
-        if not is_plain:  # not every method can be carried out with them
-            simulation = build.build_simulation(
-                recipe, recipe.methods[0], seed, federation, self.machine.device, data_dir
-            )
-            for method in recipe.methods:
+        simulation = None
+        for method in () if is_plain else recipe.methods:  # not every method can be carried out with them
+            with collect(problems):
+                if simulation is None:
+                    simulation = build.build_simulation(recipe, method, seed, federation, self.machine.device, data_dir)
                 simulation.algorithm = method.algorithm
-                with collect(problems):
-                    simulation.take_steps(())
+                simulation.take_steps(())
         refuse(problems)
         lone = [federation.clients[one] for one in (federation.partition.sizes == 1).nonzero().flatten().tolist()]
         if alone := sum(own.get(client, recipe.model) in normalised for client in lone):

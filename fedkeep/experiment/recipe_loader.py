@@ -340,7 +340,8 @@ def _apply(table: dict[str, Any], setting: str) -> None:
     of_training = section.endswith(".training")
     for entry in _entries_with(table, section, name, "--set"):
         varied = str(entry.get("label", "")).removeprefix(str(entry.get("grid_of", "")))
-        if entry.get("grid_of") and re.search(rf"[(,] ?{re.escape(name)} ", varied):
+        held = (entry.get("training", {}) if of_training else entry).get(name)
+        if entry.get("grid_of") and re.search(rf"[(,] ?{re.escape(f'{name} {_short(held)}')}[,)]", varied):
             raise ConfigError(
                 f"--set {section}.{name}: {entry['label']} is a point of a grid over {name}. Set it in the recipe that "
                 "has the grid, or choose other methods with --methods."
@@ -451,11 +452,9 @@ def read_grid(grid: Mapping[str, Any] | Iterable[str], labels: Sequence[str] = (
 def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) -> bool:
     """Add grids (see `read_grid`) to the methods of a recipe's table; return whether there was one."""
     found = read_grid(grid, [str(entry.get("label", "")) for entry in table.get("methods", [])])
-    given: dict[tuple[int, str], str] = {}
-    # What is of one method comes last, and takes the place of what is of all.
-    for path, values in sorted(
-        found.items(), key=lambda item: item[0].partition(".")[0] not in ("training", "algorithm")
-    ):
+    given: dict[tuple[frozenset[int], str], str] = {}
+    own: set[tuple[int, str]] = set()
+    for path, values in found.items():
         section, _, name = path.rpartition(".")
         of_training = section == "training" or section.endswith(".training")
         if not of_training and section.removesuffix(".pretraining") in SECTIONS:
@@ -466,15 +465,13 @@ def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) ->
         entries = (
             table.get("methods", []) if section == "training" else _entries_with(table, section, name, "the grid of")
         )
-        for number, entry in enumerate(table.get("methods", [])):
-            if not any(entry is one for one in entries):
-                continue
-            key = f"{TRAINING * of_training}{name}"
-            if section not in ("training", "algorithm") and given.setdefault((number, key), path) != path:
-                raise ConfigError(
-                    f"the grids of {given[number, key]} and {path} are one. Put their values into one list."
-                )
-            entry["grid"] = {**entry.get("grid", {}), key: values}
+        key, of_all = f"{TRAINING * of_training}{name}", section in ("training", "algorithm")
+        if not of_all and given.setdefault((frozenset(map(id, entries)), key), path) != path:
+            raise ConfigError(f"the grid names {path} twice, with other letters. Put its values into one list.")
+        for entry in entries:
+            if not (of_all and (id(entry), key) in own):  # what is of one method takes the place of what is of all
+                entry["grid"] = {**entry.get("grid", {}), key: values}
+            own |= set() if of_all else {(id(entry), key)}
     return bool(found)
 
 

@@ -233,7 +233,10 @@ def trained_model(
             "Run the recipe again."
         )
     rows = recipe.method(trial.method).algorithm.rows_per_class
-    warn_of_other_network(recipe.model, run.info.get("trained"), str(trial.path))  # older runs do not tell
+    # Older runs tell the same of what is no object, whose weights they described too.
+    is_object = str(run.settings.get("model", {}).get("name", "")).endswith("()")
+    told = run.info.get("trained") or (None if is_object else run.info.get("network"))
+    warn_of_other_network(recipe.model, told, str(trial.path))
     predictor = build_predictor(recipe.model, weights, trial.info["input"], _first_classes(trial), rows)
     scores = {name: other.last for name, other in of_model.items()}
     return TrainedModel(recipe, trial, weights, predictor, which, scores)

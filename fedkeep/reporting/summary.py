@@ -223,11 +223,9 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     """Split the trials of one label into groups that may be averaged, each with a name that says what sets it apart."""
     groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
     settings = [_settings(run, trial) for run, trial in members]
-    stopping = {str(run.path) for run, trial in members if trial.ended_early}
-    for of, (run, trial) in zip(settings, members, strict=True):
-        of["window"] = _rounds(replace(trial, finished=False) if trial.ended_early else trial)
-        if stopping:  # when a callback ended a seed is a result of a run that has it
-            of["stopping"] = "early" if str(run.path) in stopping else "at the end"
+    if len({str(run.path) for run, _ in members}) == 1:  # when a callback ended a seed is a result of this run
+        for of, (_, trial) in zip(settings, members, strict=True):
+            of["window"] = _rounds(replace(trial, finished=False) if trial.ended_early else trial)
     # Older runs do not tell the code of a method or loss: then nothing says that it differs.
     untold = {name for name in ("code", "loss") if not all(name in of for of in settings)}
     for member, of in zip(members, settings, strict=True):

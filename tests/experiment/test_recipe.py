@@ -689,7 +689,9 @@ def test_a_grid_of_one_method_comes_before_that_of_all() -> None:
         [m.label for m in load_recipe("demo", grid=g, methods=["fedseq"]).methods] for g in ([own, every], [every, own])
     ]
     assert labels == [["FedSeq (lr 0.5)", "FedSeq (lr 1)"]] * 2
-    with pytest.raises(ConfigError, match=r"the grids of sfedkd.tau and SFedKD.tau are one"):
+    order = load_recipe("demo", grid=["sfedkd.tau=1", "training.lr=0.1"], methods=["sfedkd"]).methods
+    assert [method.label for method in order] == ["SFedKD (tau 1, lr 0.1)"]
+    with pytest.raises(ConfigError, match=r"the grid names SFedKD.tau twice, with other letters"):
         load_recipe("demo", grid=["sfedkd.tau=1,2", "SFedKD.tau=3,4"], methods=["sfedkd"])
 
 
@@ -698,5 +700,9 @@ def test_a_point_of_a_grid_keeps_what_its_label_says(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(points.to_toml())
     with pytest.raises(ConfigError, match=r"SFedKD \(tau 1\) is a point of a grid over tau"):
         load_recipe(str(tmp_path / "recipe.toml"), settings=["sfedkd.tau=3"])
+    points = load_recipe("demo", grid=["fedavgm.momentum=0.1,0.9"], methods=["fedavgm"])
+    (tmp_path / "other.toml").write_text(points.to_toml())
+    other = load_recipe(str(tmp_path / "other.toml"), settings=["fedavgm.training.momentum=0.5"])
+    assert [method.training for method in other.methods] == [{"momentum": 0.5}] * 2
     changed = load_recipe(str(tmp_path / "recipe.toml"), settings=["sfedkd.teachers=3"])
     assert [method.algorithm.teachers for method in changed.methods] == [3, 3]  # type: ignore[attr-defined]
