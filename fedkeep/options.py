@@ -91,12 +91,13 @@ class Options:
 
     def idle_options(self) -> list[str]:
         """Return which options were set and do nothing, because of another option."""
-        return [
-            f"{name} counts only with {other} = {' or '.join(map(str, values))}"
-            for name, field in options_of(type(self)).items()
-            for other, *values in [field.metadata["only"]] * bool(field.metadata["only"])
-            if getattr(self, name) != default_of(field) and getattr(self, other) not in values
-        ]
+        found = []
+        for name, field in options_of(type(self)).items():
+            if field.metadata["only"] and getattr(self, name) != default_of(field):
+                other, *values = field.metadata["only"]
+                if getattr(self, other) not in values:
+                    found.append(f"{name} counts only with {other} = {' or '.join(map(str, values))}")
+        return found
 
 
 TOML_TYPES = (bool, int, float, str, list, dict, datetime.datetime, datetime.date, datetime.time)

@@ -25,7 +25,16 @@ from fedkeep.data.dataset import DataSet, channel_statistics, select_rows
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import ALL_HELD_OUT, HELD_OUT, hold_out, hold_out_groups, note_on_copies, note_on_missing
 from fedkeep.data.own_files import TABLE_SUFFIXES, OwnSplits, check_utf8, find_data_files, split_by_column, to_dataset
-from fedkeep.data.readers import Problems, Where, hub_commit, in_nfc, is_offline, parquet_table, read_batches, read_hub
+from fedkeep.data.readers import (
+    Problems,
+    Where,
+    hub_commit,
+    is_offline,
+    parquet_table,
+    read_batches,
+    read_hub,
+    with_nfc_names,
+)
 from fedkeep.data.schema import (
     CLIENT,
     GROUP,
@@ -331,7 +340,7 @@ def assemble_own(
     columns: Sequence[TableColumn] | None = None,
 ) -> DataSet:
     """Return a user's own tables or images as a data set; the columns of a run take the place of the options'."""
-    own = replace(own, splits={split: in_nfc(table, where) for split, table in own.splits.items()})
+    own = replace(own, splits={split: with_nfc_names(table, where) for split, table in own.splits.items()})
     if columns:
         present = own.splits["train"].features if "train" in own.splits else ()
         exclude = tuple(name for name in options.exclude if name in present)

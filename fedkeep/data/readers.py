@@ -139,10 +139,10 @@ def parquet_table(path: Path) -> Any:
         raise DataError(f"{path} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again.") from error
     if all(name == to_nfc(name) for name in table.column_names):
         return table
-    return in_nfc(datasets_library("Reading Parquet files").Dataset(table), path).data.table
+    return with_nfc_names(datasets_library("Reading Parquet files").Dataset(table), path).data.table
 
 
-def in_nfc(table: Any, where: object) -> Any:
+def with_nfc_names(table: Any, where: object) -> Any:
     """Return a table of `datasets` whose columns have composed names, as options have them."""
     composed = [to_nfc(name) for name in table.column_names]
     if twice := [name for name, count in Counter(composed).items() if count > 1]:

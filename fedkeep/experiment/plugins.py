@@ -102,7 +102,7 @@ def describe_loss(name: str) -> str:
     return _DIGESTS.get(name, "") if name in OWN_LOSSES else ""
 
 
-def describe_step(step: Any) -> str:
+def describe_reply_step(step: Any) -> str:
     """Return the digest of a reply step that was given in Python, as it is before the first round."""
     return f"{type(step).__qualname__} {_digest(step)}"
 

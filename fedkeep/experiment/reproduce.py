@@ -22,7 +22,7 @@ from fedkeep.experiment.provenance import ARCHIVE_SUFFIX, NOT_SETTINGS, check_co
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_files import paper_tables
 from fedkeep.experiment.recipe_loader import load_recipe, read_paper_section
-from fedkeep.experiment.run import add_code, kept_machine, prepare_run, recorded_recipe
+from fedkeep.experiment.run import add_code, continued_machine, prepare_run, recorded_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.options import as_table, options_of
 
@@ -127,7 +127,7 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> li
             recipe = _extend(folder, recorded_recipe(folder, allow_code=machine.allow_code), recipe)
             add_code(folder, recipe, machine.use)
     wanted = [(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds]
-    return Experiment(recipe, kept_machine(folder, machine)).trials(folder, wanted, f"{column.name} ")
+    return Experiment(recipe, continued_machine(folder, machine)).trials(folder, wanted, f"{column.name} ")
 
 
 def _extend(folder: Path, old: Recipe, new: Recipe) -> Recipe:

@@ -25,7 +25,7 @@ from fedkeep.data.loading import local_path
 from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
-from fedkeep.experiment.plugins import describe_loss, describe_method, describe_step
+from fedkeep.experiment.plugins import describe_loss, describe_method, describe_reply_step
 from fedkeep.experiment.provenance import CODE, code_digests, keep_code, run_identity, settings_of, used
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -50,7 +50,7 @@ def prepare_run(
     ``steps``: Reply steps that were given in Python.
     """
     experiment.check()
-    inputs = _inputs_of(experiment) | ({"own_steps": [describe_step(step) for step in steps]} if steps else {})
+    inputs = _inputs_of(experiment) | ({"own_steps": [describe_reply_step(step) for step in steps]} if steps else {})
     return create_run_folder(experiment.recipe, out, experiment.machine, command, **inputs)
 
 
@@ -146,11 +146,11 @@ def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = (
     begun, given = (tomllib.loads(text) for text in (read_toml(folder / "recipe.toml"), recipe.to_toml()))
     if {**begun, "title": ""} != {**given, "title": ""}:
         raise RunError(f"{folder} was begun with another recipe. Choose another --out, or give the recipe as it was.")
-    kept_machine(folder, experiment.machine)
+    continued_machine(folder, experiment.machine)
     return folder
 
 
-def kept_machine(folder: Path, machine: Machine) -> Machine:
+def continued_machine(folder: Path, machine: Machine) -> Machine:
     """Return `recorded_machine`, and warn where other values were asked for."""
     kept = recorded_machine(folder, machine)
     fixed = {name: getattr(kept, name) for name in ("device", "threads", "stack")}
@@ -200,7 +200,7 @@ def open_run(
     if begun_steps and steps is not None and not steps:
         named = ", ".join(step.partition(" ")[0] for step in begun_steps)
         raise RunError(f"{folder} was begun with reply steps of your own ({named}). Give them: steps=[...].")
-    if steps and begun_steps and begun_steps != [describe_step(step) for step in steps]:
+    if steps and begun_steps and begun_steps != [describe_reply_step(step) for step in steps]:
         log.warning("%s was begun with other code or numbers of its reply steps than these.", folder)
     return Experiment(recipe, recorded_machine(folder, machine))
 
