@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedkeep.metrics import Floats
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback
 
+log = logging.getLogger(__name__)
 FOLDER = "logs"
 """The folder in a run folder that holds what is logged."""
 
@@ -170,18 +172,33 @@ class Tracker(Callback):
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         if self.writer is not None:
-            self.writer.write(result.record["round"], self._values(result.record, result.timings))
-            self.written = state.finished
+            values = self._values(result.record, result.timings)
+            with self._goes_on_without():
+                self.writer.write(result.record["round"], values)
+                self.written = state.finished
 
     def on_trial_end(self, state: SimulationState) -> None:
-        writer, self.writer = self.writer, None
+        writer = self.writer
         if writer is None:
             return
-        with closing(writer):
+        with self._goes_on_without(), closing(writer):
             # Ctrl-C or another callback may have come between a round's record and this.
             files = (self._lines(name, state.finished)[self.written :] for name in ("rounds.jsonl", "timings.jsonl"))
             for record, timings in zip(*files, strict=False):
                 writer.write(record["round"], self._values(record, timings))
+
+    @contextmanager
+    def _goes_on_without(self) -> Iterator[None]:
+        """Warn of what a package of others raises: its log computes nothing, and no trial ends for it."""
+        try:
+            yield
+        except Exception as error:
+            writer, self.writer = self.writer, None
+            with suppress(Exception):
+                if writer is not None:
+                    writer.close()
+            told = f"{type(error).__name__}: {in_one_line(error, 300)}"
+            log.warning("%s: log = %r cannot be written, and goes on without it: %s", self.trial.name, self.log, told)
 
     def _lines(self, name: str, finished: int) -> list[dict[str, Any]]:
         """Return what a file says of the rounds that are finished, such as those before a resume."""

@@ -21,6 +21,7 @@ from torch.nn import functional
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 from fedkeep.models.networks import MaxPool2
+from fedkeep.models.weights import tied_parameters
 
 # Operations that treat all channels alike, so that they commute with a permutation of channels.
 _EACH_ALIKE: tuple[type[nn.Module], ...] = (
@@ -61,6 +62,8 @@ def channel_groups(network: nn.Module) -> tuple[ChannelLayer, ...]:
         alike, such as pooling and ReLU.
     Returns: The layers in the order in which they are computed.
     """
+    if tied := tied_parameters(network):
+        raise ConfigError(f"{type(network).__name__}.{tied[0]} stands at several places, and has one order. {_ADVICE}")
     try:
         graph = _Tracer().trace(network)
     except Exception as error:
@@ -76,6 +79,11 @@ _ADVICE = (
     "Fusion by optimal transport needs networks of convolutions, linear layers, batch norms, sums, pooling, ReLU and "
     "the like. Use such a network, or the plain mean: fedskf.pit=off."
 )
+
+
+def _flattened(_: Any, start_dim: Any = 0, end_dim: Any = -1, **kwargs: Any) -> tuple[Any, Any]:
+    """Return which dimensions a call of flatten joins."""
+    return start_dim, end_dim
 
 
 class _Tracer(fx.Tracer):
@@ -108,6 +116,8 @@ class _GroupFinder:
         elif node.op == "call_module" and isinstance(node.target, str):
             self.group[node] = self._through(node.target, read, node)
         elif len(read) == 1 and (node.target in _ALIKE_FUNCTIONS or node.target in _ALIKE_METHODS):
+            if node.target in (torch.flatten, "flatten") and _flattened(*node.args, **node.kwargs) != (1, -1):
+                raise self._refused("a flatten that does not make one row of each image")
             self.group[node] = read[0]
         elif len(read) == 2 and node.target in _SUMS:
             self.group[node] = self._join(*read)
@@ -128,6 +138,9 @@ class _GroupFinder:
                 raise self._refused(f"the grouped convolution {name}")
             if name in self.layers:
                 raise self._refused(f"{name}, which is used twice")
+            before = self.network.get_submodule(read[0]) if read[0] else None
+            if isinstance(before, nn.Linear) and before.out_features != getattr(module, "in_features", None):
+                raise self._refused(f"{read[0]}, which reads a part of each image")
             if _is_frozen(module):  # its channels keep their order
                 self.frozen.add(name)
                 return self._join(None, read[0])
@@ -136,6 +149,8 @@ class _GroupFinder:
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             self._note_norm(name, node)
             return self._join(None, read[0]) if _is_frozen(module) else read[0]
+        if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+            raise self._refused(f"{name}, which does not make one row of each image")
         if isinstance(module, _EACH_ALIKE):
             return read[0]
         raise self._refused(f"{name}, a {type(module).__name__}")
@@ -148,6 +163,8 @@ class _GroupFinder:
             return
         if before.target not in self.layers:
             raise self._refused(f"the batch norm {name}, which normalises an image or a sum")
+        if any(name in layer.norms for layer in self.layers.values()):
+            raise self._refused(f"{name}, which is used twice")
         layer = self.layers[str(before.target)]
         self.layers[layer.name] = replace(layer, norms=(*layer.norms, name))
 

@@ -98,12 +98,16 @@ def without_examples(dataset: DataSet, read: Tensor, inputs: Tensor) -> DataSet:
     ``read``: Its training inputs, scaled as those that are taken out: other numbers are other inputs.
     """
     if read.dtype == torch.uint8:
-        return replace(dataset, train=_without(dataset.train, image_hashes(inputs)))
-    left, kept = Counter(image_hashes(inputs).tolist()), []
-    for found in image_hashes(read).tolist():
-        kept.append(not left[found])
-        left[found] -= bool(left[found])
-    return replace(dataset, train=select_rows(dataset.train, torch.tensor(kept)))
+        kept = ~torch.isin(image_hashes(read), image_hashes(inputs))
+    else:
+        left = Counter(image_hashes(inputs).tolist())
+        kept = torch.ones(len(read), dtype=torch.bool)
+        for place, found in enumerate(image_hashes(read).tolist()):
+            kept[place] = not left[found]
+            left[found] -= bool(left[found])
+    if not kept.any():
+        raise DataError(f"{dataset.name} has no example that the run does not evaluate or hold out.")
+    return replace(dataset, train=select_rows(dataset.train, kept))
 
 
 def _without(split: Data, hashes: Tensor) -> Data:

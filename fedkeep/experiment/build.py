@@ -187,11 +187,9 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
         # What is evaluated, or held out, is no public example. Rows are known by their numbers before a validation
         # scales them.
         whole = load_data(recipe.data, data_dir, options=recipe.data_options) if recipe.validation else dataset
-        held_out = [whole.test] if whole.test_held_out or recipe.data_options.split else []
+        held_out = [whole.test]
         if recipe.validation:
             held_out.append(validated(whole, recipe.validation, rescale=False).test if whole.columns else dataset.test)
-        if not held_out:
-            return found
         ours = found if whole.columns == dataset.columns else read(whole.columns)
         return without_examples(found, ours.train["input"], torch.cat([one["input"] for one in held_out]))
     except DataError as error:
@@ -278,7 +276,7 @@ def check_label_loss(training: Training, dataset: DataSet, device: torch.device)
     if (own := OWN_LOSSES.get(training.loss)) is not None:  # a module may have no truth value
         try:
             own = deepcopy(own)  # it may count its calls
-        except (TypeError, RuntimeError):  # it holds what cannot be copied, such as a lock, and is not tried
+        except Exception:  # it holds what cannot be copied, such as a lock, and is not tried
             return
         labels = dataset.train["label"][: training.batch_size].to(device)
         logits = torch.zeros(len(labels), dataset.num_classes, device=device, requires_grad=True)

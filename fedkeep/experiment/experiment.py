@@ -5,6 +5,7 @@ Trials and partitions are described for reports, and for checks when a trial is 
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from fedkeep.data import Federation
 from fedkeep.data.columns import columns_to_json
 from fedkeep.data.partition import ByColumn
 from fedkeep.data.schema import CLIENT
-from fedkeep.errors import collect, refuse
+from fedkeep.errors import ConfigError, collect, refuse
 from fedkeep.experiment import build, provenance
 from fedkeep.experiment.initial_model import InitialModel, initial_model
 from fedkeep.experiment.recipe import (
@@ -35,10 +36,12 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.models.custom import describe_network
 from fedkeep.models.weights import hash_weights, tensor_hash
 from fedkeep.options import as_table
+from fedkeep.rounds.reply_step import ReplyStep
 from fedkeep.rounds.run_settings import Defense, distinct_models
 from fedkeep.rounds.state import SimulationState
 from fedkeep.tracking import check_packages
 from fedkeep.training.model_runner import check_batch_size, has_batch_norm
+from fedkeep.training.per_example import MIXES_EXAMPLES
 from fedkeep.trials.simulation import Simulation
 from fedkeep.trials.trial import MANIFEST
 
@@ -90,8 +93,11 @@ class Experiment:
         self._federations.pop(seed, None)
         self._initial_models.pop(seed, None)
 
-    def check(self) -> None:
-        """Check the whole experiment before any training."""
+    def check(self, steps: Sequence[ReplyStep] = ()) -> None:
+        """Check the whole experiment before any training.
+
+        ``steps``: Reply steps of the user's own.
+        """
         recipe, data_dir = self.recipe, self.machine.data_dir
         build.check_device(self.machine.device)
         check_packages(recipe.log)
@@ -123,17 +129,19 @@ class Experiment:
                 check_batch_size(network, recipe.training_of(method).batch_size, option)
             if has_batch_norm(network):
                 normalised.add(model)
+                if recipe.privacy.noise_multiplier:
+                    raise ConfigError(f"privacy.noise_multiplier: {MIXES_EXAMPLES}.")
             if recipe.pretraining.passes:
                 check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
         problems: list[str] = []
-        is_plain = not recipe.run.client_test and (recipe.privacy, recipe.defense) == (Privacy(), Defense())
+        restricting = recipe.run.client_test or steps or (recipe.privacy, recipe.defense) != (Privacy(), Defense())
         simulation = None
-        for method in () if is_plain else recipe.methods:  # not every method can be carried out with them
+        for method in recipe.methods if restricting else ():  # not every method can be carried out with them
             with collect(problems):
                 if simulation is None:
                     simulation = build.build_simulation(recipe, method, seed, federation, self.machine.device, data_dir)
                 simulation.algorithm = method.algorithm
-                simulation.take_steps(())
+                simulation.take_steps(copy.deepcopy(steps))
         refuse(problems)
         lone = [federation.clients[one] for one in (federation.partition.sizes == 1).nonzero().flatten().tolist()]
         if alone := sum(own.get(client, recipe.model) in normalised for client in lone):

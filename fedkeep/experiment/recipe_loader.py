@@ -334,23 +334,32 @@ def _apply(table: dict[str, Any], setting: str) -> None:
     if section in SECTIONS:
         table[section] = _merge_section(section, table.get(section, {}), {name: value})
         for entry in table.get("methods", []) if section == "training" else ():
+            _refuse_point(entry, True, name, f"--set {section}.{name}")
             _drop(entry, "training", name)
             _drop(entry, "grid", f"{TRAINING}{name}")
         return
     of_training = section.endswith(".training")
     for entry in _entries_with(table, section, name, "--set"):
-        varied = str(entry.get("label", "")).removeprefix(str(entry.get("grid_of", "")))
-        held = (entry.get("training", {}) if of_training else entry).get(name)
-        if entry.get("grid_of") and re.search(rf"[(,] ?{re.escape(f'{name} {_short(held)}')}[,)]", varied):
-            raise ConfigError(
-                f"--set {section}.{name}: {entry['label']} is a point of a grid over {name}. Set it in the recipe that "
-                "has the grid, or choose other methods with --methods."
-            )
+        _refuse_point(entry, of_training, name, f"--set {section}.{name}")
         _drop(entry, "grid", f"{TRAINING}{name}" if of_training else name)
         if of_training:
             entry["training"] = {**entry.get("training", {}), name: value}
         else:
             entry[name] = value
+
+
+def _refuse_point(entry: Mapping[str, Any], of_training: bool, name: str, what: str) -> None:
+    """Raise `ConfigError` for a change of the option by which a point of a grid is called.
+
+    ``what``: Gives the option, for errors.
+    """
+    varied = str(entry.get("label", "")).removeprefix(str(entry.get("grid_of", "")))
+    held = (entry.get("training", {}) if of_training else entry).get(name)
+    if entry.get("grid_of") and re.search(rf"[(,] ?{re.escape(f'{name} {_short(held)}')}[,)]", varied):
+        raise ConfigError(
+            f"{what}: {entry['label']} is a point of a grid over {name}. Set it in the recipe that has the grid, or "
+            "choose other methods with --methods."
+        )
 
 
 def _drop(entry: dict[str, Any], part: str, name: str) -> None:
@@ -469,6 +478,7 @@ def add_grids(table: dict[str, Any], grid: Mapping[str, Any] | Iterable[str]) ->
         if not of_all and given.setdefault((frozenset(map(id, entries)), key), path) != path:
             raise ConfigError(f"the grid names {path} twice, with other letters. Put its values into one list.")
         for entry in entries:
+            _refuse_point(entry, of_training, name, f"the grid of {path}")
             if not (of_all and (id(entry), key) in own):  # what is of one method takes the place of what is of all
                 entry["grid"] = {**entry.get("grid", {}), key: values}
             own |= set() if of_all else {(id(entry), key)}

@@ -23,7 +23,7 @@ from fedkeep._utils.digests import DamagedFile, Identity, read_json, read_toml, 
 from fedkeep._utils.files import make_folder
 from fedkeep.data.loading import local_path
 from fedkeep.errors import RunError
-from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.initial_model import KEPT, locate_weights
 from fedkeep.experiment.plugins import describe_loss, describe_method, describe_reply_step
 from fedkeep.experiment.provenance import CODE, code_digests, keep_code, run_identity, settings_of, used
@@ -49,7 +49,7 @@ def prepare_run(
     ``out``: The folder; default: a new one under ``runs/``.
     ``steps``: Reply steps that were given in Python.
     """
-    experiment.check()
+    experiment.check(steps)
     inputs = _inputs_of(experiment) | ({"own_steps": [describe_reply_step(step) for step in steps]} if steps else {})
     return create_run_folder(experiment.recipe, out, experiment.machine, command, **inputs)
 
@@ -167,15 +167,12 @@ def _content(folder: Path) -> list[Path]:
     return [p for p in content if begun or (p.name not in ("recipe.toml", LOCK, CODE) and p.suffix != ".tmp")]
 
 
-def open_run(
-    folder: Path, machine: Machine, model: Architecture | None = None, steps: Sequence[ReplyStep] | None = None
-) -> Experiment:
+def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:
     """Return the experiment of a run folder, to continue it.
 
     ``machine``: The machine. Its device, threads and stack are replaced by those with which the run began,
         since results depend on them.
     ``model``: The user's network, if it was given in Python and cannot be imported.
-    ``steps``: Reply steps that are given in Python; None if they cannot be, as on the command line.
     """
     check_run_folder(folder)
     if read_json(folder / "run.json").get("command", [])[:2] == ["flwr", "run"]:
@@ -196,13 +193,22 @@ def open_run(
             "belong together. Restore the former network, or begin a new run."
         )
     _check_own_code(folder, recipe)
-    begun_steps = read_json(folder / "run.json").get("own_steps")
-    if begun_steps and steps is not None and not steps:
-        named = ", ".join(step.partition(" ")[0] for step in begun_steps)
-        raise RunError(f"{folder} was begun with reply steps of your own ({named}). Give them: steps=[...].")
-    if steps and begun_steps and begun_steps != [describe_reply_step(step) for step in steps]:
-        log.warning("%s was begun with other code or numbers of its reply steps than these.", folder)
     return Experiment(recipe, recorded_machine(folder, machine))
+
+
+def check_own_steps(folder: Path, unfinished: Sequence[Trial], steps: Sequence[ReplyStep] = ()) -> None:
+    """Raise `RunError` if trials would go on without the reply steps that a run was given in Python."""
+    begun = read_json(folder / "run.json").get("own_steps")
+    if not begun or not unfinished:
+        return
+    if not steps:
+        named = ", ".join(step.partition(" ")[0] for step in begun)
+        raise RunError(
+            f"{folder} was begun with reply steps of your own ({named}). Continue it with them, in Python: "
+            f"fedkeep.resume({str(folder)!r}, steps=[...])."
+        )
+    if begun != [describe_reply_step(step) for step in steps]:
+        log.warning("%s was begun with other code or numbers of its reply steps than these.", folder)
 
 
 def check_run_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedkeep._utils import progress
-from fedkeep._utils.digests import Identity, read_json, write_json
+from fedkeep._utils.digests import ForeignFile, Identity, read_json, write_json
 from fedkeep._utils.process import raising_terminated
 from fedkeep._utils.torch_state import plain_torch, set_plain_torch
 from fedkeep._utils.type_hints import annotations_of
@@ -189,12 +189,18 @@ def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
     return [Tracker(name, logged) for name in recipe.log]
 
 
+OF_ALL_SEEDS = ("data set", "extractor", "generator")
+"""What inputs are called, or begin with, that are the same for all trials of a run."""
+
+
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     """Write a trial's description, and which versions of FedKeep ran it.
 
     ``description``: The description (see `fedkeep.experiment.experiment.describe_trial`).
     """
     versions = [describe_version()]
+    for other in sorted({*folder.parent.glob(f"*/{TRIAL_FILE}")} - {folder / TRIAL_FILE}):
+        _check_same_inputs(other, description.get("dependencies", {}))
     if before := begun_description(folder):
         described_identity(before).check(
             folder / TRIAL_FILE,
@@ -203,6 +209,19 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
         )
         versions = list(dict.fromkeys([*before.get("versions", ["an unknown version"]), *versions]))
     write_json(folder / TRIAL_FILE, {**description, "versions": versions})
+
+
+def _check_same_inputs(other: Path, now: Mapping[str, str]) -> None:
+    """Raise `ForeignFile` if another trial of the run, of whatever seed, was run with other data or networks."""
+    before: Mapping[str, str] = {}
+    with suppress(RunError):  # a damaged file is told where it is read
+        before = read_json(other).get("dependencies", before)
+    changed = [name for name in now if name.startswith(OF_ALL_SEEDS) and before.get(name, now[name]) != now[name]]
+    if changed:
+        raise ForeignFile(
+            f"{other.parent} was run with another {changed[0]} than there is now, so that this run's trials would not "
+            "belong together. Restore what it was, or begin a new run."
+        )
 
 
 def described_identity(description: Mapping[str, Any]) -> Identity:
@@ -258,14 +277,10 @@ class ConfusionMatrix(Callback):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "confusion.json"
-        self.ended = False
-
-    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        self.ended = result.is_last
 
     def on_trial_end(self, state: SimulationState) -> None:
         classes = state.context.num_classes
-        ended = self.ended or state.finished == state.rounds
+        ended = state.ended or state.finished == state.rounds
         all_classes = state.federation.for_task(state.federation.num_tasks).cumulative_classes[-1]
         if not ended or not all_classes == classes <= self.MAX_CLASSES:
             return  # where the file is there already, it may be damaged: it is written again, with the same content

@@ -282,12 +282,33 @@ class SplitNetwork(Network):
         return rest if part == "body" else f"{self.classifier_name}.{rest}"
 
 
+class _InParts(nn.Module):
+    """Computes a network's classifier on its features."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Any:
+        return self.network.classifier(self.network.features(images))
+
+
+def _consists_of_parts(network: nn.Module, blank: Tensor) -> bool:
+    """Tell whether a network is a classifier on features; its author may give these names to others too."""
+    if callable(getattr(network, "features", None)) and isinstance(getattr(network, "classifier", None), nn.Linear):
+        inputs = torch.arange(blank.numel(), device=blank.device).view_as(blank) / blank.numel()
+        inputs = inputs if blank.is_floating_point() else blank
+        with suppress(Exception):
+            return torch.allclose(evaluated(network, inputs), evaluated(_InParts(network), inputs))
+    return False
+
+
 def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
-    """Return a network with features and a classifier; the network itself if it has them, or cannot be split.
+    """Return a network with features and a classifier; the network itself if it consists of them, or cannot be split.
 
     It can be if its logits are the output of one linear layer, which is used once and shares its weights with no other.
     """
-    if callable(getattr(network, "features", None)) and isinstance(getattr(network, "classifier", None), nn.Linear):
+    if _consists_of_parts(network, blank):
         return network
     calls: list[tuple[str, Tensor, int]] = []  # a layer, its output, and how often that had been changed in place
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}

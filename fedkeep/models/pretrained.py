@@ -131,6 +131,9 @@ def load_extractor(source: str) -> Extractor:
             )
         _require_whole(loaded["missing_keys"], whole.base_model_prefix)
         reading = _reading(library.utils.hub.cached_file(source, READING), whole.config)
+        if whole.config.model_type == "vit" and whole.config.image_size != reading.side:
+            sizes = f"its {READING} resizes images to {reading.side}, and it reads {whole.config.image_size}."
+            raise ValueError(f"{sizes} Make both the same.")
         kind, millions = str(whole.config.model_type), parameter_count(whole.base_model) / 1e6
         learned = _learned(whole.config)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
@@ -260,8 +263,11 @@ class Pretrained(Architecture):
         ``shape``: Channels, height and width of an image.
         Returns: The network (see `load_extractor` for what may be raised).
         """
-        image_shape(self.name, shape)
-        return FrozenNetwork(load_extractor(self.source), classes)
+        channels, *_ = image_shape(self.name, shape)
+        extractor = load_extractor(self.source)
+        if channels != (expected := len(extractor.reading.mean)):
+            raise ConfigError(f"{self.source} reads images of {expected} channels, and these have {channels}.")
+        return FrozenNetwork(extractor, classes)
 
     @property
     def about(self) -> str:

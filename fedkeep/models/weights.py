@@ -176,6 +176,12 @@ def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
     return {name: p.data for name, p in module.named_parameters(remove_duplicate=False) if _is_frozen(p)}
 
 
+def tied_parameters(module: nn.Module) -> list[str]:
+    """Return the further names of parameters that stand at several places of a module."""
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    return sorted({*names} - {name for name, _ in module.named_parameters()})
+
+
 def _is_frozen(entry: Any) -> bool:
     return isinstance(entry, nn.Parameter) and not entry.requires_grad
 

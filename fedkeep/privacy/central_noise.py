@@ -12,7 +12,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
-from fedkeep.models.weights import form_of
+from fedkeep.models.weights import form_of, tied_parameters
 from fedkeep.privacy.privacy_account import PrivacyAccount
 from fedkeep.privacy.privacy_checks import reason_against_central_noise
 from fedkeep.rounds.reply_step import Reply, ReplyStep, Round
@@ -30,6 +30,11 @@ class CentralNoise(ReplyStep):
         return state.settings.privacy.client_noise_multiplier > 0
 
     def reason_against(self, state: SimulationState) -> str:
+        if tied := tied_parameters(state.context.runner.train_network):
+            return (
+                f"privacy.client_noise_multiplier: {tied[0]} of the network stands at several places, and noise would "
+                "make several tensors of it. Choose a network without tied weights, or privacy.noise_multiplier."
+            )
         return reason_against_central_noise(state.algorithm, state.settings.defense)
 
     def combine(self, round: Round, replies: dict[str, Reply]) -> dict[str, Reply]:

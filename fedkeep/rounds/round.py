@@ -162,7 +162,8 @@ class RoundState(Round):
         order = {client: number for number, client in enumerate(self.cohort)}  # sums must not depend on timing
         fits = [fit for _, fit in sorted(self.fits, key=lambda one: order.get(one[0], len(order)))]
         examples, privacy = sum(fit.num_examples for fit in fits), self.state.settings.privacy
-        has_loss = examples and not privacy.secure_aggregation and not privacy.client_noise_multiplier
+        is_hidden = privacy.secure_aggregation or privacy.noise_multiplier or privacy.client_noise_multiplier
+        has_loss = examples and not is_hidden
         loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if has_loss else None
         lost = self.attendance.lost_between_rounds | self.attendance.lost
         record: dict[str, Any] = {

@@ -42,13 +42,11 @@ class RoundResult:
         predictions by class.
     ``timings``: Seconds by part of the round, which differ between machines.
     ``releases``: What left with noise, for a ledger that no resume cuts back (see `ReplyStep.releases`).
-    ``is_last``: Whether the trial ends with it, as it was planned or since a callback ends it.
     """
 
     record: dict[str, Any]
     timings: dict[str, float]
     releases: dict[str, Any] = field(default_factory=dict)
-    is_last: bool = False
 
 
 @dataclass
@@ -105,6 +103,7 @@ class SimulationState:
     ``server``: The server, with its model and state.
     ``client_states``: The clients' states.
     ``finished``: Number of finished rounds, over all tasks.
+    ``ended``: Whether a callback has ended the trial before its last round.
     ``serial``: Carries out client steps in this process; its contexts hold the networks.
     ``executor``: Carries out client steps; `serial` unless it is replaced.
     ``weights_file``: Where models of a round lie for which memory has no room.
@@ -114,6 +113,7 @@ class SimulationState:
     """
 
     steps: Sequence[Any] = ()
+    ended = False
 
     def __init__(
         self,

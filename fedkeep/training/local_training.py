@@ -23,7 +23,7 @@ from fedkeep.losses import Batch, Loss
 from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
-from fedkeep.models.weights import load_weights, state_dict_copy
+from fedkeep.models.weights import load_weights, state_dict_copy, tied_parameters
 from fedkeep.training.cuda_graph import CapturedSteps, can_capture, capture_on
 from fedkeep.training.model_runner import IN_PLACE, ModelRunner
 
@@ -371,7 +371,12 @@ def _compose(
     model.
     """
     network = runner.train_network
-    buffers = {name for name, _ in network.named_buffers()}
+    if tied := tied_parameters(network):
+        raise ConfigError(
+            f"this method computes the network's weights from other tensors, and {tied[0]} stands at several places. "
+            "Choose a network without tied weights."
+        )
+    buffers = {name for name, _ in network.named_buffers(remove_duplicate=False)}
     tensors = {name: tensor.detach().to(runner.device, copy=True) for name, tensor in model.items()}
     load_weights(network, parametrization(tensors))  # raises if a weight is missing: it would keep an old value
     weights = {name: tensor.requires_grad_() for name, tensor in tensors.items() if name not in buffers}

@@ -30,6 +30,8 @@ from fedkeep.training.model_runner import ModelRunner
 MAX_BYTES = 2**28
 """Bytes of the gradients that are computed together."""
 MAX_EXAMPLES = 64
+MIXES_EXAMPLES = "batch norm mixes the examples of a batch. Choose a network with group norm or without norm"
+"""Why DP-SGD refuses a network."""
 
 
 def examples_at_once(parameters: Mapping[str, Tensor]) -> int:
@@ -193,7 +195,7 @@ def _check(runner: ModelRunner, job: TrainJob) -> None:
     """Refuse what DP-SGD's guarantee would not cover."""
     reason = ""
     if runner.has_batch_norm:
-        reason = "batch norm mixes the examples of a batch. Choose a network with group norm or without norm"
+        reason = MIXES_EXAMPLES
     elif len(job.streams) > 1:
         reason = f"this method trains on {len(job.streams)} data sets at once, and epsilon would cover one"
     elif job.parametrization is not None:

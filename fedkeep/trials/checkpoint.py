@@ -101,14 +101,12 @@ class Checkpoint:
         `due`).
     ``identity``: The trial, to which all checkpoints in the folder must belong.
     ``cost``: Seconds that the last save took.
-    ``ended``: Whether a callback has ended the trial.
     """
 
     folder: Path
     share: float = 0.01
     identity: Identity = Identity()
     cost: float = 0.0
-    ended: bool = False
     _saved_at: float = field(default_factory=time.perf_counter)
     _manifests: list[Manifest] = field(default_factory=list)  # the last one last
 
@@ -147,7 +145,7 @@ class Checkpoint:
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
         listed: dict[str, Any] = {"server": server, "clients": clients, "kept": memory}
         listed["steps"] = [step.name for step in state.steps]
-        if self.ended:
+        if state.ended:
             listed["ended"] = True
         manifest = Manifest(round=state.finished, **listed, identity=self.identity, records=records, files=files)
         entries = {"format": FORMAT, "round": manifest.round, **listed, "identity": self.identity.to_table()}
@@ -245,7 +243,7 @@ class Checkpoint:
         kept_type = tuple.__class_getitem__(tuple(type(step.kept) for step in steps))
         for step, kept in zip(steps, read(manifest.kept, kept_type), strict=True):
             step.kept = kept
-        state.finished, self.ended = manifest.round, manifest.ended
+        state.finished, state.ended = manifest.round, manifest.ended
 
 
 def _with_memory(state: Simulation) -> list[ReplyStep]:

@@ -100,24 +100,27 @@ def run_trial(
             for callback in own:
                 with _named(callback):
                     callback.on_trial_begin(simulation)
-            while simulation.finished < simulation.rounds and not checkpoint.ended:
+            while simulation.finished < simulation.rounds and not simulation.ended:
                 try:
-                    records.last = result = simulation.run_round()
+                    result = simulation.run_round()
                 except ChangedInPlace:
                     records.last = None  # the last checkpoint stays
                     raise
                 stops = False
-                for callback in own:  # before the round is recorded
-                    with _named(callback):
-                        stops |= _add_metrics(result, callback.on_round_end(simulation, result))
-                result.is_last = stops or simulation.finished == simulation.rounds
+                try:
+                    for callback in own:  # before the round is recorded
+                        with _named(callback):
+                            stops |= _add_metrics(result, callback.on_round_end(simulation, result))
+                except BaseException:  # the round is repeated, to be measured; what left with noise has left
+                    records.write_releases(result)
+                    raise
                 if stops and "correct" not in result.record:  # the last round is always evaluated
                     for evaluation in (one for one in simulation.callbacks if isinstance(one, Evaluation)):
                         evaluation.evaluate(simulation, result)
-                checkpoint.ended = stops
+                simulation.ended, records.last = stops, result
                 for callback in builtin:
                     callback.on_round_end(simulation, result)
-                if not checkpoint.ended:
+                if not simulation.ended:
                     _stop_if_useless(simulation)
         _export(simulation, folder, records.on_disk(), identity)
 
@@ -315,8 +318,8 @@ class Records(Callback):
         if self.last is not None and self.last.record["round"] == state.finished > self.written:
             self.on_round_end(state, self.last)
 
-    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        """Write a round; this can be repeated after an interruption. The ledger loses no release."""
+    def write_releases(self, result: RoundResult) -> None:
+        """Write what a round released into the ledger; this can be repeated."""
         if result.releases:
             if self.ledger is None:
                 self.ledger = JsonlWriter(self._folder / LEDGER)
@@ -324,6 +327,10 @@ class Records(Callback):
                 self._released = result, self.ledger.end()
             self.ledger.cut(self._released[1])  # of this very round, if an error came while it was written
             self.ledger.write(result.releases)
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        """Write a round; this can be repeated after an interruption. The ledger loses no release."""
+        self.write_releases(result)
         self.rounds.cut(self._ends[0])
         self.timings.cut(self._ends[1])
         self.rounds.write(result.record)

@@ -70,18 +70,25 @@ class Own(nn.Module):
     def __init__(self, odd: str = "") -> None:
         super().__init__()
         self.odd = odd
+        self.rows = nn.Linear(8, 8)
         self.first = nn.Conv2d(1, 4, 3, padding=1)
         self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2 if odd == "groups" else 1)
         self.norm = nn.BatchNorm2d(4)
-        self.classifier = nn.Linear(4 * 5 * 5, 3)
+        self.classifier = nn.Linear(8 * 8 if odd == "rows" else 4 * 5 * 5, 3)
+        if odd == "tied":
+            self.second.weight = self.first.weight
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.odd == "rows":
+            return self.classifier(self.rows(images).flatten(1))
         x = relu(self.first(images))
         y = max_pool2d(self.second(x), 3, 1, 1)
         if self.odd == "decides" and images.sum() > 0:
             y = -y
         y = self.norm(x + y if self.odd == "norm of sum" else y).relu()
         y = self.second(y) if self.odd == "twice" else y
+        y = self.norm(relu(self.first(y[:, :1]))) if self.odd == "norm twice" else y
+        y = self.rows(y.flatten(2)) if self.odd == "pixels" else y
         y = torch.cat((x, y), 1)[:, :4] if self.odd == "cat" else torch.add(x, y)
         logits: Tensor = self.classifier(torch.flatten(adaptive_avg_pool2d(y, 5), 1))
         return logits
@@ -124,6 +131,9 @@ def test_permuting_all_groups_changes_no_logit(build: Callable[[Shape], nn.Modul
         ("norm of sum", "the batch norm norm, which normalises an image or a sum"),
         ("twice", "second, which is used twice"),
         ("cat", "function <built-in method cat"),
+        ("pixels", "a flatten that does not make one row of each image"),
+        ("rows", "rows, which reads a part of each image"),
+        ("tied", "second.weight stands at several places, and has one order"),
     ],
 )
 def test_what_cannot_be_followed_is_named_with_what_to_do(odd: str, what: str) -> None:

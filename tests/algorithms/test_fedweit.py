@@ -276,6 +276,17 @@ def test_a_network_needs_a_layer_before_its_classifier() -> None:
         tiny.simulation(FedWeIT(), factory=flat).run_round()
 
 
+def test_tied_weights_are_refused() -> None:
+    def tied() -> nn.Module:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+        network[2].weight = network[1].weight
+        return network
+
+    simulation = tiny.simulation(FedWeIT(), factory=tied)
+    with pytest.raises(ConfigError, match=r"2\.weight stands at several places"):
+        simulation.run_round()
+
+
 def test_a_network_whose_classifier_is_not_known_is_decomposed_whole() -> None:
     plain = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
     simulation = tiny.simulation(FedWeIT(), factory=plain, cohort_size=6)

@@ -473,6 +473,13 @@ def test_a_column_of_clients_says_how_many_there_are_and_take_part(tmp_path: Pat
         Experiment(make_recipe("demo", data=tmp_path / "p.csv", cohort_size=5, **columns)).check()
 
 
+def test_a_cohort_that_is_given_is_that_of_the_changed_recipe() -> None:
+    made = make_recipe("demo", cohort_size=4, settings=["partition.num_clients=6"])
+    assert (made.run.cohort_size, made.partition.num_clients) == (4, 6)
+    with pytest.raises(ConfigError, match="a cohort of 8 cannot be drawn from 6 clients"):
+        make_recipe("demo", cohort_size=8, settings=["partition.num_clients=6"])
+
+
 def test_a_column_of_texts_is_named_in_python(tmp_path: Path) -> None:
     lines = [f"{['good', 'bad'][n % 2]} word {n} of a review,{n % 2},s{n % 3}" for n in range(60)]
     (tmp_path / "reviews.csv").write_text("review,label,shop\n" + "\n".join(lines))

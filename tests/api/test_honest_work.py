@@ -110,6 +110,11 @@ def run(out: Path, classes: int, **changes: Any) -> Any:
         (fedkeep.FedNTDASD(), 2, "nothing is distilled"),
         (fedkeep.FedADKD(phi="off", delta=2.0), 3, "delta counts only with phi = on"),
         (fedkeep.FedADKD(phi="off"), 3, ""),
+        (
+            fedkeep.FedADKD(w_target_iid=0.1, iid_from=0.5, phi="off"),
+            3,
+            "delta and phi count only without w_target_iid",
+        ),
         (fedkeep.FedSKF(pit="off", pit_turn="random"), 3, "pit_turn counts only with pit = fused or aligned; with one"),
     ],
 )

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import fedkeep
+from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.plugins import why_not_importable
 from fedkeep.models import own_code
@@ -41,6 +42,10 @@ class Limit(fedkeep.ReplyStep):
                 yield reply, Fault("large")
 
 
+def silent(progress: Any) -> None:
+    pass
+
+
 def run(**given: Any) -> fedkeep.RunResult:
     usual = {
         "data": (X, Y, X, Y),
@@ -50,7 +55,7 @@ def run(**given: Any) -> fedkeep.RunResult:
         "seeds": 1,
         "cohort_size": 2,
         "methods": "fedavg",
-        "on_progress": lambda progress: None,
+        "on_progress": silent,
     }
     return fedkeep.run(**{**usual, **given})
 
@@ -145,10 +150,14 @@ def test_other_reply_steps_are_told(tmp_path: Path, caplog: pytest.LogCaptureFix
         run(steps=[Limit(10.0)], callbacks=[Interrupted()], out=tmp_path / "run")
     with pytest.raises(RunError, match=r"begun with reply steps of your own \(Limit\)"):
         fedkeep.resume(tmp_path / "run")
-    for limit, told in ((10.0, False), (5.0, True)):
-        caplog.clear()
-        fedkeep.resume(tmp_path / "run", steps=[Limit(limit)], on_progress=lambda progress: None)
-        assert ("other code or numbers of its reply steps" in caplog.text) == told
+    assert main(["resume", str(tmp_path / "run")]) == 1, "a command cannot give them"
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.resume(tmp_path / "run", steps=[Limit(5.0)], callbacks=[Interrupted()], on_progress=silent)
+    assert "other code or numbers of its reply steps" in caplog.text
+    caplog.clear()
+    fedkeep.resume(tmp_path / "run", steps=[Limit(10.0)], on_progress=silent)
+    assert "other code" not in caplog.text
+    assert fedkeep.resume(tmp_path / "run")["fedavg"].rounds, "of a finished run nothing goes on"
 
 
 def test_classes_of_cells_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,18 @@ def test_what_is_evaluated_is_not_public(
     assert not torch.isin(evaluated, shared).any()
 
 
+def test_the_runs_own_test_file_is_not_public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d").mkdir()
+    numbers = np.random.default_rng(0).normal(size=(120, 2)).tolist()
+    for name, rows in (("train", numbers[:80]), ("test", numbers[80:])):
+        Path(f"d/{name}.csv").write_text("\n".join(["a,b,label", *(f"{a},{b},{a > 0:d}" for a, b in rows)]))
+    with pytest.raises(DataError, match="has no example that the run does not evaluate or hold out"):
+        public_run("d", "d/test.csv")
+    assert len(public_run("d", "d").server_data["input"]) == 80
+    assert len(public_run("d", "d/train.csv").server_data["input"]) > 60
+
+
 def test_a_public_set_of_ones_own_is_whole(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "B.npz", x=rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8), y=np.arange(50) % 2)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, relu
 
 import fedkeep
+from fedkeep._utils.digests import ForeignFile
 from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.experiment import plugins
@@ -539,6 +540,24 @@ def test_runs_with_two_versions_of_a_method_are_no_seeds_of_it(tmp_path: Path) -
     one, other = (read_run(tmp_path / name) for name in ("one", "other"))
     older = replace(one, info={key: value for key, value in one.info.items() if key != "own_methods"})
     assert len(summary([older, other])) == 4, "averages too; what an older run does not tell is no difference"
+
+
+def test_data_that_changed_are_noticed_before_another_seed_is_trained(tmp_path: Path) -> None:
+    class Halt(fedkeep.Callback):
+        def on_trial_begin(self, state: Any) -> None:
+            if state.settings.seed == 1:
+                raise KeyboardInterrupt
+
+    file = tmp_path / "t.csv"
+    rows = [f"{n},{n % 7},{n % 2}" for n in range(60)]
+    file.write_text("\n".join(["a,b,label", *rows]))
+    with pytest.raises(KeyboardInterrupt):
+        run(str(file), tmp_path, "run", seeds=[0, 1], callbacks=[Halt()])
+    file.write_text("\n".join(["a,b,label", "5,5,1", *rows[1:]]))
+    with pytest.raises(ForeignFile, match="fedavg-seed0 was run with another data set than there is now"):
+        fedkeep.resume(tmp_path / "run")
+    file.write_text("\n".join(["a,b,label", *rows]))
+    assert len(fedkeep.resume(tmp_path / "run").trials) >= 2
 
 
 def begun(tmp_path: Path, data: str | Path) -> Path:

@@ -700,6 +700,13 @@ def test_a_point_of_a_grid_keeps_what_its_label_says(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(points.to_toml())
     with pytest.raises(ConfigError, match=r"SFedKD \(tau 1\) is a point of a grid over tau"):
         load_recipe(str(tmp_path / "recipe.toml"), settings=["sfedkd.tau=3"])
+    with pytest.raises(ConfigError, match=r"the grid of sfedkd.tau: SFedKD \(tau 1\) is a point of a grid over tau"):
+        load_recipe(str(tmp_path / "recipe.toml"), grid=["sfedkd.tau=2,3"])
+    rates = load_recipe("demo", grid=["training.lr=0.5,1"], methods=["fedseq"])
+    (tmp_path / "rates.toml").write_text(rates.to_toml())
+    for change in ({"settings": ["training.lr=0.1"]}, {"grid": ["training.lr=2,3"]}):
+        with pytest.raises(ConfigError, match=r"FedSeq \(lr 0.5\) is a point of a grid over lr"):
+            load_recipe(str(tmp_path / "rates.toml"), **change)
     points = load_recipe("demo", grid=["fedavgm.momentum=0.1,0.9"], methods=["fedavgm"])
     (tmp_path / "other.toml").write_text(points.to_toml())
     other = load_recipe(str(tmp_path / "other.toml"), settings=["fedavgm.training.momentum=0.5"])

@@ -51,6 +51,14 @@ class Maps(Splittable):
         return logits
 
 
+class Rectified(Splittable):
+    """Its classifier reads something else than what its ``features`` gives."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(images).relu())
+        return logits
+
+
 def test_a_function_or_a_class_builds_a_network_that_trains() -> None:
     for factory in (linear, Splittable, lambda shape, classes: linear(shape, classes), partial(linear)):
         network = custom(factory).build(SHAPE, 3)
@@ -257,9 +265,16 @@ def test_split_says_what_is_lacking_and_what_to_offer(network: nn.Module, lack: 
     assert "forward(images) = classifier(features(images))" in str(error.value)
 
 
+def test_a_network_that_does_more_than_its_parts_is_split_where_its_logits_begin() -> None:
+    for factory in (Maps, Rectified):
+        network = custom(factory).build(SHAPE, 3)
+        features, classifier = split_classifier(network)
+        images = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(classifier(features(images)), network(images))
+
+
 def test_features_that_the_classifier_cannot_read_are_refused() -> None:
-    network = custom(Maps).build(SHAPE, 3)  # trains all the same
-    features, _ = split_classifier(network)
+    features, _ = split_classifier(Maps(SHAPE, 3))
     with pytest.raises(ConfigError, match=r"Maps gives shape \[2, 5, 1, 1\] for 2 images.*reads \[2, 5\]"):
         features(torch.zeros(2, *SHAPE))
 

@@ -129,6 +129,11 @@ def test_it_reads_images_as_they_are_stored(folder: str, wrong: Tensor) -> None:
         load_extractor(folder)(wrong)
 
 
+def test_images_of_other_channels_are_refused_with_the_network(folder: str) -> None:
+    with pytest.raises(ConfigError, match="reads images of 1 channels, and these have 3"):
+        Pretrained(source=folder).build((3, 8, 8), 2)
+
+
 def test_a_folder_below_the_home_or_the_data_folder_is_found(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +165,9 @@ def test_what_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (tmp_path / name / READING).write_text(json.dumps(reading))
         with pytest.raises(RunError, match="cannot load a pre-trained extractor"):
             load_extractor(folder)
+    (tmp_path / "b" / READING).write_text(json.dumps({"image_mean": [0.5], "image_std": [0.5], "size": 9}))
+    with pytest.raises(RunError, match="resizes images to 9, and it reads 8"):
+        load_extractor(str(tmp_path / "b"))
     weights = Path(small_extractor.save(tmp_path / "c")) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot load a pre-trained extractor"):

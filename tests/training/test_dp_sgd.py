@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedkeep
 from fedkeep._utils.noise_stream import NoiseStream
@@ -281,6 +281,7 @@ def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -
     assert fedadkd.epsilon == pytest.approx(sfedkd.epsilon), "and noised once, however often"
     assert sfedkd.counts_epsilon == 0.5
     assert METRICS["counts_epsilon"].of(fedavg) != METRICS["counts_epsilon"].of(fedavg), "FedAvg tells none"
+    assert all(row["loss"] is None for row in fedavg.rounds), "the exact loss would tell about examples"
     assert [row["correct"] for row in run.trials[1].rounds if "correct" in row] == [
         row["correct"] for row in again.trials[0].rounds if "correct" in row
     ]
@@ -387,6 +388,33 @@ def test_a_run_with_noised_means_tells_the_epsilon_of_a_client(tmp_path: Path) -
     times = Counter(client for row in trial.rounds for client in row["cohort"])
     assert trial.client_epsilon == pytest.approx(gaussian_epsilon(max(times.values()), 1.0)), "no luck of the draw"
     assert all(row["loss"] is None for row in trial.rounds), "the exact loss would tell about clients"
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.second(self.first(images.flatten(1)).relu()))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("network", "option", "says"),
+    [
+        (Tied(), "client_noise_multiplier", "body.second.weight of the network stands at several places"),
+        (nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)), "noise_multiplier", "batch norm mixes"),
+    ],
+)
+def test_networks_that_noise_does_not_fit_are_refused_before_there_is_a_folder(
+    network: nn.Module, option: str, says: str, tmp_path: Path
+) -> None:
+    settings = [f"privacy.{option}=1.0", "run.cohort_size=4"]
+    with pytest.raises(ConfigError, match=f"privacy.{option}: {says}"):
+        fedkeep.run("demo", model=network, settings=settings, methods=["fedavg"], rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def gaussian_epsilon(times: int, multiplier: float, delta: float = 1e-5) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import tiny
@@ -113,6 +114,16 @@ def test_a_name_is_found_in_what_the_user_named_and_nowhere_else(tmp_path) -> No
     assert OWN_LOSSES[keep_loss(halved)] is halved
     with pytest.raises(ConfigError, match="loss must be a function"):
         keep_loss(3)
+
+
+def test_a_loss_that_cannot_be_copied_trains(tmp_path: Path) -> None:
+    scripted = torch.jit.script(scripted_loss)
+    run = fedkeep.run("demo", methods=["fedavg"], rounds=1, seeds=1, loss=scripted, out=tmp_path / "run")
+    assert run["fedavg"].rounds
+
+
+def scripted_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits, labels)
 
 
 class Hardest(nn.Module):

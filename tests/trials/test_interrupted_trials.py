@@ -58,12 +58,41 @@ def test_a_damaged_model_of_a_trial_that_was_ended_is_written_again(tmp_path: Pa
     run = fedkeep.run(
         tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=4, out=tmp_path / "run", callbacks=[Stop()]
     )
-    model = tmp_path / "run" / "trials" / "fedavg-seed0" / "model.safetensors"
-    whole = model.read_bytes()
-    model.write_bytes(whole[:-3])
-    again = fedkeep.resume(run.path)
-    assert model.read_bytes() == whole
-    assert [trial.rounds_done for trial in again.trials] == [2]
+    for name in ("model.safetensors", "confusion.json"):
+        file = tmp_path / "run" / "trials" / "fedavg-seed0" / name
+        whole = file.read_bytes()
+        for content in (whole[:-3], b""):
+            file.write_bytes(content) if content else file.unlink()
+            again = fedkeep.resume(run.path)
+            assert file.read_bytes() == whole, name
+            assert [trial.rounds_done for trial in again.trials] == [2]
+
+
+class Measuring(Callback):
+    """Fails before it has measured a round."""
+
+    def __init__(self, fails_in: int, how: BaseException) -> None:
+        self.fails_in, self.how = fails_in, how
+
+    def on_round_end(self, state: Any, result: Any) -> Any:
+        if state.finished == self.fails_in:
+            raise self.how
+        return False, {"measured": state.finished}
+
+
+@pytest.mark.parametrize(("number", "how"), [(2, KeyboardInterrupt()), (4, ValueError("no"))])
+def test_a_round_that_a_callback_has_not_measured_is_repeated(number: int, how: BaseException, tmp_path: Path) -> None:
+    def run(name: str, *callbacks: Callback) -> bytes:
+        run_trial(simulation(privacy=Privacy(noise_multiplier=1.0)), tmp_path / name, own=callbacks)
+        return (tmp_path / name / "rounds.jsonl").read_bytes()
+
+    whole = run("whole", Measuring(0, how))
+    with pytest.raises((KeyboardInterrupt, RunError)):
+        run("cut", Measuring(number, how))
+    assert run("cut", Measuring(0, how)) == whole
+    ledger = (tmp_path / "cut" / "privacy.jsonl").read_text().splitlines()
+    assert {json.loads(line)["round"] for line in ledger} == {1, 2, 3, 4}
+    assert len(ledger) > 4, "what left with noise before the stop has left"
 
 
 @pytest.mark.parametrize("file", ["privacy.jsonl", "rounds.jsonl"])

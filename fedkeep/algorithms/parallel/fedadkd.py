@@ -95,6 +95,8 @@ class FedADKD(Algorithm[LabelBalance]):
 
     def idle_part(self, num_classes: int, num_tasks: int) -> str:
         largest = 1 - 1 / num_classes
+        if self.w_target_iid is not None and (self.delta, self.phi) != (1.0, "on"):
+            return "delta and phi count only without w_target_iid"
         if self.w_target_iid is not None and self.iid_from > largest:
             return f"with {num_classes} classes no Gini impurity is above {largest:.3g}, so that iid_from finds nobody"
         return "" if self.nckd_mask == "zero_logit" else super().idle_part(num_classes, num_tasks)
