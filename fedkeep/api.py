@@ -20,7 +20,7 @@ from fedkeep.experiment.plugins import import_user_code, keep_loss, why_not_impo
 from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.run import check_own_steps, open_run, prepare_run, resume_command
+from fedkeep.experiment.run import open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress, check_run_arguments
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm, Training
@@ -263,9 +263,7 @@ def resume(
             )
     experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
     check_code(folder, experiment.machine.use)
-    trials = experiment.trials(folder)
-    check_own_steps(folder, trials, steps)
-    retry = _retry_command(experiment.recipe, folder, machine, callbacks, steps)
+    trials, retry = experiment.trials(folder), _retry_command(experiment.recipe, folder, machine, callbacks, steps)
     with _shown(trials, on_progress, retry) as report:
         run_trials(trials, retry=retry, on_progress=report, callbacks=callbacks, steps=steps)
     return _result_of(folder, experiment.recipe)

@@ -81,9 +81,9 @@ _ADVICE = (
 )
 
 
-def _flattened(_: Any, start_dim: Any = 0, end_dim: Any = -1, **kwargs: Any) -> tuple[Any, Any]:
-    """Return which dimensions a call of flatten joins."""
-    return start_dim, end_dim
+def _makes_rows(_: Any = None, start_dim: Any = 0, end_dim: Any = -1, **kwargs: Any) -> bool:
+    """Tell whether a call of flatten makes one row of each image."""
+    return start_dim in (1, -3) and end_dim in (-1, 3)
 
 
 class _Tracer(fx.Tracer):
@@ -116,7 +116,7 @@ class _GroupFinder:
         elif node.op == "call_module" and isinstance(node.target, str):
             self.group[node] = self._through(node.target, read, node)
         elif len(read) == 1 and (node.target in _ALIKE_FUNCTIONS or node.target in _ALIKE_METHODS):
-            if node.target in (torch.flatten, "flatten") and _flattened(*node.args, **node.kwargs) != (1, -1):
+            if node.target in (torch.flatten, "flatten") and not _makes_rows(*node.args, **node.kwargs):
                 raise self._refused("a flatten that does not make one row of each image")
             self.group[node] = read[0]
         elif len(read) == 2 and node.target in _SUMS:
@@ -149,7 +149,7 @@ class _GroupFinder:
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             self._note_norm(name, node)
             return self._join(None, read[0]) if _is_frozen(module) else read[0]
-        if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+        if isinstance(module, nn.Flatten) and not _makes_rows(None, module.start_dim, module.end_dim):
             raise self._refused(f"{name}, which does not make one row of each image")
         if isinstance(module, _EACH_ALIKE):
             return read[0]

@@ -22,7 +22,6 @@ from fedkeep.experiment.python_recipe import fit_cohort
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import (
-    check_own_steps,
     check_run_folder,
     dated_folder,
     join_run,
@@ -148,7 +147,6 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
     """Run the trials that are not finished, write the report, and show the results."""
     trials, again = experiment.trials(folder), resume_command(folder, experiment.machine)
-    check_own_steps(folder, trials)
     if stop := run_with_progress(trials, console, again, quiet=quiet):
         return stop
     result = write_all(folder)

@@ -15,7 +15,7 @@ from fedkeep._utils.seeds import numpy_rng
 from fedkeep.data.columns import scale_again
 from fedkeep.data.dataset import Data, DataSet, select_rows
 from fedkeep.data.schema import CLIENT, GROUP
-from fedkeep.errors import DataError
+from fedkeep.errors import ConfigError, DataError
 
 
 def image_hashes(images: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def without_examples(dataset: DataSet, read: Tensor, inputs: Tensor) -> DataSet:
             kept[place] = not left[found]
             left[found] -= bool(left[found])
     if not kept.any():
-        raise DataError(f"{dataset.name} has no example that the run does not evaluate or hold out.")
+        raise ConfigError(f"[public] {dataset.name} has no example that the run does not evaluate or hold out.")
     return replace(dataset, train=select_rows(dataset.train, kept))
 
 

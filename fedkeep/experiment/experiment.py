@@ -134,6 +134,11 @@ class Experiment:
             if recipe.pretraining.passes:
                 check_batch_size(network, recipe.pretraining.batch_size, "model.pretraining.batch_size")
         problems: list[str] = []
+        try:
+            copies = copy.deepcopy(steps)
+        except Exception as error:  # of the user's code
+            named = ", ".join(type(step).__name__ for step in steps)
+            raise ConfigError(f"each trial has copies of {named}, which cannot be made: {error}") from error
         restricting = recipe.run.client_test or steps or (recipe.privacy, recipe.defense) != (Privacy(), Defense())
         simulation = None
         for method in recipe.methods if restricting else ():  # not every method can be carried out with them
@@ -141,7 +146,7 @@ class Experiment:
                 if simulation is None:
                     simulation = build.build_simulation(recipe, method, seed, federation, self.machine.device, data_dir)
                 simulation.algorithm = method.algorithm
-                simulation.take_steps(copy.deepcopy(steps))
+                simulation.take_steps(copies)
         refuse(problems)
         lone = [federation.clients[one] for one in (federation.partition.sizes == 1).nonzero().flatten().tolist()]
         if alone := sum(own.get(client, recipe.model) in normalised for client in lone):

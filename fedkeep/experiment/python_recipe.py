@@ -61,8 +61,9 @@ def make_recipe(
         base = _defaults(given.get("model"), partition, settings)
         methods = DEFAULT_METHODS if methods is None else methods
     else:
-        size = given.get("cohort_size")  # with which the recipe is checked
-        settings = [*settings, f"run.cohort_size={size}"] if isinstance(size, int) and settings else settings
+        size = given.get("cohort_size") if data is None and partition is None else None
+        if settings and type(size) is int:  # the changed recipe is checked with it
+            settings = [*settings, f"run.cohort_size={size}"]
         base, methods = _named(recipe, settings, methods, machine.allow_code)
     given = {name: value for name, value in given.items() if value is not None}
     columns, of_run = ({n: v for n, v in given.items() if n in options_of(part)} for part in (DataOptions, RunSettings))

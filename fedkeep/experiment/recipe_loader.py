@@ -353,9 +353,8 @@ def _refuse_point(entry: Mapping[str, Any], of_training: bool, name: str, what: 
 
     ``what``: Gives the option, for errors.
     """
-    varied = str(entry.get("label", "")).removeprefix(str(entry.get("grid_of", "")))
     held = (entry.get("training", {}) if of_training else entry).get(name)
-    if entry.get("grid_of") and re.search(rf"[(,] ?{re.escape(f'{name} {_short(held)}')}[,)]", varied):
+    if entry.get("grid_of") and re.search(rf"[(,] ?{re.escape(f'{name} {_short(held)}')}[,)]", str(entry["label"])):
         raise ConfigError(
             f"{what}: {entry['label']} is a point of a grid over {name}. Set it in the recipe that has the grid, or "
             "choose other methods with --methods."

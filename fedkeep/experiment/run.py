@@ -23,7 +23,7 @@ from fedkeep._utils.digests import DamagedFile, Identity, read_json, read_toml, 
 from fedkeep._utils.files import make_folder
 from fedkeep.data.loading import local_path
 from fedkeep.errors import RunError
-from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.initial_model import KEPT, locate_weights
 from fedkeep.experiment.plugins import describe_loss, describe_method, describe_reply_step
 from fedkeep.experiment.provenance import CODE, code_digests, keep_code, run_identity, settings_of, used
@@ -196,10 +196,10 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
     return Experiment(recipe, recorded_machine(folder, machine))
 
 
-def check_own_steps(folder: Path, unfinished: Sequence[Trial], steps: Sequence[ReplyStep] = ()) -> None:
+def check_own_steps(folder: Path, steps: Sequence[ReplyStep]) -> None:
     """Raise `RunError` if trials would go on without the reply steps that a run was given in Python."""
     begun = read_json(folder / "run.json").get("own_steps")
-    if not begun or not unfinished:
+    if not begun:
         return
     if not steps:
         named = ", ".join(step.partition(" ")[0] for step in begun)

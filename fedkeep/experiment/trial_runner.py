@@ -39,7 +39,7 @@ from fedkeep.experiment.experiment import Experiment, Trial, initial_model_evalu
 from fedkeep.experiment.plugins import import_user_code, instances_of
 from fedkeep.experiment.provenance import TRIAL_FILE, check_code
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
-from fedkeep.experiment.run import open_run
+from fedkeep.experiment.run import check_own_steps, open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress, describe_version, usable_cores
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps, is_annotated
@@ -80,6 +80,8 @@ def run_trials(
     """
     if not trials:
         return
+    for folder in {trial.run for trial in trials}:
+        check_own_steps(folder, steps or ())
     machine, cores = trials[0].experiment.machine, usable_cores()
     if machine.executor == "ray":
         workers = cluster_workers(machine)
@@ -215,12 +217,12 @@ def _check_same_inputs(other: Path, now: Mapping[str, str]) -> None:
     """Raise `ForeignFile` if another trial of the run, of whatever seed, was run with other data or networks."""
     before: Mapping[str, str] = {}
     with suppress(RunError):  # a damaged file is told where it is read
-        before = read_json(other).get("dependencies", before)
+        before = begun_description(other.parent).get("dependencies", before)
     changed = [name for name in now if name.startswith(OF_ALL_SEEDS) and before.get(name, now[name]) != now[name]]
     if changed:
         raise ForeignFile(
             f"{other.parent} was run with another {changed[0]} than there is now, so that this run's trials would not "
-            "belong together. Restore what it was, or begin a new run."
+            "belong together. Restore what it was, or begin a new run; without that folder this trial can be run."
         )
 
 

@@ -131,7 +131,8 @@ def load_extractor(source: str) -> Extractor:
             )
         _require_whole(loaded["missing_keys"], whole.base_model_prefix)
         reading = _reading(library.utils.hub.cached_file(source, READING), whole.config)
-        if whole.config.model_type == "vit" and whole.config.image_size != reading.side:
+        size = whole.config.image_size if whole.config.model_type == "vit" else reading.side
+        if size not in (reading.side, [reading.side] * 2, (reading.side,) * 2):
             sizes = f"its {READING} resizes images to {reading.side}, and it reads {whole.config.image_size}."
             raise ValueError(f"{sizes} Make both the same.")
         kind, millions = str(whole.config.model_type), parameter_count(whole.base_model) / 1e6

@@ -177,8 +177,8 @@ def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def tied_parameters(module: nn.Module) -> list[str]:
-    """Return the further names of parameters that stand at several places of a module."""
-    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    """Return the further names of trained parameters that stand at several places of a module."""
+    names = [name for name, one in module.named_parameters(remove_duplicate=False) if one.requires_grad]
     return sorted({*names} - {name for name, _ in module.named_parameters()})
 
 

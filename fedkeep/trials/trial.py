@@ -102,22 +102,18 @@ def run_trial(
                     callback.on_trial_begin(simulation)
             while simulation.finished < simulation.rounds and not simulation.ended:
                 try:
-                    result = simulation.run_round()
+                    records.last = result = simulation.run_round()
                 except ChangedInPlace:
                     records.last = None  # the last checkpoint stays
                     raise
                 stops = False
-                try:
-                    for callback in own:  # before the round is recorded
-                        with _named(callback):
-                            stops |= _add_metrics(result, callback.on_round_end(simulation, result))
-                except BaseException:  # the round is repeated, to be measured; what left with noise has left
-                    records.write_releases(result)
-                    raise
+                for callback in own:  # before the round is recorded
+                    with _named(callback):
+                        stops |= _add_metrics(result, callback.on_round_end(simulation, result))
                 if stops and "correct" not in result.record:  # the last round is always evaluated
                     for evaluation in (one for one in simulation.callbacks if isinstance(one, Evaluation)):
                         evaluation.evaluate(simulation, result)
-                simulation.ended, records.last = stops, result
+                simulation.ended = stops
                 for callback in builtin:
                     callback.on_round_end(simulation, result)
                 if not simulation.ended:
@@ -178,7 +174,8 @@ def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest],
     first, *others = simulation.evaluation_models
     for which in (first, *others):
         weights = simulation.evaluation_model(which)
-        whole = {**simulation.context.runner.frozen, **weights}  # what is exported has what did not change too
+        frozen = {name: tensor.clone() for name, tensor in simulation.context.runner.frozen.items()}  # tied ones too
+        whole = {**frozen, **weights}  # what is exported has what did not change too
         model = {name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}
         name = "model.safetensors" if which == first else f"model-{which}.safetensors"
         write(name, save(model, {"format": "pt"}))
@@ -318,8 +315,8 @@ class Records(Callback):
         if self.last is not None and self.last.record["round"] == state.finished > self.written:
             self.on_round_end(state, self.last)
 
-    def write_releases(self, result: RoundResult) -> None:
-        """Write what a round released into the ledger; this can be repeated."""
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        """Write a round; this can be repeated after an interruption. The ledger loses no release."""
         if result.releases:
             if self.ledger is None:
                 self.ledger = JsonlWriter(self._folder / LEDGER)
@@ -327,10 +324,6 @@ class Records(Callback):
                 self._released = result, self.ledger.end()
             self.ledger.cut(self._released[1])  # of this very round, if an error came while it was written
             self.ledger.write(result.releases)
-
-    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        """Write a round; this can be repeated after an interruption. The ledger loses no release."""
-        self.write_releases(result)
         self.rounds.cut(self._ends[0])
         self.timings.cut(self._ends[1])
         self.rounds.write(result.record)

@@ -141,6 +141,29 @@ def test_what_cannot_be_followed_is_named_with_what_to_do(odd: str, what: str) -
         channel_groups(Own(odd))
 
 
+@pytest.mark.parametrize(
+    "flatten",
+    [
+        lambda x: torch.flatten(input=x, start_dim=1),
+        lambda x: x.flatten(1, 3),
+        lambda x: x.flatten(-3),
+        nn.Flatten(1, 3),
+        nn.Flatten(),
+    ],
+)
+def test_every_flatten_that_makes_rows_is_followed(flatten: Callable[[Tensor], Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.flatten, self.out = nn.Conv2d(1, 4, 3, padding=1), flatten, nn.Linear(256, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.out(self.flatten(relu(self.first(images))))
+            return logits
+
+    assert [layer.name for layer in channel_groups(Net())] == ["first", "out"]
+
+
 def test_group_norm_and_shortcuts_without_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"through body\.norm, a GroupNorm\."):
         channel_groups(ResNet18(norm="group").build(GREY, 3))

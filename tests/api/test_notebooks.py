@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -146,18 +147,20 @@ def test_what_stops_says_how_it_goes_on_in_python(tmp_path: Path) -> None:
 
 
 def test_other_reply_steps_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run(steps=[Limit(10.0)], callbacks=[Interrupted()], out=tmp_path / "run")
-    with pytest.raises(RunError, match=r"begun with reply steps of your own \(Limit\)"):
-        fedkeep.resume(tmp_path / "run")
-    assert main(["resume", str(tmp_path / "run")]) == 1, "a command cannot give them"
-    with pytest.raises(KeyboardInterrupt):
-        fedkeep.resume(tmp_path / "run", steps=[Limit(5.0)], callbacks=[Interrupted()], on_progress=silent)
-    assert "other code or numbers of its reply steps" in caplog.text
-    caplog.clear()
-    fedkeep.resume(tmp_path / "run", steps=[Limit(10.0)], on_progress=silent)
-    assert "other code" not in caplog.text
-    assert fedkeep.resume(tmp_path / "run")["fedavg"].rounds, "of a finished run nothing goes on"
+    for limit, told in ((10.0, False), (5.0, True)):
+        folder = tmp_path / str(limit)
+        with pytest.raises(KeyboardInterrupt):
+            run(steps=[Limit(10.0)], callbacks=[Interrupted()], out=folder)
+        with pytest.raises(RunError, match=r"begun with reply steps of your own \(Limit\)"):
+            fedkeep.resume(folder)
+        assert main(["resume", str(folder)]) == 1, "a command cannot give them"
+        caplog.clear()
+        fedkeep.resume(folder, steps=[Limit(limit)], on_progress=silent)
+        assert ("other code or numbers of its reply steps" in caplog.text) == told
+        assert fedkeep.resume(folder)["fedavg"].rounds, "of a finished run nothing goes on"
+    with pytest.raises(ConfigError, match="each trial has copies of Limit, which cannot be made"):
+        run(steps=[Limit(Lock())], out=tmp_path / "locked")  # type: ignore[arg-type]
+    assert not (tmp_path / "locked").exists()
 
 
 def test_classes_of_cells_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_the_runs_own_test_file_is_not_public(tmp_path: Path, monkeypatch: pytes
     numbers = np.random.default_rng(0).normal(size=(120, 2)).tolist()
     for name, rows in (("train", numbers[:80]), ("test", numbers[80:])):
         Path(f"d/{name}.csv").write_text("\n".join(["a,b,label", *(f"{a},{b},{a > 0:d}" for a, b in rows)]))
-    with pytest.raises(DataError, match="has no example that the run does not evaluate or hold out"):
+    with pytest.raises(ConfigError, match="has no example that the run does not evaluate or hold out"):
         public_run("d", "d/test.csv")
     assert len(public_run("d", "d").server_data["input"]) == 80
     assert len(public_run("d", "d/train.csv").server_data["input"]) > 60

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
+from torch import Tensor, nn
 
 import fedkeep
 from fedkeep._utils.digests import read_all
@@ -68,31 +69,19 @@ def test_a_damaged_model_of_a_trial_that_was_ended_is_written_again(tmp_path: Pa
             assert [trial.rounds_done for trial in again.trials] == [2]
 
 
-class Measuring(Callback):
-    """Fails before it has measured a round."""
+def test_tied_frozen_weights_are_exported(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+            self.second.weight = self.first.weight.requires_grad_(False)
 
-    def __init__(self, fails_in: int, how: BaseException) -> None:
-        self.fails_in, self.how = fails_in, how
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.out(self.second(self.first(images.flatten(1)).relu()))
+            return logits
 
-    def on_round_end(self, state: Any, result: Any) -> Any:
-        if state.finished == self.fails_in:
-            raise self.how
-        return False, {"measured": state.finished}
-
-
-@pytest.mark.parametrize(("number", "how"), [(2, KeyboardInterrupt()), (4, ValueError("no"))])
-def test_a_round_that_a_callback_has_not_measured_is_repeated(number: int, how: BaseException, tmp_path: Path) -> None:
-    def run(name: str, *callbacks: Callback) -> bytes:
-        run_trial(simulation(privacy=Privacy(noise_multiplier=1.0)), tmp_path / name, own=callbacks)
-        return (tmp_path / name / "rounds.jsonl").read_bytes()
-
-    whole = run("whole", Measuring(0, how))
-    with pytest.raises((KeyboardInterrupt, RunError)):
-        run("cut", Measuring(number, how))
-    assert run("cut", Measuring(0, how)) == whole
-    ledger = (tmp_path / "cut" / "privacy.jsonl").read_text().splitlines()
-    assert {json.loads(line)["round"] for line in ledger} == {1, 2, 3, 4}
-    assert len(ledger) > 4, "what left with noise before the stop has left"
+    run = fedkeep.run("demo", model=Tied(), methods=["fedavg"], rounds=1, seeds=1, out=tmp_path / "run")
+    assert run["fedavg"].model() is not None
 
 
 @pytest.mark.parametrize("file", ["privacy.jsonl", "rounds.jsonl"])
