@@ -21,14 +21,7 @@ from fedkeep.experiment.provenance import check_code
 from fedkeep.experiment.python_recipe import fit_cohort
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import (
-    check_run_folder,
-    dated_folder,
-    join_run,
-    open_run,
-    prepare_run,
-    resume_command,
-)
+from fedkeep.experiment.run import check_run_folder, dated_folder, join_run, open_run, prepare_run, resume_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import options_of
@@ -146,8 +139,8 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
 
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
     """Run the trials that are not finished, write the report, and show the results."""
-    trials, again = experiment.trials(folder), resume_command(folder, experiment.machine)
-    if stop := run_with_progress(trials, console, again, quiet=quiet):
+    again = resume_command(folder, experiment.machine)
+    if stop := run_with_progress(experiment.trials(folder), console, again, quiet=quiet):
         return stop
     result = write_all(folder)
     rows = summary(result)
