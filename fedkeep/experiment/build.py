@@ -187,9 +187,9 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
         # What is evaluated, or held out, is no public example. Rows are known by their numbers before a validation
         # scales them.
         whole = load_data(recipe.data, data_dir, options=recipe.data_options) if recipe.validation else dataset
-        # A part of the files may be that of the tests; in all of them equal rows are those of two people.
-        is_part = _sources(recipe.public.name, data_dir) < _sources(recipe.data, data_dir)
-        held_out = [whole.test] if is_part or whole.test_held_out or recipe.data_options.split else []
+        # Other files may be those of the tests; in the same ones equal rows are those of two people.
+        others = _sources(recipe.public.name, data_dir) != _sources(recipe.data, data_dir)
+        held_out = [whole.test] if others or whole.test_held_out or recipe.data_options.split else []
         if recipe.validation:
             held_out.append(validated(whole, recipe.validation, rescale=False).test if whole.columns else dataset.test)
         if not held_out:

@@ -178,6 +178,10 @@ def test_the_runs_own_test_file_is_not_public(tmp_path: Path, monkeypatch: pytes
         Path(f"d/{name}.csv").write_text("\n".join(["a,b,label", *(f"{a},{b},{a > 0:d}" for a, b in rows)]))
     with pytest.raises(ConfigError, match="has no example that the run does not evaluate or hold out"):
         public_run("d", "d/test.csv")
+    Path("p").mkdir()
+    Path("p/train.csv").write_text(Path("d/test.csv").read_text() + "\n9,9,1")
+    Path("p/test.csv").write_text(Path("d/train.csv").read_text())
+    assert len(public_run("d", "p").server_data["input"]) == 1
     assert len(public_run("d", "d").server_data["input"]) == 80
     assert len(public_run("d", "d/train.csv").server_data["input"]) > 60
 
