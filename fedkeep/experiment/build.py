@@ -182,14 +182,14 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
 
     try:
         found = read(dataset.columns)
-        if not _share_files(recipe.data, recipe.public.name, data_dir):
+        clients, public = (_sources(name, data_dir) for name in (recipe.data, recipe.public.name))
+        if clients.isdisjoint(public):
             return found
         # What is evaluated, or held out, is no public example. Rows are known by their numbers before a validation
         # scales them.
         whole = load_data(recipe.data, data_dir, options=recipe.data_options) if recipe.validation else dataset
         # Other files may be those of the tests; in the same ones equal rows are those of two people.
-        others = _sources(recipe.public.name, data_dir) != _sources(recipe.data, data_dir)
-        held_out = [whole.test] if others or whole.test_held_out or recipe.data_options.split else []
+        held_out = [whole.test] if clients != public or whole.test_held_out or recipe.data_options.split else []
         if recipe.validation:
             held_out.append(validated(whole, recipe.validation, rescale=False).test if whole.columns else dataset.test)
         if not held_out:
@@ -200,11 +200,6 @@ def _load_public(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None) 
         if not (is_own and dataset.columns):
             raise
         raise DataError(f"[public] needs the columns of {dataset.name}, and is read with them. {error}") from error
-
-
-def _share_files(one: str, other: str, data_dir: str | Path | None) -> bool:
-    """Tell whether two data sets have a file in common, by whatever names they are called."""
-    return not _sources(one, data_dir).isdisjoint(_sources(other, data_dir))
 
 
 def _sources(name: str, data_dir: str | Path | None) -> set[str]:

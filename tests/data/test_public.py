@@ -18,7 +18,7 @@ from fedkeep.data import DataOptions, Federation, load
 from fedkeep.data.holdout import image_hashes
 from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.build import _share_files, build_federation, build_simulation, load_data, split_server_data
+from fedkeep.experiment.build import _sources, build_federation, build_simulation, load_data, split_server_data
 from fedkeep.experiment.recipe_loader import load_recipe
 
 
@@ -299,4 +299,4 @@ def test_equal_rows_of_other_people_stay_public(public: str, tmp_path: Path, mon
     ],
 )
 def test_data_sets_that_share_files_are_known(one: str, other: str, shared: bool) -> None:
-    assert _share_files(one, other, None) is shared
+    assert _sources(one, None).isdisjoint(_sources(other, None)) is not shared
