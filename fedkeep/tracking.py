@@ -104,22 +104,19 @@ class WandbWriter:
         folder = trial.run / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         quiet = {"silent": True, "disable_git": True, "x_disable_stats": True, "x_disable_meta": True}
-        try:
-            self.run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "fedkeep"),
-                name=trial.name,
-                group=trial.title,
-                # A resumed trial continues its run.
-                id=trial.digest,
-                resume="allow",
-                dir=str(folder),
-                config={**trial.options, "method": trial.label, "seed": trial.seed},
-                mode=os.environ.get("WANDB_MODE", "offline"),
-                reinit="create_new",
-                settings=wandb.Settings(console="off", save_code=False, **quiet),
-            )
-        except Exception as error:  # such as for a WANDB_MODE or a WANDB_PROJECT that cannot be
-            raise ConfigError(f"log = 'wandb' cannot begin: {in_one_line(error, 300)}") from error
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedkeep"),
+            name=trial.name,
+            group=trial.title,
+            # A resumed trial continues its run.
+            id=trial.digest,
+            resume="allow",
+            dir=str(folder),
+            config={**trial.options, "method": trial.label, "seed": trial.seed},
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",
+            settings=wandb.Settings(console="off", save_code=False, **quiet),
+        )
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
         """Log metrics."""
@@ -168,7 +165,8 @@ class Tracker(Callback):
         self._history, self.written = {}, state.finished
         for record in self._lines("rounds.jsonl", state.finished):
             self._values(record, {})
-        self.writer = WRITERS[self.log](self.trial, state.finished)
+        with self._goes_on_without() if state.finished else self._named():
+            self.writer = WRITERS[self.log](self.trial, state.finished)
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         if self.writer is not None:
@@ -199,6 +197,16 @@ class Tracker(Callback):
                     writer.close()
             told = f"{type(error).__name__}: {in_one_line(error, 300)}"
             log.warning("%s: log = %r cannot be written, and goes on without it: %s", self.trial.name, self.log, told)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of which log is what a package of others raises, such as for a WANDB_MODE that cannot be."""
+        try:
+            yield
+        except MissingExtra:
+            raise
+        except Exception as error:
+            raise ConfigError(f"log = {self.log!r} cannot begin: {in_one_line(error, 300)}") from error
 
     def _lines(self, name: str, finished: int) -> list[dict[str, Any]]:
         """Return what a file says of the rounds that are finished, such as those before a resume."""

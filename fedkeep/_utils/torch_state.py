@@ -99,10 +99,11 @@ def _global_settings_plain() -> Iterator[None]:
 
 
 def set_plain_torch() -> None:
-    """Set everything as in a new process, for good: in a worker whose imports of a user's code may have changed it."""
+    """Set everything as in a new process, for good: after a user's code that may have changed it."""
     for read, write, plain in _settings():
         if read() != plain:
             write(plain)
+    torch.set_grad_enabled(True)
 
 
 def _settings() -> list[_Setting]:

@@ -1,6 +1,7 @@
 """``fedkeep flower``: set up a federation on Flower, such as a small app for a user's own project."""
 
 import re
+import shlex
 import ssl
 import time
 from argparse import Namespace
@@ -20,6 +21,7 @@ from fedkeep.cli.run import recipe_of
 from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, MissingExtra, RunError
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.run import as_argument
 from fedkeep.flower.config import RunConfig
 from fedkeep.options import as_table
 
@@ -30,7 +32,8 @@ def new(options: Namespace, console: Console) -> int:
     recipe = recipe_of(options)
     folder = create_app(Path(options.folder), recipe, options.sites)
     nodes = options.sites or recipe.partition.num_clients or 2
-    command = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
+    app = shlex.quote(str(as_argument(folder)))
+    command = f"flwr run {app} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
     lines = (
         f"wrote {folder}/: pyproject.toml, recipe.toml, fedkeep_app.py",
         "",

@@ -148,7 +148,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
             known = re.findall(r"--[\w-]+", self.format_help())
-            hint = nearest(flags[0], known) if flags else ""
+            hint = nearest(flags[0], known) if flags and flags[0] not in known else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
         return options, unknown
 

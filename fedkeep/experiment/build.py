@@ -29,7 +29,7 @@ from fedkeep.losses.classification import OWN_LOSSES
 from fedkeep.models import Architecture, Weights, architectures
 from fedkeep.models.custom import Custom
 from fedkeep.models.pretrained import Pretrained
-from fedkeep.models.trial_step import try_training
+from fedkeep.models.trial_step import check_same_function, try_training
 from fedkeep.rounds.state import Settings
 from fedkeep.training.model_runner import Factory, has_batch_norm
 from fedkeep.trials.simulation import Simulation
@@ -322,7 +322,7 @@ def check_federation(recipe: Recipe, federation: Federation, data_dir: str | Pat
     dataset = federation.dataset
     for method in recipe.methods:
         check_label_loss(recipe.training_of(method), dataset, torch.device("cpu"))
-    for model in (recipe.model, *(client.model for client in recipe.client_models)):
+    for model in recipe.models:
         check_token_ids(model, dataset)
     for method in recipe.methods:
         rotates = method.algorithm.rows_per_class > 1
@@ -376,6 +376,7 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
         check_installed()
         recipe.generator.check_shape(federation.dataset.shape, data_dir)
         recipe.generator.check_classes(class_names(federation), data_dir)
+        recipe.generator.check_sampler(data_dir)
 
 
 def check_network(model: Architecture, federation: Federation, data_dir: str | Path | None = None) -> nn.Module:
@@ -393,7 +394,10 @@ def check_network(model: Architecture, federation: Federation, data_dir: str | P
             if isinstance(model, Custom):
                 inputs = _trial_examples(federation.dataset)
                 try_training(network, inputs, classes, model.name, batch_norm=has_batch_norm(network))
-            return network
+        if isinstance(model, Custom):
+            with seeds.temporary_seed(1), plain_torch():
+                check_same_function(network, model.build(shape, classes), inputs, model.name)
+        return network
     try:
         with torch.device("meta"):
             network = model.build(shape, classes)

@@ -33,7 +33,9 @@ from fedkeep.experiment.recipe import (
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Algorithm
 from fedkeep.interface.privacy import Privacy
+from fedkeep.models import Architecture
 from fedkeep.models.custom import describe_network
+from fedkeep.models.heads import check_growing
 from fedkeep.models.weights import hash_weights, tensor_hash
 from fedkeep.options import as_table
 from fedkeep.rounds.reply_step import ReplyStep
@@ -124,6 +126,8 @@ class Experiment:
         normalised = set()
         for model in {recipe.model, *own.values()}:
             network = build.check_network(model, federation, data_dir)
+            if tasks:
+                check_growing(network, model.name)
             for method in recipe.methods:
                 option = "training.batch_size" + f" of {method.label}" * ("batch_size" in method.training)
                 check_batch_size(network, recipe.training_of(method).batch_size, option)
@@ -159,13 +163,15 @@ class Experiment:
         if recipe.weights:
             self.initial_model(recipe.seeds[0])
 
-    def describe_network(self) -> dict[str, Any]:
+    def describe_network(self, model: Architecture) -> dict[str, Any]:
         """Describe a user's network, so that a resumed run notices another one.
+
+        ``model``: The server's, or that of clients.
 
         Returns: Its digest, and shape and number of classes for which it was built; empty for FedKeep's architectures.
         """
         federation = self.federation(self.recipe.seeds[0])
-        return describe_network(self.recipe.model, federation.dataset.shape, federation.cumulative_classes[0])
+        return describe_network(model, federation.dataset.shape, federation.cumulative_classes[0])
 
     def simulation(self, method: Method, seed: int) -> Simulation:
         """Return the simulation of a trial, before its first round."""

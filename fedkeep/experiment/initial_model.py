@@ -28,7 +28,7 @@ from fedkeep.models.custom import SplitNetwork, describe_network
 from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.models.pretrained import class_of_folder, load_state_dict
 from fedkeep.models.trial_step import constants_of
-from fedkeep.models.weights import Weights, state_dict_copy, tensor_hash
+from fedkeep.models.weights import Weights, state_dict_copy, tensor_hash, tied_names
 from fedkeep.options import as_table
 from fedkeep.training.model_runner import ModelRunner
 from fedkeep.training.pooled import train_on_pool
@@ -66,6 +66,9 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
     than the network's, as those of a part of a larger module have.
     """
     names = _matching_names(given, network, initial)
+    for same in tied_names(network):  # a file may hold only one of them
+        if known := next((names[name] for name in same if name in names), None):
+            names |= {name: names.get(name, known) for name in same}
     head = [name for name in (WEIGHT, BIAS) if name in initial]
     new_head = any(name not in names or given[names[name]].shape != initial[name].shape for name in head)
     needed = [name for name in initial if not (new_head and name in head)]
@@ -83,7 +86,7 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
             f"{source} does not fit the network {own}: {'; '.join(faults[:3])}{more}. Give the weights of a network of "
             "the same form, and the recipe's model the options that it had."
         )
-    fitted = {name: given[names[name]].to(initial[name]) if name in needed else initial[name] for name in initial}
+    fitted = dict(initial) | {name: given[names[name]].to(initial[name], copy=True) for name in needed}
     used = {names[name] for name in needed} | constants_of(network).keys()
     left = [name for name in given if name not in used]
     note = "with a new classifier" if new_head else ""

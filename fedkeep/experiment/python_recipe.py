@@ -245,9 +245,9 @@ def examples_of(
 
 
 def own_classes(recipe: Recipe) -> list[Any]:
-    """Return the classes and functions in a recipe that are not FedKeep's: methods, the scheme and the model."""
-    model = recipe.model.origin if isinstance(recipe.model, Custom) else type(recipe.model)
-    classes = [*(type(method.algorithm) for method in recipe.methods), type(recipe.partition), model]
+    """Return the classes and functions in a recipe that are not FedKeep's: methods, the scheme and the models."""
+    models = [model.origin if isinstance(model, Custom) else type(model) for model in recipe.models]
+    classes = [*(type(method.algorithm) for method in recipe.methods), type(recipe.partition), *models]
     classes += [loss for name, loss in OWN_LOSSES.items() if name == recipe.training.loss]
     return [value for value in classes if not str(getattr(value, "__module__", "")).startswith("fedkeep.")]
 
@@ -262,7 +262,8 @@ def for_workers(recipe: Recipe, machine: Machine) -> Machine:
     reason = next(filter(None, (why_not_importable(value, elsewhere=on_ray) for value in classes)), None)
     if reason is None:
         use = tuple(dict.fromkeys([*machine.use, *modules_of(classes)]))
-        return replace(machine, use=use, allow_code=machine.allow_code or isinstance(recipe.model, Custom))
+        has_code = any(isinstance(model, Custom) for model in recipe.models)
+        return replace(machine, use=use, allow_code=machine.allow_code or has_code)
     if machine.workers != 1 or on_ray:
         log.warning("One process runs everything, since %s; worker processes import code from files.", reason)
     return replace(machine, workers=1, executor="processes", address=None)

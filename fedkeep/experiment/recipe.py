@@ -219,6 +219,11 @@ class Recipe(Options):
         refuse([*_problems_of_parts(self), *_problems_together(self)])
 
     @property
+    def models(self) -> tuple[Architecture, ...]:
+        """The server's network, then those that clients have instead."""
+        return self.model, *(client.model for client in self.client_models)
+
+    @property
     def has_tasks(self) -> bool:
         """Whether classes arrive in tasks; otherwise all classes are there from the start."""
         return self.tasks != Tasks()

@@ -57,7 +57,12 @@ def prepare_run(
 def _inputs_of(experiment: Experiment) -> dict[str, Any]:
     """Return what a run folder records of a user's own network, methods, losses and files."""
     recipe, data_dir = experiment.recipe, experiment.machine.data_dir
-    found: dict[str, Any] = {"network": experiment.describe_network(), "data_path": local_path(recipe.data, data_dir)}
+    found: dict[str, Any] = {"network": experiment.describe_network(recipe.model)}
+    if any(own := [experiment.describe_network(client.model) for client in recipe.client_models]):
+        found["client_networks"] = own
+    found |= {f"{what}_path": local_path(name, data_dir) for what, name in _named_data(recipe).items()}
+    if recipe.generator.exists(data_dir):
+        found["generator_path"] = recipe.generator.folder(data_dir).resolve()
     if begun := found["network"]:
         found["trained"] = describe_code(recipe.model, tuple(begun["shape"]), begun["classes"])
     if recipe.weights and not recipe.weights.startswith(KEPT):
@@ -76,7 +81,7 @@ def _own_code(recipe: Recipe) -> dict[str, dict[str, Any]]:
     }
 
 
-def _as_argument(folder: Path) -> Path:
+def as_argument(folder: Path) -> Path:
     """Return a folder as commands take it: a name that begins with a dash looks like an option."""
     return folder.absolute() if str(folder).startswith("-") else folder
 
@@ -85,7 +90,7 @@ def create_run_folder(
     recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = (), **inputs: Any
 ) -> Path:
     """Create a run folder for a recipe that was checked before; ``inputs`` are entries of run.json."""
-    folder = _as_argument(Path(out)) if out is not None else _new_folder(recipe.name)
+    folder = as_argument(Path(out)) if out is not None else _new_folder(recipe.name)
     argument, again = "--out", shlex.join(["fedkeep", "resume", str(folder)])
     if list(command[:1]) == ["fedkeep.run"]:
         model = ", model=..." * bool(inputs.get("network"))
@@ -183,15 +188,16 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
         )
     recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
     weights = read_json(folder / "run.json").get("weights_path", recipe.weights)
-    recipe = replace(recipe, data=_data_of(folder, recipe, machine), weights=weights)
-    begun = read_json(folder / "run.json").get("network")
-    if model is not None and begun is None:
+    recipe = replace(_with_found_data(folder, recipe, machine), weights=weights)
+    info = read_json(folder / "run.json")
+    if model is not None and info.get("network") is None:
         raise RunError(f"{folder} was begun with a network of its recipe. Leave model= out to continue it.")
-    if begun is not None and begun != describe_network(recipe.model, tuple(begun["shape"]), begun["classes"]):
-        raise RunError(
-            f"{folder} was begun with another network than {recipe.model.name} is now, so that its rounds would not "
-            "belong together. Restore the former network, or begin a new run."
-        )
+    for network, begun in zip(recipe.models, [info.get("network"), *info.get("client_networks", ())], strict=False):
+        if begun and begun != describe_network(network, tuple(begun["shape"]), begun["classes"]):
+            raise RunError(
+                f"{folder} was begun with another network than {network.name} is now, so that its rounds would not "
+                "belong together. Restore the former network, or begin a new run."
+            )
     _check_own_code(folder, recipe)
     return Experiment(recipe, recorded_machine(folder, machine))
 
@@ -235,19 +241,31 @@ def _check_own_code(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def _data_of(folder: Path, recipe: Recipe, machine: Machine) -> str:
-    """Return by which name or path a run's data set is found from here; raise `RunError` if its files are gone."""
-    recorded, here = read_json(folder / "run.json").get("data_path"), local_path(recipe.data, machine.data_dir)
-    if not isinstance(recorded, str) or str(here) == recorded:
-        return recipe.data
-    if Path(recorded).exists():
-        return recorded
-    if here is None:
-        raise RunError(
-            f"the data of {folder} were read from {recorded}, which is not there any more. Put them back, or continue "
-            f"the run from a folder in which there is {recipe.data}."
-        )
-    return recipe.data
+def _named_data(recipe: Recipe) -> dict[str, str]:
+    """Return the names or paths of what a recipe reads; empty for what it does not name."""
+    return {"data": recipe.data, "public": recipe.public.name}
+
+
+def _with_found_data(folder: Path, recipe: Recipe, machine: Machine) -> Recipe:
+    """Return a recipe whose data are found from here; raise `RunError` if the files with which it began are gone."""
+    info, data_dir = read_json(folder / "run.json"), machine.data_dir
+    names = _named_data(recipe) | {"generator": recipe.generator.name}
+    here = {what: local_path(name, data_dir) for what, name in _named_data(recipe).items()}
+    here["generator"] = recipe.generator.folder(data_dir).resolve() if recipe.generator.exists(data_dir) else None
+    for what, place in here.items():
+        recorded = info.get(f"{what}_path")
+        if not isinstance(recorded, str) or str(place) == recorded:
+            continue
+        if Path(recorded).exists():
+            names[what] = recorded
+        elif place is None:
+            called = {"data": "data", "public": "public set", "generator": "generator"}[what]
+            raise RunError(
+                f"{folder} read its {called} from {recorded}, which is not there any more. Put it back, or continue "
+                f"the run from a folder in which there is {names[what]}."
+            )
+    public, generator = (replace(getattr(recipe, what), name=names[what]) for what in ("public", "generator"))
+    return replace(recipe, data=names["data"], public=public, generator=generator)
 
 
 def recorded_recipe(folder: Path, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
@@ -272,7 +290,7 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     The command repeats arguments that are not recorded in the folder, such as files with code to import.
     """
     use = used(folder.parent if folder.suffix == ".toml" else folder) or machine.use
-    words = ["fedkeep", verb, str(_as_argument(folder)), *(word for file in use for word in ("--use", file))]
+    words = ["fedkeep", verb, str(as_argument(folder)), *(word for file in use for word in ("--use", file))]
     recorded = ("device", "threads", "stack") if verb == "run" else ()  # a run that goes on has its own
     for name in (*recorded, "data_dir", "allow_code", "workers", "executor", "address"):
         if (value := getattr(machine, name)) and (name == "workers" or value != getattr(Machine(), name)):

@@ -3,6 +3,7 @@
 There a prototype replaces the embedding of a word.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,21 +206,21 @@ class GeneratorConfig(Options):
         if self.name == "ldm":
             generator = load_latent(self.checkpoint, side, device)
         else:
-            generator = pixel.load_generator(self._folder(data_dir), device, space=self.space, initial=self.initial)
+            generator = pixel.load_generator(self.folder(data_dir), device, space=self.space, initial=self.initial)
         generator.sampler = Sampler(self.sampler, self.sampler_steps, self.guidance_scale)
         return generator
 
     def exists(self, data_dir: str | Path | None = None) -> bool:
         """Tell whether a generator is named and its folder exists."""
-        return bool(self.name) and (self._folder(data_dir) / pixel.CARD).is_file()
+        return bool(self.name) and (self.folder(data_dir) / pixel.CARD).is_file()
 
     def regime(self, data_dir: str | Path | None = None) -> Regime:
         """Return the regime without loading the weights; errors are those of `load`."""
-        return "ldm" if self.name == "ldm" else pixel.read_card(self._folder(data_dir)).regime
+        return "ldm" if self.name == "ldm" else pixel.read_card(self.folder(data_dir)).regime
 
     def hash(self, data_dir: str | Path | None = None) -> str:
         """Return the hash of the weights without loading them; for the text-to-image model, its checkpoint's name."""
-        return self.checkpoint if self.name == "ldm" else pixel.read_hash(self._folder(data_dir))
+        return self.checkpoint if self.name == "ldm" else pixel.read_hash(self.folder(data_dir))
 
     def image_hashes(self, data_dir: str | Path | None = None) -> Tensor:
         """Return fingerprints of the images that a run must keep from its clients, int64 [m].
@@ -228,23 +229,32 @@ class GeneratorConfig(Options):
         are those of `load`.
         """
         is_excluded = self.regime(data_dir) == "same_classes"
-        return pixel.read_fingerprints(self._folder(data_dir)) if is_excluded else torch.zeros(0, dtype=torch.int64)
+        return pixel.read_fingerprints(self.folder(data_dir)) if is_excluded else torch.zeros(0, dtype=torch.int64)
 
     def check_shape(self, shape: Shape, data_dir: str | Path | None = None) -> None:
         """Raise `ConfigError` if the generator's images have another shape (channels, height, width) than the run's."""
         side = shape[-1]  # the text-to-image model's images are resized
-        theirs = (3, side, side) if self.name == "ldm" else pixel.read_card(self._folder(data_dir)).shape
+        theirs = (3, side, side) if self.name == "ldm" else pixel.read_card(self.folder(data_dir)).shape
         if theirs != shape:
             raise ConfigError(
                 f"the generator {self.name} draws images of {format_shape(theirs)}, and this run's are "
                 f"{format_shape(shape)} (channels, height, width). Name one that was trained on such images."
             )
 
+    def check_sampler(self, data_dir: str | Path | None = None) -> None:
+        """Raise `ConfigError` if the sampler has more steps than the generator has timesteps."""
+        known = math.inf if self.name == "ldm" else pixel.read_card(self.folder(data_dir)).noise_schedule.num_timesteps
+        if self.sampler_steps > known:
+            raise ConfigError(
+                f"generator.sampler_steps is {self.sampler_steps}, and the generator {self.name} was trained with "
+                f"{known} timesteps. Set it to {known} or less."
+            )
+
     def check_classes(self, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
         """Raise `ConfigError` if a generator of the regime ``disjoint`` was trained on some of these classes."""
         if self.regime(data_dir) != "disjoint":
             return
-        card = pixel.read_card(self._folder(data_dir))
+        card = pixel.read_card(self.folder(data_dir))
         both = shared_classes(label_names, card.label_names)
         shared = [f"{name!r} ({other!r} there)" for name, other in both.items()]
         if shared:
@@ -255,6 +265,7 @@ class GeneratorConfig(Options):
                 "same_classes or paper, so that results say what it has seen."
             )
 
-    def _folder(self, data_dir: str | Path | None) -> Path:
+    def folder(self, data_dir: str | Path | None) -> Path:
+        """Return where the generator lies, from here or in the data folder."""
         places = local_paths(self.name, data_dir)
         return next((place for place in places if (place / pixel.CARD).is_file()), places[0])

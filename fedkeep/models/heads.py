@@ -95,6 +95,21 @@ def resize_classifier(network: nn.Module, model: Weights) -> None:
         head.bias = nn.Parameter(head.bias.new_zeros(head.out_features))
 
 
+def check_growing(network: nn.Module, who: str) -> None:
+    """Raise `ConfigError` for a network whose classifier cannot get rows for new classes."""
+    head = getattr(network, "classifier", None)
+    if isinstance(head, nn.Linear) and isinstance(getattr(head, "weight", None), nn.Parameter):
+        if head.weight.requires_grad:
+            return
+        why = "is frozen (requires_grad=False). Train it"
+    else:
+        why = (
+            "must be a torch.nn.Linear whose output is the logits: it gets a row for each new class. End forward with "
+            "it"
+        )
+    raise ConfigError(f"with tasks, the last layer of the network {who} {why}, or leave [tasks] out.")
+
+
 def classifier_tensors(model: Weights) -> dict[str, Tensor]:
     """Return the tensors of a model's classifier.
 

@@ -118,6 +118,18 @@ def try_training(network: nn.Module, inputs: Tensor, classes: int, who: str, *, 
         )
 
 
+def check_same_function(network: nn.Module, again: nn.Module, inputs: Tensor, who: str) -> None:
+    """Raise `ConfigError` if a network that is built again computes something else with the same weights."""
+    again.load_state_dict(network.state_dict())
+    first, second = (logits_of(evaluated(one, inputs)) for one in (network, again))
+    if not torch.allclose(first, second, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ConfigError(
+            f"the network of {who} gives other outputs when it is built again and gets the same weights: it draws "
+            "something that no state dict holds, in an attribute or in a buffer with persistent=False. Register it as "
+            "a persistent buffer, or draw it from a generator with a seed of its own."
+        )
+
+
 def _try(network: nn.Module, examples: Tensor, classes: int, who: str) -> None:
     """Take one step, whose update is not applied."""
     mode = " in training mode" if network.training else ""

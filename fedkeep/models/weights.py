@@ -176,10 +176,18 @@ def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
     return {name: p.data for name, p in module.named_parameters(remove_duplicate=False) if _is_frozen(p)}
 
 
+def tied_names(module: nn.Module, *, trained: bool = False) -> list[list[str]]:
+    """Return the names of each parameter that stands at several places of a module; all, or those that are trained."""
+    names: defaultdict[nn.Parameter, list[str]] = defaultdict(list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad or not trained:
+            names[parameter].append(name)
+    return [same for same in names.values() if len(same) > 1]
+
+
 def tied_parameters(module: nn.Module) -> list[str]:
     """Return the further names of trained parameters that stand at several places of a module."""
-    names = [name for name, one in module.named_parameters(remove_duplicate=False) if one.requires_grad]
-    return sorted({*names} - {name for name, _ in module.named_parameters()})
+    return sorted(name for _, *further in tied_names(module, trained=True) for name in further)
 
 
 def _is_frozen(entry: Any) -> bool:

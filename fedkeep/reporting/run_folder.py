@@ -485,11 +485,11 @@ def _record(path: Path) -> bytes:
     """
     if path.name == "run.json":
         info = read_json(path)
-        command, where = info.get("command"), info.pop("data_path", None)
+        command, where = info.get("command"), [info.pop(name) for name in list(info) if name.endswith("_path")]
         short = [_without_folders(word) for word in command] if isinstance(command, list) else command
         recipe = str(info.get("recipe", ""))
         is_path = Path(recipe).is_absolute()
-        if where is not None or command != short or is_path:
+        if where or command != short or is_path:
             info |= {"command": short} | ({"recipe": "/".join(Path(recipe).parts[1:][-2:])} if is_path else {})
             return digests.format_json(info, indent=2).encode()
     if path.name != MANIFEST:

@@ -223,9 +223,11 @@ def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict
     """Split the trials of one label into groups that may be averaged, each with a name that says what sets it apart."""
     groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
     settings = [_settings(run, trial) for run, trial in members]
-    if len({str(run.path) for run, _ in members}) == 1:  # when a callback ended a seed is a result of this run
-        for of, (_, trial) in zip(settings, members, strict=True):
-            of["window"] = _rounds(replace(trial, finished=False) if trial.ended_early else trial)
+    # When a callback ended a seed is a result; that there is a callback is a setting.
+    ending = {run.path for run, trial in members if trial.ended_early}
+    for of, (run, trial) in zip(settings, members, strict=True):
+        if run.path in ending:
+            of["window"] = f"{_rounds(replace(trial, finished=False))}, may end early"
     # Older runs do not tell the code of a method or loss: then nothing says that it differs.
     untold = {name for name in ("code", "loss") if not all(name in of for of in settings)}
     for member, of in zip(members, settings, strict=True):

@@ -11,7 +11,7 @@ from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Network, Weights
-from fedkeep.models.custom import split_classifier
+from fedkeep.models.custom import SplitNetwork, split_classifier
 from fedkeep.models.heads import add_views, expand_rows, resize_classifier
 from fedkeep.models.pretrained import Extractor, FrozenNetwork
 from fedkeep.models.weights import frozen_parameters, state_dict_copy
@@ -97,7 +97,7 @@ class ModelRunner:
         # A user's module may use views that need the contiguous layout, so it keeps that.
         convolutions = any(isinstance(module, nn.Conv2d) for module in built.modules())
         few_images = sum(weight.numel() for weight in built.parameters()) > WEIGHTS_PER_IMAGE * batch_size
-        channels_last = isinstance(built, Network) and convolutions and device.type == "cpu" and not few_images
+        channels_last = _is_ours(built) and convolutions and device.type == "cpu" and not few_images
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.train_network = built.to(memory_format=self.layout) if channels_last else built  # type: ignore[call-overload]
         self.eval_batch_size = CONV_BATCH if convolutions and device.type == "cpu" else BATCH
@@ -125,7 +125,7 @@ class ModelRunner:
         all_trained = all(weight.requires_grad for weight in built.parameters()) and not list(built.buffers())
         # vmap gives the vector of padding_idx a gradient; a user's module may keep a state between calls.
         pads = any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in built.modules())
-        return isinstance(built, Network) and all_trained and not pads
+        return _is_ours(built) and all_trained and not pads
 
     def set_task(self, seen: Sequence[int]) -> None:
         """Resize the classifiers for a task.
@@ -185,6 +185,11 @@ class ModelRunner:
         if images._version != version:
             raise ConfigError(IN_PLACE.format("the network"))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _is_ours(network: nn.Module) -> bool:
+    """Tell whether a network is FedKeep's, and not a user's."""
+    return isinstance(network, Network) and not isinstance(network, SplitNetwork)
 
 
 def has_batch_norm(network: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedkeep._utils.digests import Digest, Identity, check_file, digest_of, is_sealed, read_json, write_manifest
 from fedkeep._utils.files import atomic_write, make_folder, sync_folder
+from fedkeep._utils.torch_state import set_plain_torch
 from fedkeep.errors import RunError
 from fedkeep.rounds.state import RoundResult, SimulationState
 from fedkeep.trials.callbacks import Callback, Evaluation, Outcome
@@ -129,6 +130,8 @@ def _named(callback: Callback) -> Iterator[None]:
     except Exception as error:
         what = f"the callback {type(callback).__name__} raised {type(error).__name__}: {error}"
         raise CallbackFailed(what) from error
+    finally:  # what it has set, and left so, is not for the next round
+        set_plain_torch()
 
 
 def _plain(value: Any) -> Any:

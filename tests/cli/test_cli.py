@@ -399,6 +399,12 @@ def test_a_mistyped_word_brings_the_nearest(arguments: list[str], meant: str, cl
     assert f"Did you mean '{meant}'?" in " ".join(shown.err.split())
 
 
+def test_an_option_behind_two_dashes_does_not_bring_itself(cli: Any) -> None:
+    shown = cli("resume", "--", "runs/x", "--quiet")
+    assert "unrecognized arguments: --quiet" in shown.err
+    assert "Did you mean" not in shown.err
+
+
 def test_help_and_version(cli: Any) -> None:
     shown = cli("--help")
     assert shown.code == 0

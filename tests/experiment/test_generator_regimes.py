@@ -50,7 +50,14 @@ LAST = 'run.evaluation_models=["last"]'
 
 
 def recipe(generator: Path, *methods: str, settings: tuple[str, ...] = ()) -> Recipe:
-    changes = (f"generator.name={generator}", "partition.num_clients=6", "run.cohort_size=2", LAST, *settings)
+    changes = (
+        f"generator.name={generator}",
+        "partition.num_clients=6",
+        "run.cohort_size=2",
+        LAST,
+        "generator.sampler_steps=20",
+        *settings,
+    )
     return load_recipe("demo", settings=changes, methods=methods or ["feddcl", "fedavg"], rounds=1, seeds=[0])
 
 
@@ -105,7 +112,7 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
     (trial,) = fedkeep.run(recipe(folder, "fedavg"), out=out).trials
     (trial.path / "result.json").unlink()
     shutil.rmtree(folder)
-    with pytest.raises(RunError, match="begun with another training data than there is now"):
+    with pytest.raises(RunError, match=r"read its generator from .* which is not there any more"):
         fedkeep.resume(out)
     shutil.copytree(same_classes, folder)
     (again,) = fedkeep.resume(out).trials
@@ -214,3 +221,9 @@ def test_what_kept_recipes_name_and_is_no_more_is_passed_over(tmp_path: Path) ->
     path.write_text(text + '["a", "b"]\n')
     with pytest.raises(ConfigError, match="there is no option 'by_task'"):
         load_recipe(str(path))
+
+
+def test_more_steps_than_the_generator_has_timesteps_are_refused_before_anything_runs(same_classes: Path) -> None:
+    given = recipe(same_classes, settings=("generator.sampler_steps=21",))
+    with pytest.raises(ConfigError, match=r"generator.sampler_steps is 21, and .* was trained with 20 timesteps"):
+        check_generator(given, build_federation(given, 0))

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, relu
 
@@ -46,7 +47,8 @@ def examples(seed: int, spread: float = 0.1) -> dict[str, Any]:
 
 def run(data: Any, tmp_path: Path, name: str, **changes: Any) -> fedkeep.RunResult:
     given: dict[str, Any] = {"partition": fedkeep.IID(num_clients=3), "seeds": [0], "rounds": 2, "methods": ["fedavg"]}
-    return fedkeep.run(data=data, model="mlp", training=SGD, out=tmp_path / name, **(given | changes))
+    given |= {"model": "mlp", "training": SGD}
+    return fedkeep.run(data=data, out=tmp_path / name, **(given | changes))
 
 
 def arrays(seed: int) -> tuple[Any, Any]:
@@ -595,14 +597,43 @@ def test_a_run_goes_on_from_another_working_directory(tmp_path: Path, monkeypatc
     assert fedkeep.resume(out).trials[0].finished, "moved with its relative path"
 
 
+def test_a_run_finds_its_public_set_from_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    held = examples(0)
+    np.savez(tmp_path / "here" / "shared.npz", x=held["x"], y=held["y"])
+    monkeypatch.chdir(tmp_path / "here")
+    out = tmp_path / "run"
+    run(
+        arrays(1),
+        tmp_path,
+        "run",
+        methods=["fedmd"],
+        settings=["public.name=shared.npz"],
+        training=fedkeep.SGD(lr=0.01),
+    )
+    monkeypatch.chdir(tmp_path / "there")
+    (out / "trials" / "fedmd-seed0" / "result.json").unlink()
+    assert fedkeep.resume(out).trials[0].finished
+    (out / "trials" / "fedmd-seed0" / "result.json").unlink()
+    os.rename(tmp_path / "here" / "shared.npz", tmp_path / "here" / "moved.npz")
+    with pytest.raises(RunError, match=r"read its public set from .* which is not there any more"):
+        fedkeep.resume(out)
+
+
 def test_where_data_lie_is_not_handed_on(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **examples(0))
-    run(tmp_path / "own.npz", tmp_path, "run", partition="client")
+    weights = {"0.weight": torch.zeros(2, 3), "0.bias": torch.zeros(2)}
+    save_file(weights, tmp_path / "begin.safetensors")
+    given: dict[str, Any] = {"partition": "client", "model": nn.Sequential(nn.Linear(3, 2))}
+    run(tmp_path / "own.npz", tmp_path, "run", weights=str(tmp_path / "begin.safetensors"), **given)
     out = tmp_path / "run"
     assert read_run(out).info["data_path"] == str(tmp_path / "own.npz")
     assert main(["archive", str(out), "--out", str(tmp_path / "kept")]) == 0
     (packed,) = (tmp_path / "kept").iterdir()
-    assert "data_path" not in read_run(packed).info
+    assert not [name for name in read_run(packed).info if name.endswith("_path")]
 
 
 def test_two_runs_that_start_in_one_second_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

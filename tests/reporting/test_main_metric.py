@@ -146,7 +146,13 @@ def test_seeds_that_end_early_are_one_row(tmp_path: Path) -> None:
     write_run(tmp_path / "other")
     write_trial(tmp_path / "other", "FedAvg", 2, [[90, 1]] * 12, total=[90, 10])
     rows = summary([read_run(tmp_path / name) for name in ("run", "other")])
-    assert len(rows) == 3, "a run without the callback is no seed of it"
+    assert [row.label for row in rows] == ["FedAvg (window=7-12, may end early)", "FedAvg (window=7-12)"]
+    assert [len(row.trials) for row in rows] == [2, 1], "a run without the callback is no seed of it"
+    write_run(tmp_path / "more")
+    write_trial(tmp_path / "more", "FedAvg", 3, [[90, 1]] * 5, total=[90, 10], rounds=12)
+    (row,) = summary([read_run(tmp_path / name) for name in ("run", "more")])
+    assert row.label == "FedAvg"
+    assert len(row.trials) == 3
 
 
 def test_a_name_that_ranks_nothing_is_refused() -> None:

@@ -191,6 +191,21 @@ def test_a_writer_that_fails_is_closed_and_the_trial_goes_on(
     assert caplog.text.count("goes on without it: ConnectionError: down") == 1
 
 
+def test_a_log_that_cannot_begin_is_named_and_a_resume_goes_on_without(
+    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fedkeep.run(recipe, out=tmp_path / "run", log="tensorboard")
+    for trial in (tmp_path / "run" / "trials").iterdir():
+        (trial / "result.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "logs")
+    (tmp_path / "run" / "logs").write_text("no folder")
+    assert all(trial.finished for trial in fedkeep.resume(tmp_path / "run").trials)
+    assert "log = 'tensorboard' cannot be written, and goes on without it" in caplog.text
+    shutil.rmtree(tmp_path / "run" / "trials")
+    with pytest.raises(ConfigError, match="log = 'tensorboard' cannot begin: "):
+        fedkeep.resume(tmp_path / "run")
+
+
 def test_a_round_is_written_whose_report_was_interrupted(recipe: Recipe, tmp_path: Path, memory: Any) -> None:
     def interrupt(progress: Any) -> None:
         if progress.done == 2:

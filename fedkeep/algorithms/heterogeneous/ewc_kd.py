@@ -42,7 +42,7 @@ class EWCKD(FTKD[EWCKDClientState]):
     def consolidate(self, client: Client[EWCKDClientState]) -> None:
         """Compute the Fisher information of the client's own last model on its data, if it has trained in the task."""
         state = client.state
-        if state.model and len(state.model[WEIGHT]) == client.num_classes:
+        if len(state.model.get(WEIGHT, ())) == client.num_classes:
             state.consolidation = consolidate(client, state.consolidation, state.model)
 
     def extra_loss(self, client: Client[EWCKDClientState], model: Weights) -> Loss:

@@ -1,0 +1,212 @@
+"""Networks of the user's own, as tutorials write them: they train, or are refused before anything is trained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_model
+from torch import Tensor, nn
+
+import fedkeep
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.models.custom import custom
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.training.model_runner import ModelRunner
+
+CLASSES = 4
+
+
+def images(side: int, count: int = 40) -> tuple[Any, ...]:
+    x = np.random.default_rng(0).integers(0, 200, size=(count, 1, side, side)).astype(np.uint8)
+    y = np.arange(count) % CLASSES
+    return x[:-8], y[:-8], x[-8:], y[-8:]
+
+
+def rows(count: int = 60) -> tuple[Any, ...]:
+    y = np.arange(count) % CLASSES
+    x = (np.random.default_rng(0).normal(size=(count, 8)) + 3 * np.eye(8)[y]).astype(np.float32)
+    return x[:-12], y[:-12], x[-12:], y[-12:]
+
+
+def run(model: Any, out: Path, **changes: Any) -> fedkeep.RunResult:
+    given: dict[str, Any] = {"partition": fedkeep.IID(num_clients=2), "methods": ["fedavg"], "seeds": [0], "rounds": 1}
+    given |= {"training": fedkeep.SGD(lr=0.1, epochs=1), "data": rows()}
+    return fedkeep.run(model=model, out=out, on_progress=lambda _: None, **(given | changes))
+
+
+class Tutorial(nn.Module):
+    """The network of PyTorch's tutorial, whose view needs the contiguous layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(1, 4, 3), nn.MaxPool2d(2)
+        self.hidden, self.last = nn.Linear(36, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.pool(torch.relu(self.conv(x)))
+        logits: Tensor = self.last(torch.relu(self.hidden(maps.view(-1, 36))))
+        return logits
+
+
+class FrozenStem(nn.Module):
+    """Its group norm has no gradient to give on; with channels last, PyTorch 2.13 ends the process there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1, bias=False).requires_grad_(False)
+        self.norm, self.conv, self.last = nn.GroupNorm(2, 4), nn.Conv2d(4, 6, 3), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = torch.relu(self.conv(torch.relu(self.norm(self.stem(x)))))
+        logits: Tensor = self.last(maps.mean((2, 3)))
+        return logits
+
+
+@pytest.mark.parametrize("network", [Tutorial, FrozenStem])
+def test_networks_of_users_keep_the_contiguous_layout(network: Any, tmp_path: Path) -> None:
+    runner = ModelRunner(lambda: custom(network).build((1, 8, 8), CLASSES), 0, torch.device("cpu"))
+    assert runner.layout == torch.contiguous_format
+    assert not runner.stackable
+    assert run(network, tmp_path / "run", data=images(8), pretraining={"passes": 1}).trials[0].finished
+
+
+class Shuffled(nn.Module):
+    """It reads the features in a random order, which only a persistent buffer keeps."""
+
+    how = "persistent"
+
+    def __init__(self) -> None:
+        super().__init__()
+        order = torch.randperm(8)
+        if self.how == "attribute":
+            self.order = order
+        else:
+            self.register_buffer("order", order, persistent=self.how == "persistent")
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(x[:, self.order])
+        return logits
+
+
+@pytest.mark.parametrize("how", ["not persistent", "attribute"])
+def test_what_a_network_draws_and_no_state_dict_holds_is_refused(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(Shuffled, tmp_path / "held").trials[0].finished
+    monkeypatch.setattr(Shuffled, "how", how)
+    with pytest.raises(ConfigError, match="gives other outputs when it is built again and gets the same weights"):
+        run(Shuffled, tmp_path / "run")
+
+
+class Scaled(nn.Module):
+    """It cannot be split: its logits are more than a linear layer's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.last, self.scale = nn.Linear(8, 8), nn.Linear(8, CLASSES), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.scale * self.last(torch.relu(self.hidden(x)))
+        return logits
+
+
+class FrozenLast(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES).requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("network", "why"), [(Scaled, "must be a torch.nn.Linear whose output is the logits"), (FrozenLast, "is frozen")]
+)
+def test_a_network_that_cannot_grow_is_refused_before_the_first_task(network: Any, why: str, tmp_path: Path) -> None:
+    def built(shape: Any, classes: int) -> nn.Module:
+        whole: nn.Module = network()
+        last = whole.last if isinstance(whole, Scaled) else whole[2]  # type: ignore[index]
+        last.weight = nn.Parameter(last.weight[:classes].detach(), last.weight.requires_grad)
+        last.bias = nn.Parameter(last.bias[:classes].detach(), last.bias.requires_grad)
+        return whole
+
+    with pytest.raises(ConfigError, match=why):
+        run(built, tmp_path / "run", methods=["finetune"], settings=["tasks.num_tasks=2"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("network", [Scaled, FrozenLast])
+def test_ewc_kd_ends_its_only_task_with_any_network(network: Any, tmp_path: Path) -> None:
+    x, y, *_ = rows()
+    np.savez(tmp_path / "public.npz", x=x, y=y)
+    settings = [f"public.name={tmp_path / 'public.npz'}"]
+    assert run(network, tmp_path / "run", methods=["ewc-kd"], settings=settings).trials[0].finished
+
+
+def test_a_file_with_one_of_two_tied_weights_fits(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.last = nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, CLASSES)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.last(torch.relu(self.two(self.one(x))))
+            return logits
+
+    torch.manual_seed(1)
+    network = Tied()
+    save_model(network, str(tmp_path / "tied.safetensors"))
+    by_file = run(Tied, tmp_path / "file", weights=str(tmp_path / "tied.safetensors"))
+    by_value = run(Tied, tmp_path / "value", weights=network.state_dict())
+    assert by_file.trials[0].rounds == by_value.trials[0].rounds
+
+
+class Stopped(fedkeep.Callback):
+    def on_round_end(self, state: Any, result: Any) -> None:
+        raise RuntimeError
+
+
+def test_a_run_does_not_go_on_with_other_networks_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from torch import nn\ndef small(shape, classes):\n    return nn.Sequential(nn.Linear(8, 4), {})"
+    (tmp_path / "others_of_clients.py").write_text(code.format("nn.Linear(4, 4)"))
+    monkeypatch.syspath_prepend(tmp_path)
+    x, y, *_ = rows()
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'[data]\nname = "{tmp_path / "own.npz"}"\n[partition]\nscheme = "iid"\nnum_clients = 2\n'
+        "[run]\nrounds = 2\ncohort_size = 2\n"
+        '[model]\nname = "mlp"\n[[client_models]]\nclients = ["0"]\nname = "others_of_clients:small"\n'
+        f'[public]\nname = "{tmp_path / "own.npz"}"\n[[methods]]\nalgorithm = "ft-kd"\n'
+    )
+    machine = fedkeep.Machine(allow_code=True)
+    with pytest.raises(Exception, match="Stopped"):
+        fedkeep.run(recipe, out=tmp_path / "run", seeds=[0], machine=machine, callbacks=[Stopped()])
+    assert (tmp_path / "run" / "code" / "others_of_clients.py").is_file()
+    assert read_run(tmp_path / "run").info["client_networks"][0]["digest"]
+    (tmp_path / "others_of_clients.py").write_text(code.format("nn.Linear(4, 4, bias=False)"))
+    sys.modules.pop("others_of_clients")
+    with pytest.raises(RunError, match="another network than others_of_clients:small"):
+        fedkeep.resume(tmp_path / "run", machine=machine)
+
+
+class Careless(fedkeep.Callback):
+    """Leaves settings of PyTorch changed that the next round would compute with."""
+
+    def on_round_end(self, state: Any, result: Any) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_autocast_enabled("cpu", True)
+        torch.set_default_dtype(torch.float64)
+
+
+def test_what_a_callback_leaves_set_is_not_for_the_next_round(tmp_path: Path) -> None:
+    plain, changed = (
+        run("mlp", tmp_path / name, rounds=3, callbacks=callbacks)
+        for name, callbacks in (("plain", []), ("changed", [Careless()]))
+    )
+    assert plain.trials[0].rounds == changed.trials[0].rounds
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
