@@ -112,7 +112,7 @@ class Experiment:
         names = build.class_names(federation)
         for method in recipe.methods:
             method.algorithm.check_classes(names)
-            if idle := _idle_parts(method.algorithm, len(names), federation.num_tasks):
+            if idle := _idle_parts(method.algorithm, len(names), federation.num_tasks, recipe):
                 log.warning("A part of %s does nothing here: %s.", method.label, idle)
         tasks = federation.stream.tasks[1:] if federation.stream else ()
         if single := [task.number for task in tasks if task.num_classes - task.num_old_classes == 1]:
@@ -263,9 +263,12 @@ class Trial:
 # Descriptions, which JSON can represent
 
 
-def _idle_parts(algorithm: Algorithm, num_classes: int, num_tasks: int) -> str:
+def _idle_parts(algorithm: Algorithm, num_classes: int, num_tasks: int, recipe: Recipe) -> str:
     """Return which options and parts of a method do nothing here; empty if all act."""
-    return "; ".join(filter(None, [*algorithm.idle_options(), algorithm.idle_part(num_classes, num_tasks)]))
+    first, rounds = getattr(algorithm, "first_round", 1), recipe.run.rounds
+    late = f"its teacher, which begins in round {first} of {rounds}" if first > rounds else ""
+    part = algorithm.idle_part(num_classes, num_tasks)
+    return "; ".join(filter(None, [*algorithm.idle_options(), part, late]))
 
 
 def describe_trial(
@@ -313,7 +316,10 @@ def describe_trial(
         "dependencies": dependencies,
         **describe_data(federation),
     }
-    found = {"idle_part": _idle_parts(method.algorithm, classes, federation.num_tasks), "metric": recipe.run.metric}
+    found = {
+        "idle_part": _idle_parts(method.algorithm, classes, federation.num_tasks, recipe),
+        "metric": recipe.run.metric,
+    }
     description |= {name: value for name, value in found.items() if value}
     if recipe.has_tasks:
         tasks = final.stream.tasks if final.stream else ()

@@ -115,6 +115,7 @@ def run(out: Path, classes: int, **changes: Any) -> Any:
             3,
             "delta and phi count only without w_target_iid",
         ),
+        (fedkeep.FedLSD(first_round=11), 3, "its teacher, which begins in round 11 of"),
         (fedkeep.FedSKF(pit="off", pit_turn="random"), 3, "pit_turn counts only with pit = fused or aligned; with one"),
     ],
 )
