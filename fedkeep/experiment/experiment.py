@@ -127,7 +127,7 @@ class Experiment:
         for model in {recipe.model, *own.values()}:
             network = build.check_network(model, federation, data_dir)
             if tasks:
-                check_growing(network, model.name)
+                check_growing(network, federation.cumulative_classes[0], model.name)
             for method in recipe.methods:
                 option = "training.batch_size" + f" of {method.label}" * ("batch_size" in method.training)
                 check_batch_size(network, recipe.training_of(method).batch_size, option)

@@ -187,8 +187,7 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
             f"its results so far: fedkeep report {shlex.quote(str(folder))}"
         )
     recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
-    weights = read_json(folder / "run.json").get("weights_path", recipe.weights)
-    recipe = replace(_with_found_data(folder, recipe, machine), weights=weights)
+    recipe = _with_found_data(folder, recipe, machine)
     info = read_json(folder / "run.json")
     if model is not None and info.get("network") is None:
         raise RunError(f"{folder} was begun with a network of its recipe. Leave model= out to continue it.")
@@ -249,23 +248,31 @@ def _named_data(recipe: Recipe) -> dict[str, str]:
 def _with_found_data(folder: Path, recipe: Recipe, machine: Machine) -> Recipe:
     """Return a recipe whose data are found from here; raise `RunError` if the files with which it began are gone."""
     info, data_dir = read_json(folder / "run.json"), machine.data_dir
-    names = _named_data(recipe) | {"generator": recipe.generator.name}
-    here = {what: local_path(name, data_dir) for what, name in _named_data(recipe).items()}
-    here["generator"] = recipe.generator.folder(data_dir).resolve() if recipe.generator.exists(data_dir) else None
-    for what, place in here.items():
-        recorded = info.get(f"{what}_path")
-        if not isinstance(recorded, str) or str(place) == recorded:
+    names = _named_data(recipe)
+    for what, name in names.items():
+        recorded, here = info.get(f"{what}_path"), local_path(name, data_dir)
+        if not isinstance(recorded, str) or str(here) == recorded:
             continue
         if Path(recorded).exists():
             names[what] = recorded
-        elif place is None:
-            called = {"data": "data", "public": "public set", "generator": "generator"}[what]
+        elif here is None:
+            called = {"data": "data", "public": "public set"}[what]
             raise RunError(
                 f"{folder} read its {called} from {recorded}, which is not there any more. Put it back, or continue "
-                f"the run from a folder in which there is {names[what]}."
+                f"the run from a folder in which there is {name}."
             )
-    public, generator = (replace(getattr(recipe, what), name=names[what]) for what in ("public", "generator"))
-    return replace(recipe, data=names["data"], public=public, generator=generator)
+    if (recorded := info.get("generator_path")) and not recipe.generator.exists(data_dir):
+        raise RunError(
+            f"{folder} read its generator from {recorded}, and from here there is none in {recipe.generator.name}. "
+            "Continue the run from where it was begun, and put the generator back if it is gone."
+        )
+    weights = info.get("weights_path")
+    return replace(
+        recipe,
+        data=names["data"],
+        public=replace(recipe.public, name=names["public"]),
+        weights=weights if weights and Path(weights).exists() else recipe.weights,
+    )
 
 
 def recorded_recipe(folder: Path, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:

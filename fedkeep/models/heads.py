@@ -95,17 +95,21 @@ def resize_classifier(network: nn.Module, model: Weights) -> None:
         head.bias = nn.Parameter(head.bias.new_zeros(head.out_features))
 
 
-def check_growing(network: nn.Module, who: str) -> None:
-    """Raise `ConfigError` for a network whose classifier cannot get rows for new classes."""
+def check_growing(network: nn.Module, classes: int, who: str) -> None:
+    """Raise `ConfigError` for a network whose classifier cannot get rows for new classes.
+
+    ``classes``: Number of classes of the first task.
+    """
     head = getattr(network, "classifier", None)
-    if isinstance(head, nn.Linear) and isinstance(getattr(head, "weight", None), nn.Parameter):
-        if head.weight.requires_grad:
+    plain = isinstance(head, nn.Linear) and {name for name, _ in head.named_parameters()} <= {"weight", "bias"}
+    if isinstance(head, nn.Linear) and plain and head.out_features == classes:
+        if all(parameter.requires_grad for parameter in head.parameters()):
             return
-        why = "is frozen (requires_grad=False). Train it"
+        why = "is frozen (requires_grad=False). Train it, weight and bias"
     else:
         why = (
-            "must be a torch.nn.Linear whose output is the logits: it gets a row for each new class. End forward with "
-            "it"
+            "must be a torch.nn.Linear with a plain weight (no weight_norm), whose output is the logits: it gets a row "
+            "for each new class. End forward with it"
         )
     raise ConfigError(f"with tasks, the last layer of the network {who} {why}, or leave [tasks] out.")
 

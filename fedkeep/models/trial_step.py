@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedkeep._utils import seeds
@@ -120,14 +121,30 @@ def try_training(network: nn.Module, inputs: Tensor, classes: int, who: str, *, 
 
 def check_same_function(network: nn.Module, again: nn.Module, inputs: Tensor, who: str) -> None:
     """Raise `ConfigError` if a network that is built again computes something else with the same weights."""
-    again.load_state_dict(network.state_dict())
-    first, second = (logits_of(evaluated(one, inputs)) for one in (network, again))
-    if not torch.allclose(first, second, rtol=1e-3, atol=1e-5, equal_nan=True):
+    held = dict(network.named_parameters(remove_duplicate=False)) | {
+        name: entry for name, entry in network.state_dict().items() if isinstance(entry, Tensor)
+    }
+    outputs = logits_of(evaluated(network, inputs))
+    same = logits_of(evaluated(_Filled(again, held), inputs))
+    if not torch.allclose(outputs, same, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ConfigError(
-            f"the network of {who} gives other outputs when it is built again and gets the same weights: it draws "
-            "something that no state dict holds, in an attribute or in a buffer with persistent=False. Register it as "
-            "a persistent buffer, or draw it from a generator with a seed of its own."
+            f"the network of {who} gives other outputs when it is built again and gets the same weights: it draws or "
+            "keeps something that no state dict holds, in an attribute, in a buffer with persistent=False or in one "
+            "with infinite numbers. Register it as a persistent buffer of finite numbers, or draw it from a generator "
+            "with a seed of its own."
         )
+
+
+class _Filled(nn.Module):
+    """A network that computes with given tensors."""
+
+    def __init__(self, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.network = network
+        self.tensors = dict(tensors)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return functional_call(self.network, self.tensors, (inputs,), tie_weights=False)
 
 
 def _try(network: nn.Module, examples: Tensor, classes: int, who: str) -> None:

@@ -189,7 +189,8 @@ class ModelRunner:
 
 def _is_ours(network: nn.Module) -> bool:
     """Tell whether a network is FedKeep's, and not a user's."""
-    return isinstance(network, Network) and not isinstance(network, SplitNetwork)
+    own = (module for module in network.modules() if not type(module).__module__.startswith(("torch.", "fedkeep.")))
+    return isinstance(network, Network) and not isinstance(network, SplitNetwork) and next(own, None) is None
 
 
 def has_batch_norm(network: nn.Module) -> bool:

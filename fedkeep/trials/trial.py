@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
@@ -94,7 +95,10 @@ def run_trial(
         checkpoint = Checkpoint(folder / "checkpoint", checkpoint_share, identity)
         builtin = [records, Checkpoints(simulation, checkpoint, records, may_repeat), *callbacks]
         with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
-            for callback in reversed([*builtin, *own]):
+            for callback in reversed(own):
+                ends.enter_context(_plain_after())
+                ends.callback(callback.on_trial_end, simulation)
+            for callback in reversed(builtin):
                 ends.callback(callback.on_trial_end, simulation)
             for callback in builtin:
                 callback.on_trial_begin(simulation)
@@ -126,12 +130,22 @@ def run_trial(
 def _named(callback: Callback) -> Iterator[None]:
     """Say which of the user's callbacks has raised an exception."""
     try:
-        yield
+        with _plain_after():
+            yield
     except Exception as error:
         what = f"the callback {type(callback).__name__} raised {type(error).__name__}: {error}"
         raise CallbackFailed(what) from error
-    finally:  # what it has set, and left so, is not for the next round
+
+
+@contextmanager
+def _plain_after() -> Iterator[None]:
+    """Take back what the user's code in the block sets in PyTorch: it is not for the next round."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
         set_plain_torch()
+        torch.set_num_threads(threads)
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fedkeep
 from fedkeep.errors import ConfigError, RunError
+from fedkeep.models import Network
 from fedkeep.models.custom import custom
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.training.model_runner import ModelRunner
@@ -67,7 +68,19 @@ class FrozenStem(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("network", [Tutorial, FrozenStem])
+class Features(Tutorial):
+    """The tutorial's network as features, in a network of the two parts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.hidden(self.pool(torch.relu(self.conv(x))).view(-1, 36)))
+
+
+class TwoParts(Network):
+    def __init__(self) -> None:
+        super().__init__(Features(), 8, CLASSES)
+
+
+@pytest.mark.parametrize("network", [Tutorial, FrozenStem, TwoParts])
 def test_networks_of_users_keep_the_contiguous_layout(network: Any, tmp_path: Path) -> None:
     runner = ModelRunner(lambda: custom(network).build((1, 8, 8), CLASSES), 0, torch.device("cpu"))
     assert runner.layout == torch.contiguous_format
@@ -104,6 +117,31 @@ def test_what_a_network_draws_and_no_state_dict_holds_is_refused(
         run(Shuffled, tmp_path / "run")
 
 
+class SavesWhatItTrains(nn.Module):
+    """As adapters do, whose frozen body comes from elsewhere; and it loads in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, CLASSES)
+
+    def state_dict(self, *args: Any, **changes: Any) -> Any:
+        whole, prefix = super().state_dict(*args, **changes), changes.get("prefix", "")
+        for name in [name for name in whole if name.removeprefix(prefix).startswith("body.")]:
+            del whole[name]
+        return whole
+
+    def load_state_dict(self, path: Path) -> Any:  # type: ignore[override]
+        return super().load_state_dict(torch.load(path))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(torch.relu(self.body(x)))
+        return logits
+
+
+def test_a_network_saves_and_loads_as_it_likes(tmp_path: Path) -> None:
+    assert run(SavesWhatItTrains, tmp_path / "run").trials[0].finished
+
+
 class Scaled(nn.Module):
     """It cannot be split: its logits are more than a linear layer's output."""
 
@@ -116,18 +154,26 @@ class Scaled(nn.Module):
         return logits
 
 
+class FrozenBias(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+        self[2].bias.requires_grad_(False)
+
+
 class FrozenLast(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES).requires_grad_(False))
 
 
 @pytest.mark.parametrize(
-    ("network", "why"), [(Scaled, "must be a torch.nn.Linear whose output is the logits"), (FrozenLast, "is frozen")]
+    ("network", "why"),
+    [(Scaled, "must be a torch.nn.Linear with a plain weight"), (FrozenLast, "is frozen"), (FrozenBias, "is frozen")],
 )
 def test_a_network_that_cannot_grow_is_refused_before_the_first_task(network: Any, why: str, tmp_path: Path) -> None:
     def built(shape: Any, classes: int) -> nn.Module:
         whole: nn.Module = network()
         last = whole.last if isinstance(whole, Scaled) else whole[2]  # type: ignore[index]
+        last.out_features = classes
         last.weight = nn.Parameter(last.weight[:classes].detach(), last.weight.requires_grad)
         last.bias = nn.Parameter(last.bias[:classes].detach(), last.bias.requires_grad)
         return whole
@@ -200,9 +246,14 @@ class Careless(fedkeep.Callback):
         torch.set_grad_enabled(False)
         torch.set_autocast_enabled("cpu", True)
         torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(3)
+
+    def on_trial_end(self, state: Any) -> None:
+        self.on_round_end(state, None)
 
 
 def test_what_a_callback_leaves_set_is_not_for_the_next_round(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
     plain, changed = (
         run("mlp", tmp_path / name, rounds=3, callbacks=callbacks)
         for name, callbacks in (("plain", []), ("changed", [Careless()]))
@@ -210,3 +261,4 @@ def test_what_a_callback_leaves_set_is_not_for_the_next_round(tmp_path: Path) ->
     assert plain.trials[0].rounds == changed.trials[0].rounds
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() == torch.float32
+    assert torch.get_num_threads() == threads
