@@ -21,6 +21,7 @@ from torch.backends.cpu import get_cpu_capability
 
 from fedkeep._utils.digests import DamagedFile, Identity, read_json, read_toml, write_json, write_toml
 from fedkeep._utils.files import make_folder
+from fedkeep.data.catalog import local_paths
 from fedkeep.data.loading import local_path
 from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
@@ -261,17 +262,20 @@ def _with_found_data(folder: Path, recipe: Recipe, machine: Machine) -> Recipe:
                 f"{folder} read its {called} from {recorded}, which is not there any more. Put it back, or continue "
                 f"the run from a folder in which there is {name}."
             )
-    if (recorded := info.get("generator_path")) and not recipe.generator.exists(data_dir):
+    place = recipe.generator.folder(data_dir).resolve() if recipe.generator.exists(data_dir) else None
+    recorded = info.get("generator_path")
+    if recorded and (place is None or (str(place) != recorded and Path(recorded).exists())):
         raise RunError(
-            f"{folder} read its generator from {recorded}, and from here there is none in {recipe.generator.name}. "
+            f"{folder} read its generator from {recorded}, which is not what {recipe.generator.name} is from here. "
             "Continue the run from where it was begun, and put the generator back if it is gone."
         )
     weights = info.get("weights_path")
+    moved = weights and not Path(weights).exists() and any(map(Path.exists, local_paths(recipe.weights, data_dir)))
     return replace(
         recipe,
         data=names["data"],
         public=replace(recipe.public, name=names["public"]),
-        weights=weights if weights and Path(weights).exists() else recipe.weights,
+        weights=recipe.weights if moved or not weights else weights,
     )
 
 

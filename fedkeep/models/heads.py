@@ -101,9 +101,10 @@ def check_growing(network: nn.Module, classes: int, who: str) -> None:
     ``classes``: Number of classes of the first task.
     """
     head = getattr(network, "classifier", None)
-    plain = isinstance(head, nn.Linear) and {name for name, _ in head.named_parameters()} <= {"weight", "bias"}
+    rows = [getattr(head, name) for name in ("weight", "bias") if getattr(head, name, None) is not None]
+    plain = isinstance(head, nn.Linear) and {*map(id, rows)} <= {*map(id, head.parameters())}
     if isinstance(head, nn.Linear) and plain and head.out_features == classes:
-        if all(parameter.requires_grad for parameter in head.parameters()):
+        if all(row.requires_grad for row in rows):
             return
         why = "is frozen (requires_grad=False). Train it, weight and bias"
     else:

@@ -120,18 +120,30 @@ def try_training(network: nn.Module, inputs: Tensor, classes: int, who: str, *, 
 
 
 def check_same_function(network: nn.Module, again: nn.Module, inputs: Tensor, who: str) -> None:
-    """Raise `ConfigError` if a network that is built again computes something else with the same weights."""
-    held = dict(network.named_parameters(remove_duplicate=False)) | {
-        name: entry for name, entry in network.state_dict().items() if isinstance(entry, Tensor)
+    """Raise `ConfigError` if a network that was built again computes something else with the same weights.
+
+    ``again``: The other one, whose weights are changed: a network in use gets others all the time.
+    """
+    with torch.no_grad():
+        for parameter in again.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1.5)
+    held = dict(again.named_parameters(remove_duplicate=False)) | {
+        name: entry for name, entry in again.state_dict().items() if isinstance(entry, Tensor)
     }
-    outputs = logits_of(evaluated(network, inputs))
-    same = logits_of(evaluated(_Filled(again, held), inputs))
+    try:
+        outputs, same = (logits_of(evaluated(one, inputs)) for one in (again, _Filled(network, held)))
+    except Exception as error:
+        raise ConfigError(
+            f"the network of {who} cannot be run with other weights by their names: {in_one_line(error, 200)}. Leave "
+            "out wrappers and hooks that rename what its state dict holds."
+        ) from error
     if not torch.allclose(outputs, same, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ConfigError(
             f"the network of {who} gives other outputs when it is built again and gets the same weights: it draws or "
             "keeps something that no state dict holds, in an attribute, in a buffer with persistent=False or in one "
             "with infinite numbers. Register it as a persistent buffer of finite numbers, or draw it from a generator "
-            "with a seed of its own."
+            "with a seed of its own; and read weights where they are registered, as in self.layer.weight."
         )
 
 

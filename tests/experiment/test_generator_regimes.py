@@ -18,9 +18,11 @@ from fedkeep.data.holdout import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import build as setup
 from fedkeep.experiment.build import SEEN_BY_GENERATOR, build_federation, check_generator, load_data
-from fedkeep.experiment.experiment import describe_trial
+from fedkeep.experiment.experiment import Experiment, describe_trial
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.run import open_run, prepare_run
+from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import write_description
 from fedkeep.generation.generator import REGIMES
 from fedkeep.generation.generator_config import GeneratorConfig
@@ -112,7 +114,7 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
     (trial,) = fedkeep.run(recipe(folder, "fedavg"), out=out).trials
     (trial.path / "result.json").unlink()
     shutil.rmtree(folder)
-    with pytest.raises(RunError, match=r"read its generator from .*, and from here there is none in"):
+    with pytest.raises(RunError, match=r"read its generator from .*, which is not what"):
         fedkeep.resume(out)
     shutil.copytree(same_classes, folder)
     (again,) = fedkeep.resume(out).trials
@@ -227,3 +229,18 @@ def test_more_steps_than_the_generator_has_timesteps_are_refused_before_anything
     given = recipe(same_classes, settings=("generator.sampler_steps=21",))
     with pytest.raises(ConfigError, match=r"generator.sampler_steps is 21, and .* was trained with 20 timesteps"):
         check_generator(given, build_federation(given, 0))
+
+
+def test_another_generator_of_the_same_name_is_not_taken(
+    same_classes: Path, disjoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, generator in (("here", same_classes), ("there", disjoint)):
+        shutil.copytree(generator, tmp_path / place / "generator")
+    monkeypatch.chdir(tmp_path / "here")
+    prepare_run(Experiment(recipe(Path("generator"), "fedavg"), Machine()), tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "there")
+    with pytest.raises(RunError, match=r"read its generator from .*here/generator, which is not what generator is"):
+        open_run(tmp_path / "run", Machine())
+    (tmp_path / "here").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    assert open_run(tmp_path / "run", Machine()).recipe.generator.name == "generator"

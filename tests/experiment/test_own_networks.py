@@ -117,6 +117,25 @@ def test_what_a_network_draws_and_no_state_dict_holds_is_refused(
         run(Shuffled, tmp_path / "run")
 
 
+class Listed(Tutorial):
+    """It reads weights from a list that other weights never reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_hidden = [self.hidden.weight, self.hidden.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.pool(torch.relu(self.conv(x))).flatten(1)
+        logits: Tensor = self.last(torch.relu(nn.functional.linear(maps, *self.of_hidden)))
+        return logits
+
+
+@pytest.mark.parametrize("network", [Listed, Listed()])
+def test_weights_that_are_read_elsewhere_are_refused(network: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="and read weights where they are registered"):
+        run(network, tmp_path / "run", data=images(8))
+
+
 class SavesWhatItTrains(nn.Module):
     """As adapters do, whose frozen body comes from elsewhere; and it loads in a way of its own."""
 
@@ -152,6 +171,47 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.scale * self.last(torch.relu(self.hidden(x)))
         return logits
+
+
+class Fixed(nn.Linear):
+    """A classifier whose weight is a buffer."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__(width, rows)
+        weight = self.weight.detach()
+        del self.weight
+        self.register_buffer("weight", weight)
+
+
+class Cosine(nn.Linear):
+    """The classifier of LUCIR, with a scale that is learned."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__(width, rows, bias=False)
+        self.sigma = nn.Parameter(torch.tensor(5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sigma * nn.functional.linear(nn.functional.normalize(x), nn.functional.normalize(self.weight))
+
+
+class WithClassifier(nn.Module):
+    def __init__(self, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.body, self.classifier = nn.Linear(8, 8), classifier
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def test_a_classifier_grows_by_the_rows_that_it_trains(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"methods": ["finetune"], "settings": ["tasks.num_tasks=2"]}
+    run(lambda shape, classes: WithClassifier(Cosine(8, classes)), tmp_path / "cosine", **changes)
+    with pytest.raises(ConfigError, match="with a plain weight"):
+        run(lambda shape, classes: WithClassifier(Fixed(8, classes)), tmp_path / "fixed", **changes)
 
 
 class FrozenBias(nn.Sequential):
