@@ -15,6 +15,7 @@ from pages import PAGES, text
 
 from fedkeep._utils.digests import read_all, read_json
 from fedkeep.cli.main import main
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import GONE, load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
@@ -44,7 +45,11 @@ def test_a_kept_run_is_read_and_its_recipe_parses(name: str, kept: Callable[[Pat
     assert run.trials
     assert all(trial.last > 0 for trial in run.trials)
     copy = tmp_path / "recipe.toml"
-    copy.write_bytes(read_all(open_run(RESULTS / name) / "recipe.toml"))
+    root = open_run(RESULTS / name)
+    copy.write_bytes(read_all(root / "recipe.toml"))
+    for file in (root / "code").iterdir() if (root / "code").is_dir() else ():  # a method that only this run has
+        (tmp_path / file.name).write_bytes(read_all(file))
+        import_user_code([str(tmp_path / file.name)])
     recipe = load_recipe(str(copy))
     for trial in run.trials:
         (method,) = [m for m in recipe.methods if m.label in (trial.label, trial.info["label"])]
