@@ -10,6 +10,7 @@ and so is valid for every model of the architecture.
 """
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -86,6 +87,32 @@ def _makes_rows(_: Any = None, start_dim: Any = 0, end_dim: Any = -1, **kwargs: 
     return start_dim in (1, -3) and end_dim in (-1, 3)
 
 
+def _is_size(node: Any, *, of_batch: bool = False) -> bool:
+    """Tell whether a node is a shape or a number in it, such as ``x.size(0)``; or the number of images."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target is operator.getitem:
+        return _is_size(node.args[0]) and not (of_batch and node.args[1] != 0)
+    if node.op == "call_method" and node.target == "size":
+        return not of_batch or node.args[1:] == (0,)
+    return node.target is getattr and node.args[1] == "shape" and not of_batch
+
+
+def _pools(node: fx.Node) -> bool:
+    """Tell whether a node is the mean over an image's height and width."""
+    over: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+    is_pair = isinstance(over, tuple | list) and len(over) == 2
+    return node.target in ("mean", torch.mean) and is_pair and {int(str(axis)) % 4 for axis in over} == {2, 3}
+
+
+def _sizes(node: fx.Node) -> tuple[Any, ...]:
+    """Return the two sizes to which a node reshapes, if it makes one row of each image; else nothing."""
+    given: tuple[Any, ...] = node.args[1:]
+    sizes = tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    whole = len(sizes) == 2 and (_is_size(sizes[0], of_batch=True) or (sizes[0] == -1 and isinstance(sizes[1], int)))
+    return sizes if whole else ()
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return next(m.children(), None) is None
@@ -105,6 +132,8 @@ class _GroupFinder:
         self.frozen: set[str] = set()
         self.group: dict[fx.Node, str | None] = {}  # of the outputs of each node
         self.joined: dict[str, str | None] = {}  # each joined group, and the group that it was joined to
+        self.reshaped: list[str] = []  # by view(-1, n)
+        self.flattened = 0  # how often
 
     def follow(self, node: fx.Node) -> None:
         """Record what a node does to channels."""
@@ -115,17 +144,30 @@ class _GroupFinder:
             self._join(None, read[0])
         elif node.op == "call_module" and isinstance(node.target, str):
             self.group[node] = self._through(node.target, read, node)
+        elif _is_size(node):
+            self.group[node] = None
+        elif _pools(node):
+            self.group[node] = read[0]
+        elif node.target in ("view", "reshape", torch.reshape) and (sizes := _sizes(node)):
+            # view(-1, n) may also make several rows of an image: then something must put them together again.
+            self.reshaped += [str(node)] if sizes[0] == -1 else []
+            self.flattened += 1
+            self.group[node] = read[0]
         elif len(read) == 1 and (node.target in _ALIKE_FUNCTIONS or node.target in _ALIKE_METHODS):
             if node.target in (torch.flatten, "flatten") and not _makes_rows(*node.args, **node.kwargs):
                 raise self._refused("a flatten that does not make one row of each image")
+            self.flattened += node.target in (torch.flatten, "flatten")
             self.group[node] = read[0]
         elif len(read) == 2 and node.target in _SUMS:
             self.group[node] = self._join(*read)
         else:
-            raise self._refused(f"{node.op.removeprefix('call_')} {node.target}")
+            called = getattr(node.target, "__name__", node.target)
+            raise self._refused(f"{node.op.removeprefix('call_')} {called}, which is not known to treat them alike")
 
     def layers_by_group(self) -> tuple[ChannelLayer, ...]:
         """Return the layers with the final names of their groups."""
+        if self.reshaped and self.flattened > 1:
+            raise self._refused("view(-1, n) beside another flatten")
         return tuple(
             replace(layer, reads=self._resolved(layer.reads), writes=self._resolved(layer.writes))
             for layer in self.layers.values()
@@ -151,7 +193,8 @@ class _GroupFinder:
             return self._join(None, read[0]) if _is_frozen(module) else read[0]
         if isinstance(module, nn.Flatten) and not _makes_rows(None, module.start_dim, module.end_dim):
             raise self._refused(f"{name}, which does not make one row of each image")
-        if isinstance(module, _EACH_ALIKE):
+        self.flattened += isinstance(module, nn.Flatten)
+        if isinstance(module, _EACH_ALIKE) or (isinstance(module, nn.Sequential) and not len(module)):
             return read[0]
         raise self._refused(f"{name}, a {type(module).__name__}")
 
@@ -182,7 +225,10 @@ class _GroupFinder:
         return group
 
     def _refused(self, what: str) -> ConfigError:
-        return ConfigError(f"cannot follow the channels of {type(self.network).__name__} through {what}. {_ADVICE}")
+        body = getattr(self.network, "body", None) if hasattr(self.network, "own_name") else None
+        named = type(self.network if body is None else body).__name__
+        shown = what if body is None else re.sub(r"\bbody\.", "", what)
+        return ConfigError(f"cannot follow the channels of {named} through {shown}. {_ADVICE}")
 
 
 Plan: TypeAlias = Tensor

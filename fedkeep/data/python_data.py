@@ -43,14 +43,27 @@ def dataset_of(data: Any, options: DataOptions | None = None) -> DataSet:
         return from_arrays(*(array for part in splits.values() for array in _examples(part)))
     if isinstance(data, torch_data.Dataset):
         return from_arrays(*_examples(data))
-    if isinstance(data, tuple | list) and len(data) in (2, 4) and all(hasattr(part, "__len__") for part in data):
+    several = isinstance(data, tuple | list) and any(map(_is_data_set, data))
+    is_sized = isinstance(data, tuple | list) and all(hasattr(part, "__len__") for part in data)
+    if is_sized and len(data) in (2, 4) and not several:
         return from_arrays(*data)
     what = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+    if several:
+        what += (
+            " that are data sets or loaders themselves. Of a DataLoader give loader.dataset; of clients' data sets "
+            "torch.utils.data.ConcatDataset(...), with partition={name: rows}"
+        )
     raise DataError(
         f"data must be (x, y, x_test, y_test), (x, y), a data frame, a data set of PyTorch, Hugging Face or FedKeep, "
         f"two of one kind as (train, test), the name of a data set or a path, not {what}. Make arrays of anything "
         "else: x = numpy.stack([x for x, y in data])."
     )
+
+
+def _is_data_set(part: Any) -> bool:
+    """Tell whether a part of what was given is no array: a data set, a loader, or a pair of inputs and labels."""
+    axes = [getattr(one, "ndim", 0) for one in part] if isinstance(part, tuple) else []
+    return isinstance(part, torch_data.Dataset | torch_data.DataLoader) or (len(axes) == 2 and axes[0] > axes[1] == 1)
 
 
 def has_columns(data: Any) -> bool:
@@ -82,7 +95,15 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
         if left_out := [name for name in index if name is not None and not {name, to_nfc(str(name))} & wanted]:
             table = table.reset_index(level=left_out, drop=True)
             notes[f"Left out: the index {', '.join(map(repr, left_out))}; reset_index() makes it a column."] = None
-        if not isinstance(table, library.Dataset):
+        if isinstance(table, library.Dataset):
+            if table.format["type"] == "custom":
+                raise DataError(
+                    "the data set has a transform (set_transform, with_transform), which would not be applied. Write "
+                    "down what it gives, with .map(...), or give arrays (x, y)."
+                )
+            if hidden := {*table.column_names} - {*table.format["columns"]} - wanted:
+                table = table.remove_columns(sorted(hidden))
+        else:
             try:
                 if isinstance(table, library.IterableDataset):
                     table = _read_stream(table, library, arrow)

@@ -88,6 +88,7 @@ def fit_weights(given: Weights, network: nn.Module, initial: Weights, source: st
         )
     fitted = dict(initial) | {name: given[names[name]].to(initial[name], copy=True) for name in needed}
     used = {names[name] for name in needed} | constants_of(network).keys()
+    used |= {own for name in needed if isinstance(network, SplitNetwork) for own in network.own_names(name)}
     left = [name for name in given if name not in used]
     note = "with a new classifier" if new_head else ""
     if left:

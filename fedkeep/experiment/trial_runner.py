@@ -111,8 +111,9 @@ def run_trials(
                 failures.setdefault(str(failure), []).append(trial)
             except WorkerDied as death:
                 raise RunError(f"{death}{again}") from None
-            except FedKeepError:
-                raise  # it says itself what to do
+            except FedKeepError as error:  # it says itself what to do
+                error.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.")
+                raise
             except Exception as error:
                 error.add_note(f"It is of the trial of {trial.method.label} with seed {trial.seed}.{again}")
                 raise

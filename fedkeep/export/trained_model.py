@@ -11,7 +11,7 @@ import logging
 import math
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -117,8 +117,10 @@ def exported(network: nn.Module, weights: Weights) -> Weights:
 
     ``network``: The network that was trained, which may be the user's network in two parts.
     """
-    own_name: Callable[[str], str] = network.own_name if isinstance(network, SplitNetwork) else str
-    return {own_name(name): tensor for name, tensor in weights.items()} | constants_of(network)
+    if isinstance(network, SplitNetwork):
+        named = {name: network.own_names(name) for name in weights}
+        weights = {own: tensor.clone() for name, tensor in weights.items() for own in named[name]}
+    return {**weights, **constants_of(network)}
 
 
 def _imported(network: nn.Module, weights: Weights) -> Weights:
@@ -127,7 +129,7 @@ def _imported(network: nn.Module, weights: Weights) -> Weights:
         weights = {name: tensor for name, tensor in weights.items() if name not in constants}
     if not isinstance(network, SplitNetwork) or weights.keys() == network.state_dict().keys():
         return weights
-    names = {network.own_name(name): name for name in network.state_dict()}
+    names = {own: name for name in network.state_dict() for own in network.own_names(name)}
     return {names.get(name, name): tensor for name, tensor in weights.items()}
 
 

@@ -5,9 +5,10 @@ import hashlib
 import importlib
 import inspect
 import logging
+import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -50,7 +51,7 @@ class Custom(Architecture):
     origin: Any = field(repr=False, metadata=NO_OPTION)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """Build the network, and try it with a batch of blank images.
+        """Build the network, and try it with a batch of made-up inputs.
 
         ``shape``: Channels, height and width of an image.
         """
@@ -63,7 +64,8 @@ class Custom(Architecture):
             check_parts(network, self.name)
             network.register_forward_hook(give_logits)
             device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-            blank = torch.zeros(2, *shape, device=device)
+            count = 2 * math.prod(shape)  # constant images have no deviation to divide by
+            blank = (torch.arange(count, device=device) / count).view(2, *shape)
             try:
                 run_blank(network, blank, classes, self.name)  # gives lazy layers their shapes
             except ConfigError as error:
@@ -71,7 +73,7 @@ class Custom(Architecture):
                     raise
                 reads_ids = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in network.modules())
                 try:
-                    run_blank(network, blank := blank.long(), classes, self.name)
+                    run_blank(network, blank := torch.ones_like(blank, dtype=torch.int64), classes, self.name)
                 except ConfigError as second:
                     raise (second if reads_ids else error) from None
             return _split_at_last_linear(network, blank)
@@ -81,12 +83,13 @@ class Custom(Architecture):
         try:
             return self.factory(shape, classes)
         except Exception as error:
-            if isinstance(error, ConfigError) or not str(getattr(self.origin, "__module__", "")).startswith("torch."):
+            of_torch = str(getattr(self.origin, "__module__", "")).startswith("torch.")
+            if isinstance(error, ConfigError) or not (of_torch or _takes_other_numbers(self.origin)):
                 raise
             raise ConfigError(
                 f"{self.name} builds no network for inputs of shape {tuple(shape)} and {classes} classes: "
-                f"{in_one_line(error, 200)}. Give a function (shape, classes) -> torch.nn.Module, or the network "
-                "itself, such as Net(width=64)."
+                f"{in_one_line(error, 200)}. It was called with these two. Give a function (shape, classes) -> "
+                "torch.nn.Module, or the network itself, such as Net(width=64)."
             ) from error
 
     def _check_new(self, network: nn.Module) -> None:
@@ -139,6 +142,14 @@ def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | N
             "lambda: Net(width=64)."
         ) from None
     return Custom(name, cast(Factory, factory), factory)
+
+
+def _takes_other_numbers(function: Any) -> bool:
+    """Tell whether a function's first argument is called otherwise than a shape, such as in_channels."""
+    with suppress(TypeError, ValueError):
+        first = next(iter(inspect.signature(function).parameters), "")
+        return not isinstance(function, nn.Module) and bool(first) and "shape" not in first
+    return False
 
 
 def _copied(network: nn.Module) -> nn.Module:
@@ -270,16 +281,20 @@ def split_classifier(network: nn.Module) -> tuple[FeatureFunction, nn.Linear]:
 class SplitNetwork(Network):
     """A user's network whose last layer, a `torch.nn.Linear`, stands beside the rest."""
 
-    def __init__(self, body: nn.Module, classifier: nn.Linear, classifier_name: str) -> None:
+    def __init__(self, body: nn.Module, classifier: nn.Linear, classifier_names: Sequence[str]) -> None:
         nn.Module.__init__(self)  # no new classifier is drawn
         self.body = body
         self.classifier = classifier
-        self.classifier_name = classifier_name
+        self.classifier_names = tuple(classifier_names)
 
     def own_name(self, name: str) -> str:
         """Return the name of a tensor in the user's network."""
+        return self.own_names(name)[0]
+
+    def own_names(self, name: str) -> list[str]:
+        """Return all names of a tensor in the user's network: a container of its last layer may have two."""
         part, _, rest = name.partition(".")
-        return rest if part == "body" else f"{self.classifier_name}.{rest}"
+        return [rest] if part == "body" else [f"{own}.{rest}" for own in self.classifier_names]
 
 
 class _InParts(nn.Module):
@@ -296,10 +311,8 @@ class _InParts(nn.Module):
 def _consists_of_parts(network: nn.Module, blank: Tensor) -> bool:
     """Tell whether a network is a classifier on features; its author may give these names to others too."""
     if callable(getattr(network, "features", None)) and isinstance(getattr(network, "classifier", None), nn.Linear):
-        inputs = torch.arange(blank.numel(), device=blank.device).view_as(blank) / blank.numel()
-        inputs = inputs if blank.is_floating_point() else blank
         with suppress(Exception):
-            return torch.allclose(evaluated(network, inputs), evaluated(_InParts(network), inputs))
+            return torch.allclose(evaluated(network, blank), evaluated(_InParts(network), blank), equal_nan=True)
     return False
 
 
@@ -337,8 +350,9 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
     if not {name for name, _ in classifier.named_parameters()} <= {"weight", "bias"}:
         return network  # its weight is computed from others
     holder = network.get_submodule(parent)
+    names = [name for name, layer in network.named_modules(remove_duplicate=False) if layer is classifier]
     setattr(holder, attribute, nn.Identity())
-    split = SplitNetwork(network, classifier, last[0])
+    split = SplitNetwork(network, classifier, names)
     with suppress(Exception):  # a network may read its last layer in another way than by calling it
         shared = {id(weight) for weight in network.parameters()} & {id(weight) for weight in classifier.parameters()}
         again = [evaluated(split, blank, training=training) for training in (False, True)[: len(outputs)]]

@@ -130,7 +130,7 @@ def test_permuting_all_groups_changes_no_logit(build: Callable[[Shape], nn.Modul
         ("decides", "symbolically traced"),
         ("norm of sum", "the batch norm norm, which normalises an image or a sum"),
         ("twice", "second, which is used twice"),
-        ("cat", "function <built-in method cat"),
+        ("cat", "function cat, which is not known"),
         ("pixels", "a flatten that does not make one row of each image"),
         ("rows", "rows, which reads a part of each image"),
         ("tied", "second.weight stands at several places, and has one order"),
@@ -149,6 +149,10 @@ def test_what_cannot_be_followed_is_named_with_what_to_do(odd: str, what: str) -
         lambda x: x.flatten(-3),
         nn.Flatten(1, 3),
         nn.Flatten(),
+        lambda x: x.view(x.size(0), -1),
+        lambda x: x.reshape(x.shape[0], -1),
+        lambda x: torch.reshape(x, (x.size()[0], 256)),
+        lambda x: x.view(-1, 256),
     ],
 )
 def test_every_flatten_that_makes_rows_is_followed(flatten: Callable[[Tensor], Tensor]) -> None:
@@ -162,6 +166,49 @@ def test_every_flatten_that_makes_rows_is_followed(flatten: Callable[[Tensor], T
             return logits
 
     assert [layer.name for layer in channel_groups(Net())] == ["first", "out"]
+
+
+@pytest.mark.parametrize(
+    "flatten",
+    [
+        lambda x: x.view(x.size(1), -1),
+        lambda x: x.view(-1, x.size(0)),
+        lambda x: x.reshape(x.shape[0], 4, 64),
+        lambda x: x.view(-1, 64).flatten(1),
+        lambda x: x[:, 0],
+    ],
+)
+def test_other_reshaping_is_refused(flatten: Callable[[Tensor], Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.out(flatten(self.first(images)))
+            return logits
+
+    with pytest.raises(ConfigError, match="cannot follow the channels of Net through"):
+        channel_groups(Net())
+
+
+def test_a_mean_over_maps_and_an_empty_shortcut_are_followed() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+            self.shortcut, self.out = nn.Sequential(), nn.Linear(4, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.first(images)
+            logits: Tensor = self.out((self.second(x) + self.shortcut(x)).mean([2, 3]))
+            return logits
+
+    assert [(layer.reads, layer.writes) for layer in channel_groups(Block())] == [
+        (None, "first"),
+        ("first", "first"),
+        ("first", None),
+    ]
 
 
 def test_group_norm_and_shortcuts_without_weights_are_refused() -> None:

@@ -21,11 +21,13 @@ from nets import Net
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.utils import data as torch_data
 
 import fedkeep
 from fedkeep.cli.main import parser
 from fedkeep.cli.run import recipe_of
 from fedkeep.data.partition import IID
+from fedkeep.data.python_data import dataset_of
 from fedkeep.errors import ConfigError, DataError, FedKeepError, PartitionError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.python_recipe import for_workers, make_recipe
@@ -567,3 +569,22 @@ def test_an_unfinished_trial_is_counted_once(tmp_path: Path) -> None:
     assert repr(fedkeep.read_run(tmp_path / "run")).endswith("FedAvg; 1 seed; 1 trial unfinished>")
     with pytest.raises(RunError, match="curves are of a metric, by its name"):
         fedkeep.read_run(tmp_path / "run").plot(None)
+
+
+def test_what_the_users_format_hides_is_no_input_and_a_transform_is_refused() -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"age": [row / 3 for row in range(40)], "leak": [0.0, 1.0] * 20, "label": [0, 1] * 20}
+    table = datasets.Dataset.from_dict(columns)
+    shown = dataset_of(table.with_format("torch", columns=["age"]))
+    assert [column.name for column in shown.columns] == ["age"]
+    with pytest.raises(DataError, match=r"a transform \(set_transform, with_transform\), which would not be applied"):
+        dataset_of(table.with_transform(lambda rows: rows))
+
+
+@pytest.mark.parametrize("kind", ["data sets", "pairs", "loaders"])
+def test_clients_data_in_a_list_are_told_what_to_give(kind: str) -> None:
+    x, y = torch.randn(30, 8), torch.arange(30) % 2
+    parts: dict[str, Any] = {"data sets": torch_data.TensorDataset(x, y), "pairs": (x, y)}
+    parts["loaders"] = torch_data.DataLoader(parts["data sets"])
+    with pytest.raises(DataError, match=r"data sets or loaders themselves. Of a DataLoader give loader\.dataset"):
+        dataset_of([parts[kind], parts[kind]])

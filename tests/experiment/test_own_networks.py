@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 import fedkeep
@@ -268,6 +268,79 @@ def test_a_file_with_one_of_two_tied_weights_fits(tmp_path: Path) -> None:
     by_file = run(Tied, tmp_path / "file", weights=str(tmp_path / "tied.safetensors"))
     by_value = run(Tied, tmp_path / "value", weights=network.state_dict())
     assert by_file.trials[0].rounds == by_value.trials[0].rounds
+
+
+class Padded(nn.Module):
+    """It leaves out what fills texts up, of which each has something."""
+
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(20, 8), nn.Linear(8, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        held = (ids != 0)[:, :, None]
+        logits: Tensor = self.last((self.words(ids) * held).sum(1) / held.sum(1))
+        return logits
+
+
+class Standardised(nn.Module):
+    """It divides by the deviation of each image."""
+
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        logits: Tensor = self.last((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))
+        return logits
+
+
+@pytest.mark.parametrize("network", [Padded, Standardised])
+@pytest.mark.parametrize(("method", "settings"), [("moon", []), ("fedlwf", ["tasks.num_tasks=2"])])
+def test_networks_that_cannot_read_zeros_are_split(
+    network: Any, method: str, settings: list[str], tmp_path: Path
+) -> None:
+    ids = np.random.default_rng(0).integers(1, 20, (40, 6))
+    ids[:, 4:] = 0
+    given = (ids, np.arange(40) % CLASSES) if network is Padded else images(8)
+    assert run(network, tmp_path / "run", data=given, methods=[method], settings=settings).trials[0].finished
+
+
+def test_a_last_layer_in_a_container_of_two_names_is_exported_by_both(tmp_path: Path) -> None:
+    class TwoNames(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.classifier = nn.Linear(8, 8), nn.Sequential(nn.Dropout(0.1), nn.Linear(8, CLASSES))
+            self.head = self.classifier
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(torch.relu(self.body(x)))
+            return logits
+
+    trained = run(TwoNames, tmp_path / "run")
+    folder = fedkeep.export_model(trained, tmp_path / "exported", onnx=False)
+    network, inputs = TwoNames(), torch.ones(2, 8)
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    assert torch.allclose(network.eval()(inputs), trained["FedAvg", 0].model().eval()(inputs))
+    again = run(TwoNames, tmp_path / "again", weights=str(folder / "model.safetensors"))
+    assert again.trials[0].finished
+
+
+def test_a_class_that_takes_other_numbers_is_told_what_it_was_given(tmp_path: Path) -> None:
+    class Cnn(nn.Module):
+        def __init__(self, in_channels: int, num_classes: int) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(in_channels, 4, 3)
+
+    with pytest.raises(ConfigError, match=r"builds no network for inputs of shape \(1, 8, 8\) and 4 classes: "):
+        run(Cnn, tmp_path / "run", data=images(8))
+
+
+def test_whose_trial_it_was_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="features are needed here") as caught:
+        run(Scaled, tmp_path / "run", methods=["fedavg", "moon"])
+    assert "It is of the trial of MOON with seed 0." in caught.value.__notes__
 
 
 class Stopped(fedkeep.Callback):
