@@ -99,7 +99,10 @@ def _read_table(path: Path, about: Mapping[str, Any], options: DataOptions) -> T
         return tokenise(texts, where, options.length, options.vocabulary, problems)
     lists = [name for name in options.columns or table.features if name in table.features and is_list(table, name)]
     if len(lists) != 1:
-        raise DataError(f"{where}: one column of lists is the input, and there are {len(lists)}.")
+        raise DataError(
+            f"{where}: one column of lists is the input, and there are {len(lists)}. A model that was trained on "
+            "arrays (x, y) knows no columns: give it x in an .npz file, or train on the whole table with label=."
+        )
     dtype = "uint8" if about["type"] == "float32" else ""
     return read_lists(read_column(table, lists[0], str(where)), where, options.length, problems, dtype)
 
@@ -264,6 +267,11 @@ def predict(
     FedKeepError
         If a file is missing, or is not what the model takes.
     """
+    if hasattr(files, "columns") or hasattr(files, "ndim"):
+        raise ConfigError(
+            f"predict reads files, not a {type(files).__name__}. For examples in memory, fedkeep.load_model(folder) "
+            "gives the network."
+        )
     predictor, config = load_model(folder, allow_code=allow_code, network=network)
     about, names = config["input"], config["label_names"]
     shape = about["shape"]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 import fedkeep
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.models import Network
 from fedkeep.models.custom import custom
 from fedkeep.reporting.run_folder import read_run
@@ -395,3 +395,12 @@ def test_what_a_callback_leaves_set_is_not_for_the_next_round(tmp_path: Path) ->
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() == torch.float32
     assert torch.get_num_threads() == threads
+
+
+def test_predicting_from_memory_is_told_what_to_use(tmp_path: Path) -> None:
+    folder = fedkeep.export_model(run("mlp", tmp_path / "run"), tmp_path / "exported", onnx=False)
+    with pytest.raises(ConfigError, match=r"predict reads files, not a ndarray\. .* fedkeep\.load_model\(folder\)"):
+        next(fedkeep.predict(folder, rows()[0]))
+    (tmp_path / "x.csv").write_text("age,bmi\n1.0,2.0\n")
+    with pytest.raises(DataError, match="A model that was trained on"):
+        next(fedkeep.predict(folder, tmp_path / "x.csv"))
