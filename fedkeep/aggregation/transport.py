@@ -147,6 +147,8 @@ class _GroupFinder:
         elif _is_size(node):
             self.group[node] = None
         elif _pools(node):
+            if read[0] and isinstance(self.network.get_submodule(read[0]), nn.Linear):
+                raise self._refused(f"a mean over what {read[0]} makes of a part of each image")
             self.group[node] = read[0]
         elif node.target in ("view", "reshape", torch.reshape) and (sizes := _sizes(node)):
             # view(-1, n) may also make several rows of an image: then something must put them together again.

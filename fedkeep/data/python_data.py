@@ -101,7 +101,8 @@ def _of_tables(splits: Mapping[str, Any], options: DataOptions) -> DataSet:
                     "the data set has a transform (set_transform, with_transform), which would not be applied. Write "
                     "down what it gives, with .map(...), or give arrays (x, y)."
                 )
-            if hidden := {*table.column_names} - {*table.format["columns"]} - wanted:
+            hidden = {*table.column_names} - {*table.format["columns"]} - wanted
+            if hidden and not table.format["output_all_columns"]:
                 table = table.remove_columns(sorted(hidden))
         else:
             try:

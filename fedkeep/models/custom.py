@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -65,18 +66,20 @@ class Custom(Architecture):
             network.register_forward_hook(give_logits)
             device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
             count = 2 * math.prod(shape)  # constant images have no deviation to divide by
-            blank = (torch.arange(count, device=device) / count).view(2, *shape)
-            try:
-                run_blank(network, blank, classes, self.name)  # gives lazy layers their shapes
-            except ConfigError as error:
-                if len(shape) != 1:
-                    raise
-                reads_ids = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in network.modules())
+            numbers = torch.arange(count, device=device).view(2, *shape)
+            tried = [numbers / count, torch.zeros_like(numbers, dtype=torch.float32)]
+            if len(shape) == 1:  # or they are token ids
+                tried += [numbers % 2, torch.zeros_like(numbers)]
+            reads_ids = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in network.modules())
+            errors: list[ConfigError] = []
+            for blank in tried:
                 try:
-                    run_blank(network, blank := torch.ones_like(blank, dtype=torch.int64), classes, self.name)
-                except ConfigError as second:
-                    raise (second if reads_ids else error) from None
-            return _split_at_last_linear(network, blank)
+                    run_blank(network, blank, classes, self.name)  # gives lazy layers their shapes
+                except ConfigError as error:
+                    errors.append(error)
+                else:
+                    return _split_at_last_linear(network, blank)
+            raise errors[2 if reads_ids and len(errors) > 2 else 0]
 
     def _made(self, shape: Shape, classes: int) -> nn.Module:
         """Return what the user's function builds; an error in it comes through as it is."""
@@ -84,12 +87,12 @@ class Custom(Architecture):
             return self.factory(shape, classes)
         except Exception as error:
             of_torch = str(getattr(self.origin, "__module__", "")).startswith("torch.")
-            if isinstance(error, ConfigError) or not (of_torch or _takes_other_numbers(self.origin)):
+            if isinstance(error, ConfigError) or not (of_torch or _takes_other_numbers(self.origin, error)):
                 raise
             raise ConfigError(
                 f"{self.name} builds no network for inputs of shape {tuple(shape)} and {classes} classes: "
-                f"{in_one_line(error, 200)}. It was called with these two. Give a function (shape, classes) -> "
-                "torch.nn.Module, or the network itself, such as Net(width=64)."
+                f"{type(error).__name__}: {in_one_line(error, 200)}. It was called with these two. Give a function "
+                "(shape, classes) -> torch.nn.Module, or the network itself, such as Net(width=64)."
             ) from error
 
     def _check_new(self, network: nn.Module) -> None:
@@ -105,6 +108,9 @@ class Custom(Architecture):
                 "which is copied."
             )
         _BUILT.update({id(parameter): parameter for parameter in trained})
+        for parameter in trained:
+            if not nn.parameter.is_lazy(parameter):  # its memory may be the user's, as of Embedding.from_pretrained
+                parameter.data = parameter.data.clone()
 
 
 def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | None = None) -> Architecture:
@@ -144,8 +150,11 @@ def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | N
     return Custom(name, cast(Factory, factory), factory)
 
 
-def _takes_other_numbers(function: Any) -> bool:
-    """Tell whether a function's first argument is called otherwise than a shape, such as in_channels."""
+def _takes_other_numbers(function: Any, error: Exception) -> bool:
+    """Tell whether PyTorch itself refuses what a function got for arguments such as in_channels."""
+    innermost = [frame for frame, _ in walk_tb(error.__traceback__)][-1]
+    if not str(innermost.f_globals.get("__name__")).startswith("torch."):
+        return False
     with suppress(TypeError, ValueError):
         first = next(iter(inspect.signature(function).parameters), "")
         return not isinstance(function, nn.Module) and bool(first) and "shape" not in first
@@ -285,7 +294,9 @@ class SplitNetwork(Network):
         nn.Module.__init__(self)  # no new classifier is drawn
         self.body = body
         self.classifier = classifier
-        self.classifier_names = tuple(classifier_names)
+        self.classifier_name, *others = classifier_names
+        if others:  # an attribute more would make other networks of those that runs began with
+            self.other_names = others
 
     def own_name(self, name: str) -> str:
         """Return the name of a tensor in the user's network."""
@@ -294,7 +305,8 @@ class SplitNetwork(Network):
     def own_names(self, name: str) -> list[str]:
         """Return all names of a tensor in the user's network: a container of its last layer may have two."""
         part, _, rest = name.partition(".")
-        return [rest] if part == "body" else [f"{own}.{rest}" for own in self.classifier_names]
+        owners = [self.classifier_name, *getattr(self, "other_names", ())]
+        return [rest] if part == "body" else [f"{owner}.{rest}" for owner in owners]
 
 
 class _InParts(nn.Module):
@@ -314,6 +326,10 @@ def _consists_of_parts(network: nn.Module, blank: Tensor) -> bool:
         with suppress(Exception):
             return torch.allclose(evaluated(network, blank), evaluated(_InParts(network), blank), equal_nan=True)
     return False
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
@@ -356,7 +372,7 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
     with suppress(Exception):  # a network may read its last layer in another way than by calling it
         shared = {id(weight) for weight in network.parameters()} & {id(weight) for weight in classifier.parameters()}
         again = [evaluated(split, blank, training=training) for training in (False, True)[: len(outputs)]]
-        if not shared and all(map(torch.equal, again, outputs)):
+        if not shared and all(map(_equal, again, outputs)):
             return split
     setattr(holder, attribute, classifier)
     return network

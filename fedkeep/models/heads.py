@@ -103,7 +103,9 @@ def check_growing(network: nn.Module, classes: int, who: str) -> None:
     head = getattr(network, "classifier", None)
     rows = [getattr(head, name) for name in ("weight", "bias") if getattr(head, name, None) is not None]
     plain = isinstance(head, nn.Linear) and {*map(id, rows)} <= {*map(id, head.parameters())}
-    if isinstance(head, nn.Linear) and plain and head.out_features == classes:
+    others = [*head.parameters(), *head.buffers()] if isinstance(head, nn.Module) else []
+    by_class = [one for one in others if classes in one.shape and not any(one is row for row in rows)]
+    if isinstance(head, nn.Linear) and plain and head.out_features == classes and not by_class:
         if all(row.requires_grad for row in rows):
             return
         why = "is frozen (requires_grad=False). Train it, weight and bias"

@@ -192,6 +192,20 @@ def test_other_reshaping_is_refused(flatten: Callable[[Tensor], Tensor]) -> None
         channel_groups(Net())
 
 
+def test_a_mean_over_what_was_made_of_rows_of_maps_is_refused() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out = nn.Linear(8, 3), nn.Linear(3, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.out(relu(self.first(images)).mean((2, 3)))
+            return logits
+
+    with pytest.raises(ConfigError, match="a mean over what first makes of a part of each image"):
+        channel_groups(Net())
+
+
 def test_a_mean_over_maps_and_an_empty_shortcut_are_followed() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -577,6 +577,8 @@ def test_what_the_users_format_hides_is_no_input_and_a_transform_is_refused() ->
     table = datasets.Dataset.from_dict(columns)
     shown = dataset_of(table.with_format("torch", columns=["age"]))
     assert [column.name for column in shown.columns] == ["age"]
+    whole = dataset_of(table.with_format("torch", columns=["age"], output_all_columns=True))
+    assert [column.name for column in whole.columns] == ["age", "leak"]
     with pytest.raises(DataError, match=r"a transform \(set_transform, with_transform\), which would not be applied"):
         dataset_of(table.with_transform(lambda rows: rows))
 

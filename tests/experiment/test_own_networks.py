@@ -136,6 +136,48 @@ def test_weights_that_are_read_elsewhere_are_refused(network: Any, tmp_path: Pat
         run(network, tmp_path / "run", data=images(8))
 
 
+VECTORS = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Pretrained(nn.Module):
+    """Its embedding is memory of the program's own; id 1 fills texts up, as in torchtext."""
+
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding.from_pretrained(VECTORS, freeze=False), nn.Linear(8, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        held = (ids != 1)[:, :, None]
+        logits: Tensor = self.last((self.words(ids) * held).sum(1) / held.sum(1))
+        return logits
+
+
+def test_the_trial_changes_no_memory_of_the_program(tmp_path: Path) -> None:
+    before = VECTORS.clone()
+    ids = np.random.default_rng(0).integers(2, 20, (40, 6))
+    ids[:, 4:] = 1
+    changes: dict[str, Any] = {"methods": ["fedlwf"], "settings": ["tasks.num_tasks=2"]}
+    run(Pretrained, tmp_path / "run", data=(ids, np.arange(40) % CLASSES), **changes)
+    assert torch.equal(before, VECTORS)
+
+
+class Asserting(nn.Module):
+    """It takes some weights only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.last = nn.Parameter(torch.full((8,), 0.95)), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert bool((self.share > 0.93).all())
+        logits: Tensor = self.last(x * self.share)
+        return logits
+
+
+def test_weights_of_bounds_are_not_tried_beyond_them(tmp_path: Path) -> None:
+    assert run(Asserting, tmp_path / "run", training=fedkeep.SGD(lr=0.001)).trials[0].finished
+
+
 class SavesWhatItTrains(nn.Module):
     """As adapters do, whose frozen body comes from elsewhere; and it loads in a way of its own."""
 
@@ -194,6 +236,15 @@ class Cosine(nn.Linear):
         return self.sigma * nn.functional.linear(nn.functional.normalize(x), nn.functional.normalize(self.weight))
 
 
+class ByClass(nn.Linear):
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__(width, rows)
+        self.scale = nn.Parameter(torch.ones(rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
 class WithClassifier(nn.Module):
     def __init__(self, classifier: nn.Linear) -> None:
         super().__init__()
@@ -210,8 +261,9 @@ class WithClassifier(nn.Module):
 def test_a_classifier_grows_by_the_rows_that_it_trains(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"methods": ["finetune"], "settings": ["tasks.num_tasks=2"]}
     run(lambda shape, classes: WithClassifier(Cosine(8, classes)), tmp_path / "cosine", **changes)
-    with pytest.raises(ConfigError, match="with a plain weight"):
-        run(lambda shape, classes: WithClassifier(Fixed(8, classes)), tmp_path / "fixed", **changes)
+    for kind in (Fixed, ByClass):
+        with pytest.raises(ConfigError, match="with a plain weight"):
+            run(lambda shape, classes, kind=kind: WithClassifier(kind(8, classes)), tmp_path / "fixed", **changes)
 
 
 class FrozenBias(nn.Sequential):
@@ -335,6 +387,12 @@ def test_a_class_that_takes_other_numbers_is_told_what_it_was_given(tmp_path: Pa
 
     with pytest.raises(ConfigError, match=r"builds no network for inputs of shape \(1, 8, 8\) and 4 classes: "):
         run(Cnn, tmp_path / "run", data=images(8))
+
+    def mistaken(size: Any, rows: int) -> nn.Module:
+        return nn.Linear(8, {"width": 8}["widht"])
+
+    with pytest.raises(KeyError):
+        run(mistaken, tmp_path / "run")
 
 
 def test_whose_trial_it_was_is_told(tmp_path: Path) -> None:
