@@ -192,7 +192,7 @@ class SavesWhatItTrains(nn.Module):
         return whole
 
     def load_state_dict(self, path: Path) -> Any:  # type: ignore[override]
-        return super().load_state_dict(torch.load(path))
+        return super().load_state_dict(load_file(path))
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.last(torch.relu(self.body(x)))
